@@ -19,7 +19,7 @@ from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.engine import Attempts, Compactor, RequestContext
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.simulator import Model, Simulator, serve
-from litellm_compaction.stores import MemoryStore
+from litellm_compaction.stores import memory_store
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Target, Windows
@@ -59,7 +59,7 @@ async def loads_nothing() -> None:
 def engine(base: str, *, asks: bool) -> tuple[Compactor, Callable[[str, Request], Awaitable[object]]]:
     windows = Windows(cache_s=3600.0, rpc=CountingRpc(is_on=asks))
     compactor = Compactor(
-        windows=windows, counter=TokenCounter(), store=MemoryStore(ttl_s=3600, max_bytes=10_000_000), quiet_s=3600
+        windows=windows, counter=TokenCounter(), store=memory_store(ttl_s=3600, max_bytes=10_000_000), quiet_s=3600
     )
 
     async def prepare(key: str, request: Request) -> object:

@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from litellm_compaction.stores import Board, MemoryStore, open_board, open_store
-from litellm_compaction.stores.board import MemoryBoard
+from litellm_compaction.stores import Board, open_board, open_store
 from litellm_compaction.summarizer import SummaryAnswer
 from tests import virtual_time
 from tests.builders import answered, prose, talk
 from tests.engine.bench import Bench, FakeAsk
+from tests.stores.made import MemoryBoard, MemoryStore
 from tests.stores.servers import Server, any_program, running
 
 _WINDOW_TOKENS = 4096
@@ -201,7 +201,7 @@ def opened(server: Server | None, count: int) -> Fleet:
         ask,
         store_calls,
         board_calls,
-        stored_bytes=(lambda: memory._bytes_by_scope.total())
+        stored_bytes=(lambda: memory.rows._bytes_by_scope.total())
         if server is None
         else lambda: _told(server, "memory", "used_memory"),
         commands=(lambda: 0) if server is None else lambda: _told(server, "stats", "total_reads_processed"),

@@ -15,18 +15,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.coordination import Coordination
-from litellm_compaction.redis_address import parse
-from litellm_compaction.stores.board import Board
-from litellm_compaction.stores.redis_board import RedisBoard
-from litellm_compaction.stores.redis_connection import RedisConnection
-from litellm_compaction.stores.sqlite_board import SqliteBoard
+from litellm_compaction.stores import Board, Store, open_board, open_store
 
 _POOL, _WINDOW_TOKENS = "http://127.0.0.1:1234 benchmark", 8192
 # What is told behind an answer is done by then.
@@ -44,12 +39,11 @@ def main() -> None:
 
 
 async def _compare(folder: Path, requests: int, redis: str | None) -> None:
-    boards: dict[str, Board] = {"sqlite": SqliteBoard(folder / "board")}
-    closing: list[Callable[[], Awaitable[None]]] = []
-    if redis is not None:
-        connection = RedisConnection(parse(redis))
-        boards["redis"] = RedisBoard(connection)
-        closing.append(connection.aclose)
+    urls = {"sqlite": f"sqlite:///{folder / 'store'}"} | ({"redis": redis} if redis else {})
+    stores: dict[str, Store] = {name: open_store(url, ttl_s=60, max_bytes=1 << 20) for name, url in urls.items()}
+    boards: dict[str, Board] = {
+        name: board for name, url in urls.items() if (board := open_board(url, stores[name])) is not None
+    }
     coordinations = {name: Coordination(board) for name, board in boards.items()}
     admissions = {"alone": Admission()}
     admissions |= {name: Admission(coordination=each) for name, each in coordinations.items()}
@@ -72,8 +66,8 @@ async def _compare(folder: Path, requests: int, redis: str | None) -> None:
         print(f"{name:10}{_told(entering_s[name]):>18}{ratio:>9.1f}x{_told(whole_s[name]):>22}")
     for each in coordinations.values():
         await each.aclose()
-    for close in closing:
-        await close()
+    for store in stores.values():
+        await store.aclose()
 
 
 def _told(seconds: list[float]) -> str:

@@ -407,14 +407,14 @@ class Settings(_Section):
             )
         return self
 
-    def with_store(self, config: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
-        """These settings with what `store` means beside the whole configuration file.
+    def with_store(self, environ: Mapping[str, str]) -> Settings:
+        """These settings with the variable's value where `store` names one.
 
         Raises:
-            ConfigError: it means nothing.
+            ConfigError: it is not set.
         """
         try:
-            url = store_url(self.store, config, environ)
+            url = store_url(self.store, environ)
         except ValueError as error:
             raise ConfigError(f"{_SETTINGS_PLACE}.store: {error}") from None
         return self if url == self.store else _parse(Settings, {**self.model_dump(), "store": url}, _SETTINGS_PLACE)

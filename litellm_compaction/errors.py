@@ -235,10 +235,6 @@ class StoreError(CompactionError):
     """A store cannot be opened or does not work; requests go on without it."""
 
 
-class StoreLate(StoreError):
-    """A store has not answered yet; what was asked of it runs on."""
-
-
 class TooLargeForStore(StoreError):
     """A store works, but does not take this: it would not, either, if it were asked again."""
 

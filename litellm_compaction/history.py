@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import CarryEvent, Event, event_to_json
-from litellm_compaction.stores import Plot, Store
+from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -40,7 +39,7 @@ class History:
 
     def add_turn(self, when_s: float, text: str) -> None:
         """Takes note of a turn; see `proxy/page/turns.py`."""
-        self._add(partial(self._store.put_plots, [Plot(secrets.token_hex(8), when_s, text)]))
+        self._add(partial(self._store.add_turn, when_s, text))
 
     def _add(self, write: Callable[[], Awaitable[None]]) -> None:
         self._waiting.append(write)

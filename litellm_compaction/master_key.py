@@ -51,11 +51,6 @@ class Seal:
         self._secret = secret
         self._purpose = purpose
 
-    @property
-    def size(self) -> int:
-        """Bytes of a signature now."""
-        return _MAC_BYTES if self._secret() else 0
-
     def mac(self, *parts: bytes) -> bytes:
         """The signature of some parts in this order; empty where the proxy asks for no key: everybody may do all."""
         secret = self._secret()

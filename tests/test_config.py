@@ -139,7 +139,7 @@ def test_bad_values_are_refused_by_name(key: str, value: Any) -> None:
         ({"strategy": "shrink"}, "'summary', 'prune' or 'handoff'"),
         ({"store": "http://x"}, "allowed: sqlite:// .*, sqlite:////absolute/file, memory://, redis://"),
         ({"store": "redis://h/x"}, "number of the database: redis://host:6379/0"),
-        ({"store": "redis+sentinel://h"}, r"needs the master's name: …\?service=mymaster"),
+        ({"store": "redis+sentinel://h"}, r"redis \(the proxy's own, with sentinels or a cluster too\)"),
         ({"summary_timeout_s": "soon"}, "valid number"),
     ],
 )

@@ -18,7 +18,7 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy, register
 from litellm_compaction.engine.going_on import can_go_on_itself
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy.routing import deployment_of
-from litellm_compaction.stores.protocol import decode, encode
+from litellm_compaction.stores.store import decode, encode
 from litellm_compaction.windows import other_servers
 from litellm_compaction.windows.fetch import NotThisApi
 from litellm_compaction.windows.other_servers import Address, Asked, LocalServer, ServedModel

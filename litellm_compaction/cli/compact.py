@@ -30,7 +30,7 @@ from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import CompactionEvent, Event, harmless
 from litellm_compaction.library.context import asking, offline_context, offline_target
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
-from litellm_compaction.stores import MemoryStore
+from litellm_compaction.stores import memory_store
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.windows import Windows
@@ -234,7 +234,7 @@ async def _compacted(
 ) -> Report:
     settings = settings_from(chosen)
     events: list[Event] = []
-    store = MemoryStore(ttl_s=settings.store_ttl_s, max_bytes=_STORE_BYTES)
+    store = memory_store(ttl_s=settings.store_ttl_s, max_bytes=_STORE_BYTES)
     windows = Windows(cache_s=settings.window_cache_s)
     compactor = Compactor(windows=windows, counter=TokenCounter(), store=store, observers=(events.append,))
     target = offline_target(model, window_tokens)

@@ -38,6 +38,7 @@ from litellm_compaction.proxy.config_check import (
     note,
     problem,
 )
+from litellm_compaction.proxy.litellm_api import redis_of
 from litellm_compaction.proxy.report import (
     DeploymentReport,
     Reporter,
@@ -49,7 +50,7 @@ from litellm_compaction.proxy.report import (
 )
 from litellm_compaction.proxy.routing import Deployment, as_entry, asked_deployment_of, deployment_of, unknown_model
 from litellm_compaction.redis_address import is_redis
-from litellm_compaction.stores import MemoryStore, Store, open_existing
+from litellm_compaction.stores import Store, memory_store, open_existing
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
@@ -165,7 +166,7 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
     """All deployments of the file in its order, and what was found about them."""
     environ = {**environ, API_BASE_VARIABLE: environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE}
     try:
-        settings = settings_from(file.settings).with_store(file.data, environ)
+        settings = settings_from(file.settings).with_store(environ)
     except ConfigError:
         # Which `check_config` reports.
         settings = settings_from(None)
@@ -174,7 +175,7 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
         stack.push_async_callback(windows.aclose)
-        examiner = _Examiner(http, windows, settings, environ, probes=probes)
+        examiner = _Examiner(http, windows, settings, _store(file, settings, environ), environ, probes=probes)
         entries = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
         )
@@ -185,8 +186,8 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
     findings = [finding for _, some in entries for finding in some]
     findings += _sharing(rows, settings, environ)
     findings += pruning
-    findings += await _shared_store(settings)
-    findings += await _summarisers(settings, environ)
+    findings += await _shared_store(file, settings)
+    findings += await _summarisers(file, settings, environ)
     if rows and all(row.guarded is False for row in rows):
         findings.append(
             problem("model_list", "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason).")
@@ -217,26 +218,33 @@ def _pruning_models(file: ConfigFile, settings: Settings) -> list[str]:
     return [name for name in names if name != SAME_MODEL and not unknown_model(file.data, name)]
 
 
-def _store(settings: Settings, environ: Mapping[str, str]) -> Store:
+def _store(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> Store:
     """Where the proxy keeps what servers have shown; an empty one where that cannot be seen from here."""
     ttl_s, max_bytes = settings.store_ttl_s, settings.store_max_bytes
     try:
-        return open_existing(settings.store, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ)
+        return open_existing(
+            settings.store, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ, redis=redis_of(file.data)
+        )
     except (ConfigError, StoreError):
-        return MemoryStore(ttl_s=ttl_s, max_bytes=max_bytes)
+        return memory_store(ttl_s=ttl_s, max_bytes=max_bytes)
 
 
-async def _shared_store(settings: Settings) -> list[Finding]:
+async def _shared_store(file: ConfigFile, settings: Settings) -> list[Finding]:
     """What is wrong with a Redis that machines share; nothing with any other store."""
     if not is_redis(settings.store):
         return []
-    from litellm_compaction.stores.redis import RedisStore
+    from litellm_compaction.stores.redis import RedisRows
 
-    store = open_existing(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
-    if not isinstance(store, RedisStore):
+    store = open_existing(
+        settings.store,
+        ttl_s=settings.store_ttl_s,
+        max_bytes=settings.store_max_bytes,
+        redis=redis_of(file.data),
+    )
+    if not isinstance(store.rows, RedisRows):
         return []
     try:
-        server = await store.about()
+        server = await store.rows.about()
     except StoreError as error:
         todo = "start it, or correct `store`; requests go on with the memory of each process meanwhile"
         return [problem("store", f"{error}: {todo}.")]
@@ -246,7 +254,7 @@ async def _shared_store(settings: Settings) -> list[Finding]:
     if server.is_too_old:
         findings.append(problem("store", f"Redis {server.version} has no streams: Redis 5 or newer is needed."))
     if server.is_replica:
-        findings.append(problem("store", "it is a read-only replica: name its master, or the sentinels."))
+        findings.append(problem("store", "it is a read-only replica: name its master."))
     if server.policy.startswith("allkeys-"):
         findings.append(
             note(
@@ -258,8 +266,9 @@ async def _shared_store(settings: Settings) -> list[Finding]:
     return findings
 
 
-async def _summarisers(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
-    store = _store(settings, environ)
+async def _summarisers(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
+    """Which models write summaries that say nothing, as far as the history knows."""
+    store = _store(file, settings, environ)
     try:
         rows = await store.events()
     except StoreError:
@@ -277,6 +286,7 @@ class _Examiner:
         http: httpx.AsyncClient,
         windows: Windows,
         settings: Settings,
+        store: Store,
         environ: Mapping[str, str],
         *,
         probes: bool,
@@ -290,7 +300,7 @@ class _Examiner:
             windows,
             # What is wrong with a file becomes a finding.
             Sources.of(settings, on_failure=lambda _: None),
-            GoingOn(_store(settings, environ)),
+            GoingOn(store),
             limit_s=_REPORT_LIMIT_S,
             is_patient=True,
             environ=environ,

@@ -12,7 +12,9 @@ from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import harmless
-from litellm_compaction.stores import SqliteStore, Store, StoredCompaction, open_existing
+from litellm_compaction.proxy.litellm_api import redis_of
+from litellm_compaction.stores import Store, StoredCompaction, open_existing
+from litellm_compaction.stores.sqlite import SqliteRows
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
@@ -28,9 +30,13 @@ def chosen_store(url: str | None, config: Path | None, environ: Mapping[str, str
     settings = settings_from(None if file is None else file.settings)
     if url:
         settings = settings.model_copy(update={"store": url})
-    settings = settings.with_store({} if file is None else file.data, environ)
+    settings = settings.with_store(environ)
     return open_existing(
-        settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes, environ=environ
+        settings.store,
+        ttl_s=settings.store_ttl_s,
+        max_bytes=settings.store_max_bytes,
+        environ=environ,
+        redis=redis_of({} if file is None else file.data),
     )
 
 
@@ -80,7 +86,7 @@ async def _purge(store: Store, *, scope: str | None, older_than_s: float | None,
             if (scope is None or stored.scope == scope) and (before_s is None or stored.used_s < before_s)
         ]
         more = ", with the facts and events of that time" if scope is None else ""
-        more += ", and copies of damaged files" if isinstance(store, SqliteStore) else ""
+        more += ", and copies of damaged files" if isinstance(store.rows, SqliteRows) else ""
         if ask and not _confirmed(f"Delete {len(doomed)} of {len(known)} compactions{more}?"):
             print("Nothing was deleted.")
             return 1

@@ -46,7 +46,7 @@ from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
 from litellm_compaction.events import Outcome as EventOutcome
-from litellm_compaction.stores import Board, Store, is_late
+from litellm_compaction.stores import Board, Store
 from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
@@ -214,7 +214,6 @@ class Compactor:
         work = await hashed(work)
 
         async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
-            stored = await self._found_patiently(work, stored)
             settled = work if stored else await self._prober.settled(work)
             # A running answer is stopped at this line: nothing begins above it that could begin below.
             limit_tokens = int(settled.budget.rules.streaming_ratio * settled.window.tokens)
@@ -852,16 +851,6 @@ class Compactor:
             is_long(work.conversation.messages),
             lambda: refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens)),
         )
-
-    async def _found_patiently(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> Sequence[Compaction]:
-        """`stored`, or what comes late of it, which is waited for where without it a compaction would be made.
-
-        Before anything is announced, or asked of a server: on a busy machine each turn may find its record late.
-        """
-        scope, hashes = work.case.scope, work.conversation.hashes
-        if is_late(self._store, scope, hashes[1:]) and not isinstance(await self._plan(work, stored), (Keep, Reuse)):
-            return await self._find(scope, hashes)
-        return stored
 
     async def _find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         try:

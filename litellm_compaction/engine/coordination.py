@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores.board import Board, Decide
+from litellm_compaction.stores import Board, Decide
 
 _Result = TypeVar("_Result")
 

@@ -20,7 +20,7 @@ from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.errors import ServerUnavailable, SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import counter
-from litellm_compaction.stores import MemoryStore
+from litellm_compaction.stores import memory_store
 from litellm_compaction.summarizer import Ask, IsEnough, SummaryAnswer
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.windows.windows import Target, Windows
@@ -58,7 +58,7 @@ async def begin(
     windows, sources = Windows(cache_s=_STORE_S), Sources()
     measurer = RequestMeasurer(windows=windows, counter=counter(), sources=sources)
     client = SummaryClient(windows=windows, counter=counter(), sources=sources, sent=SentPrompts())
-    store = MemoryStore(ttl_s=_STORE_S, max_bytes=_STORE_BYTES)
+    store = memory_store(ttl_s=_STORE_S, max_bytes=_STORE_BYTES)
     builder = CompactionBuilder(summary_client=client, store=store, clock=time.monotonic, quoted=listable)
     request = Request(messages=tuple(messages), tools=tuple(tools))
     work = await measurer.weigh(request, _context(config, acompletion, focus))

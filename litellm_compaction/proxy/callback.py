@@ -25,7 +25,7 @@ from litellm_compaction.proxy.answer.overflowed import unread_overflow
 from litellm_compaction.proxy.call import Call, Calls, headers
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake
-from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_secret
+from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_redis, proxy_secret
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.page.turns import Turns
@@ -100,7 +100,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
-        self._store = store = open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
+        self._store = store = open_store(
+            settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes, redis=proxy_redis
+        )
         metrics, self._history = Metrics(), History(store)
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s, rpc=LMStudioRpc.of(settings)),

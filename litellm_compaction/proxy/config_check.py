@@ -82,7 +82,7 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
     yield from _callback(as_entry(data.get("litellm_settings")))
     settings = settings_from(None)
     try:
-        settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(data, environ)
+        settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(environ)
         check_sources(settings, SETTINGS_PLACE)
     except ConfigError as error:
         yield _refused(SETTINGS_PLACE, SETTINGS_PLACE, error)

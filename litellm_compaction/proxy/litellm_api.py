@@ -26,6 +26,8 @@ from typing import Any
 
 import httpx
 
+from litellm_compaction.errors import StoreError
+
 # While one map is being copied the collector may come more than once: with the last context alone the interpreter still
 # died where it came after every third object (3.11.7), with two it did not.
 _held: deque[contextvars.Context] = deque(maxlen=8)
@@ -53,6 +55,20 @@ _BUDGETS = (
     ("user_max_budget", "user_spend", "user", "user_id"),
 )
 _OTHER_BUDGETS = ("budget_limits", "organization_max_budget", "end_user_max_budget")
+# LiteLLM's words for where a Redis is, and how to sign in there.
+_REDIS_NAMES = (
+    *("url", "host", "startup_nodes", "sentinel_nodes"),
+    *("port", "db", "username", "password", "service_name", "sentinel_password"),
+    *("ssl", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"),
+    *("gcp_service_account", "gcp_ssl_ca_certs", "azure_redis_ad_token", "azure_client_id", "azure_tenant_id"),
+    *("azure_client_secret", "aws_iam_auth", "aws_iam_user_name", "aws_iam_cache_name", "aws_iam_region"),
+    *("aws_iam_serverless", "credential_provider"),
+)
+_REDIS_CACHES = ("redis", "redis-semantic")
+_NO_REDIS = (
+    "store: the proxy has no Redis of its own: set general_settings.coordination_redis, "
+    "litellm_settings.cache_params, or REDIS_HOST and REDIS_PORT; or name one here: redis://host:6379/0"
+)
 # Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
 _IDLE_S = 2.0
 # One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
@@ -81,6 +97,48 @@ def proxy_secret() -> str | None:
     """The proxy's master key; None before the configuration is loaded, and where there is none."""
     key = getattr(sys.modules.get(_PROXY), "master_key", None)
     return key if isinstance(key, str) and key else None
+
+
+def proxy_redis() -> Any:
+    """The client of the Redis that LiteLLM's workers coordinate themselves by, for the running event loop.
+
+    From `general_settings.coordination_redis`, the Admin UI, the cache, the router or `REDIS_…` variables, with
+    sentinels, clusters and cloud identities. Looked up with each call, as LiteLLM's own features do (1.100.5 to
+    1.109.1): it is there after the configuration is loaded, and LiteLLM may replace it.
+
+    Raises:
+        StoreError: there is none.
+    """
+    connect = getattr(getattr(sys.modules.get(_PROXY), "redis_usage_cache", None), "init_async_client", None)
+    if connect is None:
+        raise StoreError(_NO_REDIS)
+    return connect()
+
+
+def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
+    """What makes a client of the Redis that a proxy with this configuration would have, for commands beside it.
+
+    In LiteLLM's order (proxy_server.py and _redis.py, 1.106.2 and 1.109.1); what a block does not say, variables do.
+    """
+    general, litellm, router = (
+        found if isinstance(found := config.get(name), Mapping) else {}
+        for name in ("general_settings", "litellm_settings", "router_settings")
+    )
+    cache = litellm.get("cache_params") or {}
+    blocks = [general.get("coordination_redis")]
+    if litellm.get("cache") is True and isinstance(cache, Mapping) and cache.get("type", "redis") in _REDIS_CACHES:
+        blocks.append({**cache, "startup_nodes": cache.get("redis_startup_nodes", cache.get("startup_nodes"))})
+    blocks.append({name.removeprefix("redis_"): value for name, value in router.items() if name.startswith("redis_")})
+    found = next((block for block in blocks if isinstance(block, Mapping) and block), {})
+
+    def make() -> Any:
+        try:
+            get_client = import_module("litellm._redis").get_redis_async_client
+            return get_client(**{name: found[name] for name in _REDIS_NAMES if found.get(name) is not None})
+        except (ImportError, AttributeError, ValueError):
+            raise StoreError(_NO_REDIS) from None
+
+    return make
 
 
 def open_telemetry_tracer() -> Any:

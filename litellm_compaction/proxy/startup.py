@@ -34,7 +34,7 @@ def load_settings() -> Settings:
     for finding in check_config(config, os.environ):
         if finding.error is not None:
             raise finding.error
-    return settings_from(as_entry(config["callback_settings"]).get(SECTION)).with_store(config, os.environ)
+    return settings_from(as_entry(config["callback_settings"]).get(SECTION)).with_store(os.environ)
 
 
 def spare_collections() -> None:

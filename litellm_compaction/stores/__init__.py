@@ -1,73 +1,95 @@
-"""Where compactions, learned facts, the history and plots are kept: one protocol, and what opens a store by its URL."""
+"""Where compactions, learned facts, settings and the history are kept: a store over rows, opened by its URL."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Seal
 from litellm_compaction.paths import data_folder
-from litellm_compaction.redis_address import is_redis, parse
-from litellm_compaction.stores.board import Board
-from litellm_compaction.stores.fallback import SteadyStore
-from litellm_compaction.stores.memory import MemoryStore
-from litellm_compaction.stores.protocol import FACTS_SCOPE, Join, Plot, Store, StoredCompaction, StoredEvent
-from litellm_compaction.stores.sqlite import SqliteStore
-from litellm_compaction.stores.sqlite_board import SqliteBoard
+from litellm_compaction.redis_address import DEFAULT_PREFIX, PROXYS_OWN, is_redis, parse
+from litellm_compaction.stores.fallback import SteadyRows
+from litellm_compaction.stores.memory import MemoryRows
+from litellm_compaction.stores.sqlite import SqliteRows
+from litellm_compaction.stores.store import (
+    FACTS_SCOPE,
+    MAX_LEASE_S,
+    Board,
+    Decide,
+    Join,
+    Store,
+    StoredCompaction,
+    StoredEvent,
+)
 
 __all__ = [
     "FACTS_SCOPE",
     "Board",
+    "Decide",
     "Join",
-    "MemoryStore",
-    "Plot",
-    "SqliteStore",
-    "SteadyStore",
     "Store",
     "StoredCompaction",
     "StoredEvent",
-    "is_late",
+    "memory_store",
     "open_board",
     "open_existing",
     "open_store",
-    "redis_of",
     "sqlite_path",
 ]
 
 if TYPE_CHECKING:
-    from litellm_compaction.stores.redis import RedisStore
-    from litellm_compaction.stores.redis_connection import RedisConnection
+    from litellm_compaction.stores.redis import RedisRows
+    from litellm_compaction.stores.redis_server import Client
 
 logger = logging.getLogger("litellm_compaction")
 
 _FILE_NAME = "store.sqlite3"
 _BOARD = ".workers"
-_REDIS = "litellm_compaction.stores.redis"
+# Notes live for `MAX_LEASE_S` at most, and their topic for as long again.
+_BOARD_TTL_S, _BOARD_BYTES = 2 * MAX_LEASE_S, 64 * 2**20
+# It takes well under a millisecond. A request waits for a disk that hangs once, and less than an answer is late by that
+# an overflow ends; a machine that is overloaded has to be waited for.
+_BOARD_LIMIT_S = 3.0
+_ONLY_IN_A_PROXY = f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy"
 
 
-def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, str] = os.environ) -> Store:
+def memory_store(*, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time) -> Store:
+    """A store that ends with this process."""
+    return Store(MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes, clock=clock))
+
+
+def open_store(
+    url: str,
+    *,
+    ttl_s: float,
+    max_bytes: int,
+    environ: Mapping[str, str] = os.environ,
+    redis: Callable[[], Client] | None = None,
+) -> Store:
     """The store that `url` names, for a proxy: it goes on in memory where a file or a server cannot be used.
+
+    Args:
+        redis: gives the client of the proxy's own Redis in the running event loop, or raises `StoreError`.
 
     Raises:
         StoreError: the scheme is not known.
     """
-    memory = MemoryStore(ttl_s=ttl_s, max_bytes=max_bytes)
+    memory = MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes)
     if url.startswith("memory://"):
-        return memory
+        return Store(memory)
     if is_redis(url):
-        durable = _redis(url, ttl_s=ttl_s, rests=True)
-        return SteadyStore(durable, memory, patience=durable.connection.patience)
+        return Store(SteadyRows(_redis(url, redis, ttl_s=ttl_s, rests=True), memory))
     try:
         path = sqlite_path(url, environ)
     except ConfigError as error:
         logger.warning("store_failed %s; requests go on with the memory of this process", error)
-        return memory
-    return SteadyStore(SqliteStore(path, ttl_s=ttl_s, max_bytes=max_bytes), memory)
+        return Store(memory)
+    return Store(SteadyRows(SqliteRows(path, ttl_s=ttl_s, max_bytes=max_bytes), memory))
 
 
 def open_board(
@@ -79,9 +101,11 @@ def open_board(
 ) -> Board | None:
     """Where the processes that share a store tell each other what they do; None where nobody shares it.
 
+    A file of its own beside a store's file: what is written every second must neither wait for a summary that is stored
+    nor wear its file out, and a damaged one costs nothing. A server is the store's, which ends it as well.
+
     Args:
         url: by which `store` was opened.
-        store: ends the connection that a board may share with it.
         secret: gives the proxy's master key, with which notes on a server are signed; None where there is none.
 
     Raises:
@@ -89,20 +113,42 @@ def open_board(
     """
     if url.startswith("memory://"):
         return None
-    if (connection := redis_of(store)) is not None:
-        from litellm_compaction.stores.redis_board import RedisBoard
+    if is_redis(url):
+        from litellm_compaction.stores.redis import RedisRows
 
-        return RedisBoard(connection, Seal(secret, b"notes"))
+        kept = store.rows.durable if isinstance(store.rows, SteadyRows) else store.rows
+        assert isinstance(kept, RedisRows), "the store of this URL"  # noqa: S101
+        notes = RedisRows(kept.server, prefix=f"{kept.prefix}:board", ttl_s=_BOARD_TTL_S, ends_server=False)
+        return Board(notes, Seal(secret, b"notes"))
     try:
         path = sqlite_path(url, environ)
     except ConfigError:
         # `open_store` says so.
         return None
-    return SqliteBoard(path.with_name(path.name + _BOARD))
+    # The clock of all processes is the machine's own (docs.python.org, `time.monotonic`: system-wide since 3.5), which
+    # stands still while it sleeps.
+    rows = SqliteRows(
+        path.with_name(path.name + _BOARD),
+        ttl_s=_BOARD_TTL_S,
+        max_bytes=_BOARD_BYTES,
+        clock=time.monotonic,
+        limit_s=_BOARD_LIMIT_S,
+    )
+    return Board(rows)
 
 
-def open_existing(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, str] = os.environ) -> Store:
+def open_existing(
+    url: str,
+    *,
+    ttl_s: float,
+    max_bytes: int,
+    environ: Mapping[str, str] = os.environ,
+    redis: Callable[[], Client] | None = None,
+) -> Store:
     """The store that `url` names, for an operator's look: nothing is made, repaired or replaced by memory.
+
+    Args:
+        redis: makes a client of the proxy's own Redis.
 
     Raises:
         ConfigError: the user has no home folder.
@@ -114,37 +160,29 @@ def open_existing(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[st
             "Set `store: sqlite://` to keep it in a file."
         )
     if is_redis(url):
-        return _redis(url, ttl_s=ttl_s, rests=False)
-    return SqliteStore(sqlite_path(url, environ), ttl_s=ttl_s, max_bytes=max_bytes, create=False)
+        return Store(_redis(url, redis, ttl_s=ttl_s, rests=False))
+    return Store(SqliteRows(sqlite_path(url, environ), ttl_s=ttl_s, max_bytes=max_bytes, create=False))
 
 
-def is_late(store: Store, scope: str, hashes: Sequence[str]) -> bool:
-    """Whether a store did not answer a `find` in time and is about to: another one waits for it."""
-    return isinstance(store, SteadyStore) and store.is_late(scope, hashes)
-
-
-def redis_of(store: Store) -> RedisConnection | None:
-    """The connection behind a store that processes of several machines share; None where there is none."""
-    if _REDIS not in sys.modules:
-        # Nobody has opened one, and its client takes a tenth of a second to import.
-        return None
-    from litellm_compaction.stores.redis import RedisStore
-
-    durable = store.durable if isinstance(store, SteadyStore) else store
-    return durable.connection if isinstance(durable, RedisStore) else None
-
-
-def _redis(url: str, *, ttl_s: float, rests: bool) -> RedisStore:
+def _redis(url: str, redis: Callable[[], Client] | None, *, ttl_s: float, rests: bool) -> RedisRows:
     # Here: its client takes a tenth of a second to import.
-    from litellm_compaction.stores.redis import RedisStore
-    from litellm_compaction.stores.redis_connection import PATIENT_LIMIT_S, RedisConnection
+    from litellm_compaction.stores.redis import RedisRows
+    from litellm_compaction.stores.redis_server import LIMIT_S, PATIENT_LIMIT_S, OwnClients, RedisServer, client_of
 
-    try:
-        address = parse(url)
-    except ValueError as error:
-        raise StoreError(f"store: {error}") from None
-    connection = RedisConnection(address) if rests else RedisConnection(address, rests=False, limit_s=PATIENT_LIMIT_S)
-    return RedisStore(connection, ttl_s=ttl_s)
+    place, prefix = "redis", DEFAULT_PREFIX
+    clients = redis
+    if url != PROXYS_OWN:
+        try:
+            address = parse(url)
+        except ValueError as error:
+            raise StoreError(f"store: {error}") from None
+        place, prefix, clients = address.place, address.prefix, OwnClients(lambda: client_of(address.url))
+    elif clients is None:
+        raise StoreError(_ONLY_IN_A_PROXY)
+    elif not rests:
+        clients = OwnClients(clients)
+    server = RedisServer(clients, place, rests=rests, limit_s=LIMIT_S if rests else PATIENT_LIMIT_S)
+    return RedisRows(server, prefix=prefix, ttl_s=ttl_s)
 
 
 def sqlite_path(url: str, environ: Mapping[str, str]) -> Path:

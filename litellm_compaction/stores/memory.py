@@ -1,185 +1,115 @@
-"""A store in the memory of one process, bounded in bytes and age: who has most loses the least recently used first."""
+"""Rows in the memory of one process; every method is one step of the event loop, so no lock is needed."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from itertools import islice
+from typing import TypeAlias
 
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.stores.protocol import (
-    EVENTS_TTL_S,
-    MAX_EVENTS,
-    MAX_PLOTS,
-    Join,
-    Plot,
-    StoredCompaction,
-    StoredEvent,
-    encode,
-)
+from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, SETTINGS, Change, Line, Row
 
-# Python objects, hashes and numbers around an entry's texts, rounded up.
-_OVERHEAD_BYTES = 600
-
-_Key: TypeAlias = tuple[Literal["compaction", "fact"], str, str]
+_Key: TypeAlias = tuple[str, str]
 
 
-class _Entry(NamedTuple):
-    value: Compaction | str
-    size_bytes: int
-    created_s: float
-    used_s: float
-
-
-class MemoryStore:
-    """A dict with bounds; every method is one step of the event loop, so no lock is needed.
-
-    Args:
-        ttl_s: seconds after which an entry that nobody used is forgotten.
-        max_bytes: bound on all entries together; the newest one is kept however large it is.
-        clock: wall clock, seconds since 1970.
-    """
+class MemoryRows:
+    """Rows in a dict, in the order of their last use."""
 
     def __init__(self, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._rows: OrderedDict[_Key, Row] = OrderedDict()
         self._bytes_by_scope: Counter[str] = Counter()
-        self._events: deque[StoredEvent] = deque(maxlen=MAX_EVENTS)
+        self._settings: dict[str, Row] = {}
+        self._logs: dict[str, deque[Line]] = defaultdict(deque)
         self._last_number = 0
-        self._settings: dict[str, str] = {}
-        self._plots: dict[str, Plot] = {}
 
-    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
-        """The compactions in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
-        values = (self._use(("compaction", scope, covered_hash)) for covered_hash in reversed(hashes))
-        return [value for value in values if isinstance(value, Compaction)]
+    async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
+        if scope == SETTINGS:
+            return [self._settings[key] for key in keys if key in self._settings]
+        return [row for key in keys if (row := self._used((scope, key))) is not None]
 
-    async def put(self, scope: str, compaction: Compaction) -> None:
-        """Keeps `compaction`, in place of an earlier one that covers the same messages."""
-        self._keep(("compaction", scope, compaction.covered_hash), compaction, len(encode(compaction)))
-
-    async def get_fact(self, scope: str, key: str) -> str | None:
-        """What was last put under `key`."""
-        value = self._use(("fact", scope, key))
-        return value if isinstance(value, str) else None
-
-    async def put_fact(self, scope: str, key: str, text: str) -> None:
-        """Keeps `text`, in place of an earlier one under the same key."""
-        self._keep(("fact", scope, key), text, len(key) + 4 * len(text))
-
-    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
-        """Adds `text` to what is kept under `key`; gives both together."""
-        kept = self._use(("fact", scope, key))
-        both = join(kept, text) if isinstance(kept, str) else text
-        self._keep(("fact", scope, key), both, len(key) + 4 * len(both))
-        return both
-
-    async def get_setting(self, key: str) -> str | None:
-        """What an operator chose; it ends with this process."""
-        return self._settings.get(key)
-
-    async def put_setting(self, key: str, text: str) -> None:
-        """Keeps a choice."""
-        self._settings[key] = text
-
-    async def add_event(self, when_s: float, text: str) -> None:
-        """Adds to the ring."""
-        self._last_number += 1
-        self._events.append(StoredEvent(self._last_number, when_s, text))
-
-    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
-        """The newest `limit` events with a number above `after` and these characters in them, oldest first."""
-        since_s = self._clock() - EVENTS_TTL_S
-        found = [
-            event
-            for event in self._events
-            if event.number > after and event.when_s >= since_s and containing in event.text
-        ]
-        return found[-limit:] if limit > 0 else []
-
-    async def put_plots(self, plots: Sequence[Plot]) -> None:
-        """Keeps plots, in place of earlier ones under the same keys."""
-        self._plots.update((plot.key, plot) for plot in plots)
-        for plot in self._newest_plots()[MAX_PLOTS:]:
-            del self._plots[plot.key]
-
-    async def plots(self, *, containing: str = "") -> list[str]:
-        """The texts with these characters in them, the newest first."""
-        since_s = self._clock() - EVENTS_TTL_S
-        return [plot.text for plot in self._newest_plots() if plot.when_s >= since_s and containing in plot.text]
-
-    async def compactions(self) -> list[StoredCompaction]:
-        """All that are alive, the most recently used first."""
-        alive_since_s = self._clock() - self._ttl_s
-        return [
-            StoredCompaction(scope, entry.value, entry.created_s, entry.used_s, entry.size_bytes)
-            for (_, scope, _), entry in reversed(self._entries.items())
-            if isinstance(entry.value, Compaction) and entry.used_s >= alive_since_s
-        ]
-
-    async def delete(
-        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
-    ) -> int:
-        """Forgets what matches; how many compactions there were among it."""
-        doomed = [
-            key
-            for key, entry in self._entries.items()
-            if (scope is None or key[1] == scope)
-            and (unused_since_s is None or entry.used_s < unused_since_s)
-            and (covered_hash is None or key[::2] == ("compaction", covered_hash))
-        ]
-        for key in doomed:
-            self._drop(key)
-        if scope is None:
-            kept = [event for event in self._events if unused_since_s is not None and event.when_s >= unused_since_s]
-            self._events = deque(kept, maxlen=MAX_EVENTS)
-            doomed_plots = [
-                plot.key for plot in self._plots.values() if unused_since_s is None or plot.when_s < unused_since_s
-            ]
-            for plot_key in doomed_plots:
-                del self._plots[plot_key]
-        return sum(kind == "compaction" for kind, _, _ in doomed)
-
-    async def aclose(self) -> None:
-        """Forgets everything."""
-        self._entries.clear()
-        self._events.clear()
-        self._settings.clear()
-        self._plots.clear()
-        self._bytes_by_scope.clear()
-
-    def _newest_plots(self) -> list[Plot]:
-        return sorted(self._plots.values(), key=lambda plot: (-plot.when_s, plot.key))
-
-    def _use(self, key: _Key) -> Compaction | str | None:
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
+    async def put(self, scope: str, key: str, body: bytes) -> None:
         now_s = self._clock()
-        if entry.used_s < now_s - self._ttl_s:
-            self._drop(key)
-            return None
-        self._entries[key] = entry._replace(used_s=now_s)
-        self._entries.move_to_end(key)
-        return entry.value
-
-    def _keep(self, key: _Key, value: Compaction | str, text_bytes: int) -> None:
-        now_s = self._clock()
-        self._drop(key)
-        self._entries[key] = _Entry(value, _OVERHEAD_BYTES + text_bytes, now_s, now_s)
-        self._bytes_by_scope[key[1]] += _OVERHEAD_BYTES + text_bytes
-        while self._bytes_by_scope.total() > self._max_bytes and len(self._entries) > 1:
+        if scope == SETTINGS:
+            self._settings[key] = Row(scope, key, body, now_s, now_s, 0)
+            return
+        self._drop((scope, key))
+        size_bytes = OVERHEAD_BYTES + len(key) + len(body)
+        self._rows[scope, key] = Row(scope, key, body, now_s, now_s, size_bytes)
+        self._bytes_by_scope[scope] += size_bytes
+        while self._bytes_by_scope.total() > self._max_bytes and len(self._rows) > 1:
             # One tenant's records take nothing from those who have fewer.
             [(largest, _)] = self._bytes_by_scope.most_common(1)
-            oldest = next(each for each in self._entries if each[1] == largest)
-            self._drop(oldest if oldest != key else next(iter(self._entries)))
+            oldest = next(each for each in self._rows if each[0] == largest)
+            self._drop(oldest if oldest != (scope, key) else next(iter(self._rows)))
 
-    def _drop(self, key: _Key) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._bytes_by_scope[key[1]] -= entry.size_bytes
-            if not self._bytes_by_scope[key[1]]:
-                del self._bytes_by_scope[key[1]]
+    async def change(self, scope: str, key: str, change: Change) -> None:
+        row = self._used((scope, key))
+        before = None if row is None else row.body
+        after = change(before, self._clock())
+        if after is None:
+            self._drop((scope, key))
+        elif after != before:
+            await self.put(scope, key, after)
+
+    async def scan(self) -> list[Row]:
+        alive_since_s = self._clock() - self._ttl_s
+        return [row for row in reversed(self._rows.values()) if row.used_s >= alive_since_s]
+
+    async def delete(
+        self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
+    ) -> list[str]:
+        doomed = [
+            row
+            for row in self._rows.values()
+            if (scope is None or row.scope == scope)
+            and (before_s is None or row.used_s < before_s)
+            and (key is None or row.key == key)
+        ]
+        for row in doomed:
+            self._drop((row.scope, row.key))
+        if scope is None and key is None:
+            for log, lines in self._logs.items():
+                self._logs[log] = deque(line for line in lines if before_s is not None and line.when_s >= before_s)
+        return [row.key for row in doomed]
+
+    async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
+        self._last_number += 1
+        lines = self._logs[log]
+        lines.append(Line(self._last_number, when_s, body))
+        while len(lines) > most:
+            lines.popleft()
+
+    async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
+        since_s = self._clock() - LINES_TTL_S
+        newest = (
+            line
+            for line in reversed(self._logs[log])
+            if line.number > after and line.when_s >= since_s and containing in line.body
+        )
+        return list(islice(newest, most))[::-1]
+
+    async def aclose(self) -> None:
+        for kept in (self._rows, self._settings, self._logs, self._bytes_by_scope):
+            kept.clear()
+
+    def _used(self, name: _Key) -> Row | None:
+        row, now_s = self._rows.get(name), self._clock()
+        if row is None:
+            return None
+        if row.used_s < now_s - self._ttl_s:
+            self._drop(name)
+            return None
+        self._rows[name] = row = row._replace(used_s=now_s)
+        self._rows.move_to_end(name)
+        return row
+
+    def _drop(self, name: _Key) -> None:
+        row = self._rows.pop(name, None)
+        if row is not None:
+            self._bytes_by_scope[row.scope] -= row.size_bytes
+            if not self._bytes_by_scope[row.scope]:
+                del self._bytes_by_scope[row.scope]

@@ -1,4 +1,4 @@
-"""A store in one SQLite file, which survives restarts and serves all workers of a machine."""
+"""Rows in one SQLite file, which survives restarts and serves all workers of a machine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import sqlite_tables as tables
-from litellm_compaction.stores.protocol import (
-    MAX_EVENTS,
-    Join,
-    Plot,
-    StoredCompaction,
-    StoredEvent,
-    decode,
-    decode_text,
-    encode,
-    encode_text,
-)
-from litellm_compaction.stores.sqlite_file import Connect, SqliteFile
-from litellm_compaction.stores.sqlite_thread import FileThread
+from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, SETTINGS, Change, Line, Row
+from litellm_compaction.stores.sqlite_file import Connect, FileThread, SqliteFile
 
 _Result = TypeVar("_Result")
 
@@ -34,20 +21,60 @@ _Result = TypeVar("_Result")
 LIMIT_S = 5.0
 # How often copies of damaged files are looked at, which live no longer than what was in them.
 _COPIES_EVERY_S = 3600.0
+# SQLITE_MAX_VARIABLE_NUMBER was 999 until SQLite 3.32 (sqlite.org/limits.html).
+_VARIABLES = 900
+_EXPIRED_LINES_AT_ONCE = 16
+
+# A setting has no `used_order`, so that nothing that goes through the order of use meets it.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE entry (
+            id INTEGER PRIMARY KEY,
+            scope TEXT NOT NULL,
+            key TEXT NOT NULL,
+            body BLOB NOT NULL,
+            created_s REAL NOT NULL,
+            used_s REAL NOT NULL,
+            size_bytes INTEGER NOT NULL,
+            used_order INTEGER,
+            UNIQUE (scope, key)
+        )""",
+        # All that eviction reads, so that it never touches the bodies.
+        "CREATE INDEX entry_by_use ON entry (used_order, used_s, size_bytes)",
+        "CREATE INDEX entry_by_scope ON entry (scope, used_order, size_bytes)",
+        "CREATE TABLE usage (bytes INTEGER NOT NULL)",
+        "INSERT INTO usage VALUES (0)",
+        "CREATE TRIGGER entry_added AFTER INSERT ON entry BEGIN UPDATE usage SET bytes = bytes + new.size_bytes; END",
+        "CREATE TRIGGER entry_gone AFTER DELETE ON entry BEGIN UPDATE usage SET bytes = bytes - old.size_bytes; END",
+        """CREATE TRIGGER entry_resized AFTER UPDATE OF size_bytes ON entry
+            BEGIN UPDATE usage SET bytes = bytes + new.size_bytes - old.size_bytes; END""",
+        """CREATE TABLE line (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, log TEXT NOT NULL, when_s REAL NOT NULL, body BLOB NOT NULL
+        )""",
+        "CREATE INDEX line_by_log ON line (log, number)",
+    ),
+)
+
+_COLUMNS = "scope, key, body, created_s, used_s, size_bytes"
+# A row that somebody else has written may hold any type in any column (sqlite.org/datatype3.html).
+_WHOLE = (
+    "typeof(key) = 'text' AND typeof(body) = 'blob' AND typeof(used_s) = 'real'"
+    " AND typeof(created_s) = 'real' AND typeof(size_bytes) = 'integer'"
+)
+# One more than any before: clocks of several processes are not finer than requests.
+_NEXT_ORDER = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
+# The last used row of all stays, however large it is.
+_OLDER = "used_order < (SELECT max(used_order) FROM entry)"
 
 
-class SqliteStore:
+class SqliteRows:
     """Rows in a file, read and written by one thread, so that the event loop never waits for a disk.
 
     May be used from several event loops. The file is opened by the first call.
 
     Args:
-        path: need not exist.
-        ttl_s: seconds after which an entry that nobody used is forgotten.
-        max_bytes: bound on all entries together; the newest one is kept however large it is.
-        create: whether to make and repair the file; otherwise what is wrong with it is an error.
-        clock: wall clock, seconds since 1970.
-        connect: opens a database.
+        create: whether to make and repair the file; if not, what is wrong with it is an error.
+        clock: seconds, the same in all processes.
         limit_s: seconds after which a call is no longer waited for.
     """
 
@@ -65,109 +92,66 @@ class SqliteStore:
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._file = SqliteFile(path, tables.MIGRATIONS, create=create, connect=connect)
+        self._file = SqliteFile(path, MIGRATIONS, create=create, connect=connect)
         self._thread = FileThread(self._file, limit_s=limit_s)
         self._owes_erasing = False
-        self._copies_seen_s = 0.0
+        self._copies_seen_s = -math.inf
         # The file may have been written by a process with another idea of the time.
         self._written_s = math.inf
 
-    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
-        """The compactions in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
-        if not hashes:
-            return []
-        found = await self._use("compaction", scope, hashes, decode)
-        return [found[covered_hash] for covered_hash in reversed(hashes) if covered_hash in found]
-
-    async def put(self, scope: str, compaction: Compaction) -> None:
-        """Keeps `compaction`, in place of an earlier one that covers the same messages."""
-        await self._put("compaction", scope, compaction.covered_hash, lambda _: encode(compaction))
-
-    async def get_fact(self, scope: str, key: str) -> str | None:
-        """What was last put under `key`."""
-        return (await self._use("fact", scope, [key], _text)).get(key)
-
-    async def put_fact(self, scope: str, key: str, text: str) -> None:
-        """Keeps `text`, in place of an earlier one under the same key."""
-        await self._put("fact", scope, key, lambda _: encode_text(text))
-
-    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
-        """Adds `text` to what is kept under `key`, in one transaction; gives both together."""
-        alive_since_s = self._clock() - self._ttl_s
-        both = text
-
-        def body(connection: sqlite3.Connection) -> bytes:
-            nonlocal both
-            kept = [each for each in tables.find(connection, "fact", scope, [key]) if each.used_s >= alive_since_s]
-            known = _text(kept[0].body) if kept else None
-            both = text if known is None else join(known, text)
-            return encode_text(both)
-
-        await self._put("fact", scope, key, body)
-        return both
-
-    async def get_setting(self, key: str) -> str | None:
-        """What an operator chose under `key`."""
-        body = await self._read(lambda connection: tables.get_setting(connection, key))
-        return None if body is None else _text(body)
-
-    async def put_setting(self, key: str, text: str) -> None:
-        """Keeps a choice until it is replaced."""
-        body = encode_text(text)
-        await self._write(lambda connection: tables.put_setting(connection, key, body))
-
-    async def add_event(self, when_s: float, text: str) -> None:
-        """Adds a line to the history."""
+    async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         now_s = self._clock()
-        body = encode_text(text)
-        await self._write(lambda connection: tables.add_event(connection, when_s, body, now_s))
+        found = await self._read(lambda connection: _found(connection, scope, keys))
+        if scope != SETTINGS and found:
+            # When nobody waits for it.
+            note = partial(_note_use, scope=scope, keys=list(found), now_s=now_s, expired_before_s=now_s - self._ttl_s)
+            self._thread.submit(lambda: self._file.write(note))
+        rows = (found[key] for key in keys if key in found)
+        return [row for row in rows if scope == SETTINGS or row.used_s >= now_s - self._ttl_s]
 
-    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
-        """The newest `limit` events with a number above `after` and these characters in them, oldest first."""
-        now_s, part = self._clock(), encode_text(containing)
-        rows = await self._read(lambda connection: tables.events(connection, after, limit, part, now_s))
-        texts = ((number, when_s, _text(body)) for number, when_s, body in rows)
-        return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
+    async def put(self, scope: str, key: str, body: bytes) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            self._owes_erasing |= _put(connection, scope, key, body, self._clock())
+            self._evict(connection)
 
-    async def put_plots(self, plots: Sequence[Plot]) -> None:
-        """Keeps plots, in place of earlier ones under the same keys."""
-        now_s = self._clock()
-        rows = [(plot.key, plot.when_s, encode_text(plot.text)) for plot in plots]
-        await self._write(lambda connection: tables.put_plots(connection, rows, now_s))
+        await self._write(write)
+        self._thread.submit(self._erase_remains)
+        if (now_s := self._clock()) >= self._copies_seen_s + _COPIES_EVERY_S:
+            self._copies_seen_s = now_s
+            self._thread.submit(lambda: self._file.delete_copies(before_s=now_s - self._ttl_s))
 
-    async def plots(self, *, containing: str = "") -> list[str]:
-        """The texts with these characters in them, the newest first."""
-        now_s, part = self._clock(), encode_text(containing)
-        bodies = await self._read(lambda connection: tables.plots(connection, part, now_s))
-        return [text for body in bodies if (text := _text(body)) is not None]
+    async def change(self, scope: str, key: str, change: Change) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            now_s = self._clock()
+            row = _found(connection, scope, [key]).get(key)
+            before = row.body if row is not None and row.used_s >= now_s - self._ttl_s else None
+            after = change(before, now_s)
+            if after is None:
+                connection.execute("DELETE FROM entry WHERE scope = ? AND key = ?", (scope, key))
+            elif after != before:
+                _put(connection, scope, key, after, now_s)
+                self._evict(connection)
 
-    async def compactions(self) -> list[StoredCompaction]:
-        """All that are alive, the most recently used first."""
-        alive_since_s = self._clock() - self._ttl_s
+        await self._write(write)
 
-        def read(connection: sqlite3.Connection) -> list[StoredCompaction]:
-            rows = tables.compactions(connection, alive_since_s)
-            return [
-                StoredCompaction(scope, compaction, created_s, used_s, size_bytes)
-                for scope, body, created_s, used_s, size_bytes in rows
-                if (compaction := decode(body)) is not None
+    async def scan(self) -> list[Row]:
+        alive = f"SELECT {_COLUMNS} FROM entry WHERE used_order IS NOT NULL AND used_s >= ? AND {_WHOLE}"  # noqa: S608
+        since_s = self._clock() - self._ttl_s
+        return await self._read(
+            lambda connection: [
+                Row(*row) for row in connection.execute(f"{alive} ORDER BY used_order DESC", (since_s,))
             ]
-
-        return await self._read(read)
+        )
 
     async def delete(
-        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
-    ) -> int:
-        """Forgets what matches, and gives its room on the disk back; how many compactions there were among it.
-
-        Copies of damaged files go with it, whatever the scope, and what the journal still holds.
-        """
-        count = await self._write(lambda connection: tables.delete(connection, scope, unused_since_s, covered_hash))
-        if covered_hash is not None:
+        self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
+    ) -> list[str]:
+        deleted = await self._write(lambda connection: _deleted(connection, scope, before_s, key))
+        self._owes_erasing = True
+        if key is not None:
             # While a request waits: its text is gone, its room is used again.
-            self._owes_erasing = True
-            self._behind(self._erase_remains)
-            return count
+            self._thread.submit(self._erase_remains)
+            return deleted
 
         def shrink(connection: sqlite3.Connection) -> None:
             # Another process may be reading: then the room is used again in time.
@@ -176,64 +160,40 @@ class SqliteStore:
 
         with contextlib.suppress(StoreError):
             await self._read(shrink)
-        self._owes_erasing = True
         await self._thread.run(self._erase_remains)
         # Nobody knows whose text a damaged file holds.
-        await self._thread.run(lambda: self._file.erase_copies(before_s=unused_since_s))
-        return count
+        await self._thread.run(lambda: self._file.delete_copies(before_s=before_s))
+        return deleted
+
+    async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
+        expired_s = self._clock() - LINES_TTL_S
+        await self._write(lambda connection: _append(connection, log, when_s, body, most, expired_s))
+
+    async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
+        lines = (
+            "SELECT number, when_s, body FROM line WHERE log = ? AND number > ? AND when_s >= ? AND instr(body, ?)"
+            " AND typeof(body) = 'blob' ORDER BY number DESC LIMIT ?"
+        )
+        values = (log, after, self._clock() - LINES_TTL_S, containing, most)
+        return await self._read(lambda connection: [Line(*line) for line in connection.execute(lines, values)][::-1])
 
     async def aclose(self) -> None:
-        """Finishes what has begun and closes the file."""
         await self._thread.aclose()
 
-    async def _use(
-        self, kind: tables.Kind, scope: str, keys: Sequence[str], parse: Callable[[bytes], _Result | None]
-    ) -> dict[str, _Result]:
-        """The entries under `keys` that are alive and readable; their use is written down when nobody waits for it."""
+    def _evict(self, connection: sqlite3.Connection) -> None:
         now_s = self._clock()
-        alive_since_s = now_s - self._ttl_s
-
-        def read(connection: sqlite3.Connection) -> tuple[dict[str, _Result], list[int]]:
-            entries = tables.find(connection, kind, scope, keys)
-            alive = (entry for entry in entries if entry.used_s >= alive_since_s)
-            found = {entry.key: value for entry in alive if (value := parse(entry.body)) is not None}
-            return found, [entry.id for entry in entries]
-
-        found, ids = await self._read(read)
-        if ids:
-            note = partial(tables.note_use, ids=ids, now_s=now_s, expired_before_s=alive_since_s)
-            self._behind(lambda: self._file.write(note))
-        return found
-
-    async def _put(self, kind: tables.Kind, scope: str, key: str, body: Callable[[sqlite3.Connection], bytes]) -> None:
-        now_s = self._clock()
-        expired_before_s = now_s - self._ttl_s
-        is_set_back, self._written_s = now_s < self._written_s, now_s
-
-        def write(connection: sqlite3.Connection) -> None:
-            if is_set_back:
-                tables.put_back(connection, now_s)
-            is_replaced = tables.put(connection, kind, scope, key, body(connection), now_s)
-            is_evicted = tables.evict(connection, expired_before_s=expired_before_s, max_bytes=self._max_bytes)
-            self._owes_erasing |= is_evicted or (is_replaced and kind == "compaction")
-
-        await self._write(write)
-        self._behind(self._erase_remains)
-        if now_s >= self._copies_seen_s + _COPIES_EVERY_S:
-            self._copies_seen_s = now_s
-            self._behind(lambda: self._file.erase_copies(before_s=expired_before_s))
+        if now_s < self._written_s:
+            _put_back(connection, now_s)
+        self._written_s = now_s
+        self._owes_erasing |= _evict(connection, expired_before_s=now_s - self._ttl_s, max_bytes=self._max_bytes)
 
     def _erase_remains(self) -> None:
-        """Empties the journal where it holds text that is gone; beside a reader it is tried again with the next write.
+        """Empties the journal if it holds text that is gone; beside a reader it is tried again with the next write.
 
         Runs in the thread.
         """
         if self._owes_erasing:
             self._owes_erasing = not self._file.erase_journal()
-
-    def _behind(self, call: Callable[[], object]) -> None:
-        """Has something done when nobody waits for it."""
-        self._thread.submit(call)
 
     async def _read(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
         return await self._thread.run(lambda: self._file.read(work))
@@ -242,8 +202,122 @@ class SqliteStore:
         return await self._thread.run(lambda: self._file.write(work))
 
 
-def _text(body: bytes) -> str | None:
-    try:
-        return decode_text(body)
-    except ValueError:
-        return None
+def _found(connection: sqlite3.Connection, scope: str, keys: Sequence[str]) -> dict[str, Row]:
+    """The rows under `keys`, expired ones too."""
+    found: dict[str, Row] = {}
+    for start in range(0, len(keys), _VARIABLES):
+        some = keys[start : start + _VARIABLES]
+        marks = ",".join("?" * len(some))
+        rows = connection.execute(
+            f"SELECT {_COLUMNS} FROM entry WHERE scope = ? AND key IN ({marks}) AND {_WHOLE}",  # noqa: S608
+            (scope, *some),
+        )
+        found |= {row[1]: Row(*row) for row in rows}
+    return found
+
+
+def _note_use(
+    connection: sqlite3.Connection, *, scope: str, keys: Sequence[str], now_s: float, expired_before_s: float
+) -> None:
+    """Marks those that are alive as used now, the last of `keys` as the latest; deletes the expired ones."""
+    for key in keys:
+        connection.execute(
+            "DELETE FROM entry WHERE scope = ? AND key = ? AND used_s < ?", (scope, key, expired_before_s)
+        )
+        connection.execute(
+            f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT_ORDER} WHERE scope = ? AND key = ?",  # noqa: S608
+            (now_s, scope, key),
+        )
+
+
+def _put(connection: sqlite3.Connection, scope: str, key: str, body: bytes, now_s: float) -> bool:
+    """True if the row took the place of another."""
+    same = connection.execute("SELECT 1 FROM entry WHERE scope = ? AND key = ?", (scope, key))
+    is_replaced = same.fetchone() is not None
+    size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT_ORDER)
+    connection.execute(
+        f"INSERT INTO entry ({_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, {order})"  # noqa: S608
+        " ON CONFLICT (scope, key) DO UPDATE SET body = excluded.body, size_bytes = excluded.size_bytes,"
+        " created_s = excluded.created_s, used_s = excluded.used_s, used_order = excluded.used_order",
+        (scope, key, body, now_s, now_s, size_bytes),
+    )
+    return is_replaced
+
+
+def _put_back(connection: sqlite3.Connection, now_s: float) -> None:
+    """Marks as used now what was used at a time that has not come: the clock has been set back.
+
+    Else it would outlive its time by as much, and everything that was used behind it with it (`_evict`).
+    """
+    connection.execute("UPDATE entry SET used_s = :now_s WHERE used_s > :now_s", {"now_s": now_s})
+
+
+def _evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> bool:
+    """Deletes what is expired; then of the scope that has most the least recently used, until the bound holds.
+
+    So one tenant's records take nothing from those who have fewer. True if anything was deleted.
+    """
+    used = connection.execute("SELECT bytes FROM usage").fetchone()
+    if used is None or not isinstance(used[0], int):
+        raise sqlite3.DatabaseError("the table `usage` is damaged")
+    excess_bytes = used[0] - max_bytes
+    doomed: list[tuple[int]] = []
+    rows = connection.execute(f"SELECT id, used_s, size_bytes FROM entry WHERE {_OLDER} ORDER BY used_order")  # noqa: S608
+    for entry_id, used_s, size_bytes in rows:
+        if used_s >= expired_before_s:
+            break
+        doomed.append((entry_id,))
+        excess_bytes -= size_bytes
+    connection.executemany("DELETE FROM entry WHERE id = ?", doomed)
+    if excess_bytes > 0:
+        crowded = _of_the_largest(connection, excess_bytes)
+        connection.executemany("DELETE FROM entry WHERE id = ?", crowded)
+        doomed += crowded
+    return bool(doomed)
+
+
+def _of_the_largest(connection: sqlite3.Connection, excess_bytes: int) -> list[tuple[int]]:
+    """The rows, each of the scope that has most left, that have to go for `excess_bytes`."""
+    left = dict(connection.execute(f"SELECT scope, sum(size_bytes) FROM entry WHERE {_OLDER} GROUP BY scope"))  # noqa: S608
+    oldest = f"SELECT id, size_bytes FROM entry WHERE scope = ? AND {_OLDER} ORDER BY used_order"  # noqa: S608
+    cursors: dict[str, sqlite3.Cursor] = {}
+    found: list[tuple[int]] = []
+    while excess_bytes > 0 and left:
+        scope = max(left, key=left.__getitem__)
+        if scope not in cursors:
+            cursors[scope] = connection.execute(oldest, (scope,))
+        row = cursors[scope].fetchone()
+        if row is None:
+            del left[scope]
+            continue
+        found.append((row[0],))
+        left[scope] -= row[1]
+        excess_bytes -= row[1]
+    return found
+
+
+def _deleted(connection: sqlite3.Connection, scope: str | None, before_s: float | None, key: str | None) -> list[str]:
+    matches = (
+        "used_order IS NOT NULL AND (:scope IS NULL OR scope = :scope)"
+        " AND (:before_s IS NULL OR used_s < :before_s) AND (:key IS NULL OR key = :key)"
+    )
+    values = {"scope": scope, "before_s": before_s, "key": key}
+    keys = [str(row[0]) for row in connection.execute(f"SELECT key FROM entry WHERE {matches}", values)]  # noqa: S608
+    connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608
+    if scope is None and key is None:
+        connection.execute("DELETE FROM line WHERE :before_s IS NULL OR when_s < :before_s", values)
+    return keys
+
+
+def _append(connection: sqlite3.Connection, log: str, when_s: float, body: bytes, most: int, expired_s: float) -> None:
+    """Adds a line; the oldest go beyond `most`, and expired ones a few at a time."""
+    connection.execute("INSERT INTO line (log, when_s, body) VALUES (?, ?, ?)", (log, when_s, body))
+    connection.execute(
+        "DELETE FROM line WHERE log = :log AND number <="
+        " (SELECT number FROM line WHERE log = :log ORDER BY number DESC LIMIT 1 OFFSET :most)",
+        {"log": log, "most": most},
+    )
+    connection.execute(
+        "DELETE FROM line WHERE when_s < ? AND number IN (SELECT number FROM line ORDER BY number LIMIT ?)",
+        (expired_s, _EXPIRED_LINES_AT_ONCE),
+    )

@@ -1,18 +1,23 @@
 """One SQLite file, opened and kept usable: rights, schema version, damage, disappearance, other writers.
 
-Called by `sqlite.py`, in its thread. What is in the file is not known here, but for the migrations that it is given.
+Called by `sqlite.py`, in the thread that is here as well, so that no event loop waits for a disk. What is in the file
+is not known here, but for the migrations that it is given.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import glob
 import logging
+import math
 import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +32,6 @@ _BUSY_S = 1.0
 _RETRY_S = 10.0
 _DAMAGED_SCHEMA = ("Could not decode", "no such table", "no such column", "has no column", "malformed database schema")
 _COPIES = ".corrupt-"
-_ERASED_AT_ONCE_BYTES = 1 << 20
 # "lmcs" in ASCII; file(1) shows it, and it tells another program's database from an empty one of ours.
 _APPLICATION_ID = 0x6C6D6373
 
@@ -45,9 +49,7 @@ class SqliteFile:
     Args:
         path: need not exist; it and its folder are made for this user alone.
         migrations: the statements of each step; the first n of them lead to version n.
-        create: whether to make and repair the file; otherwise what is wrong with it is an error.
-        connect: opens a database.
-        clock: monotonic seconds.
+        create: whether to make and repair the file; if not, what is wrong with it is an error.
     """
 
     def __init__(
@@ -69,38 +71,25 @@ class SqliteFile:
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._is_closed = False
-        self._refusals: dict[str, tuple[float, StoreError]] = {}
+        self._refused_until_s, self._refusal = -math.inf, ""
 
     def read(self, work: Work[_Result]) -> _Result:
-        """What `work` gives.
-
-        Raises:
-            StoreError: the file cannot be used.
-        """
         with self._lock:
             return self._do(work, writes=False)
 
     def write(self, work: Work[_Result]) -> _Result:
-        """What `work` gives, in one transaction.
-
-        Raises:
-            StoreError: the file cannot be used, or was written without success a moment ago.
-        """
+        """What `work` gives, in one transaction; an error if the file was written without success a moment ago."""
 
         def transaction(connection: sqlite3.Connection) -> _Result:
             with _transaction(connection):
                 return work(connection)
 
         with self._lock:
-            self._refuse_again("write")
+            self._refuse_again()
             return self._do(transaction, writes=True)
 
     def erase_journal(self) -> bool:
-        """Empties the journal, in which text that was deleted or replaced still stands; whether nobody was reading.
-
-        Raises:
-            StoreError: the file cannot be used.
-        """
+        """Empties the journal, in which text that was deleted or replaced still stands; False beside a reader."""
 
         def checkpoint(connection: sqlite3.Connection) -> bool:
             is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -109,24 +98,13 @@ class SqliteFile:
         with self._lock:
             return self._do(checkpoint, writes=False)
 
-    def erase_copies(self, *, before_s: float | None = None) -> int:
-        """Overwrites and deletes the copies that were set aside, of before a time or all; how many there were.
-
-        Args:
-            before_s: wall clock, seconds since 1970.
-
-        Raises:
-            StoreError: one is still there.
-        """
-        copies = list(self.path.parent.glob(f"{glob.escape(self.path.name)}{_COPIES}*"))
-        erased = 0
-        for copy in copies:
+    def delete_copies(self, *, before_s: float | None = None) -> None:
+        """Deletes the copies that were set aside, of before a time (since 1970) or all; of a link only the link."""
+        for copy in list(self.path.parent.glob(f"{glob.escape(self.path.name)}{_COPIES}*")):
             # Another process may be faster.
             with contextlib.suppress(FileNotFoundError):
                 if before_s is None or copy.lstat().st_mtime < before_s:
-                    _erase(copy)
-                    erased += not copy.name.endswith(("-wal", "-shm"))
-        return erased
+                    copy.unlink()
 
     def close(self) -> None:
         """Ends it: closes the file, and refuses every later call."""
@@ -159,19 +137,15 @@ class SqliteFile:
             # A store that raises must never decide what becomes of a request. A decoding error quotes what it read.
             said = type(exc).__name__ if isinstance(exc, UnicodeError) else str(exc)
             refusal = StoreError(f"store {self.path} cannot be used: {said}")
-            if self._connection is None:
-                self._refusals["open"] = (self._clock() + _RETRY_S, refusal)
-            elif writes and isinstance(exc, (sqlite3.OperationalError, OSError)):
-                self._refusals["write"] = (self._clock() + _RETRY_S, refusal)
+            if self._connection is None or (writes and isinstance(exc, (sqlite3.OperationalError, OSError))):
+                self._refused_until_s, self._refusal = self._clock() + _RETRY_S, str(refusal)
             if "I/O" in str(exc):
                 self._let_go()
             raise refusal from exc
 
-    def _refuse_again(self, kind: str) -> None:
-        until_s, error = self._refusals.get(kind, (0.0, None))
-        if error is not None and self._clock() < until_s:
-            raise StoreError(str(error))
-        self._refusals.pop(kind, None)
+    def _refuse_again(self) -> None:
+        if self._clock() < self._refused_until_s:
+            raise StoreError(self._refusal)
 
     def _opened(self) -> sqlite3.Connection:
         if self._is_closed:
@@ -180,7 +154,7 @@ class SqliteFile:
             logger.warning("store_file_replaced path=%s; it was deleted or moved while in use", self.path)
             self._let_go()
         if self._connection is None:
-            self._refuse_again("open")
+            self._refuse_again()
             try:
                 self._connection = self._open()
             except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -215,11 +189,6 @@ class SqliteFile:
         return connection
 
     def _needs_migration(self, connection: sqlite3.Connection) -> bool:
-        """Whether the schema is older than ours.
-
-        Raises:
-            StoreError: it is newer, or the file is another program's.
-        """
         # Of one moment: another process may make the same file right now.
         connection.execute("BEGIN")
         try:
@@ -262,33 +231,6 @@ class SqliteFile:
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}{suffix}").replace(f"{aside}{suffix}")
         logger.warning("store_corrupt path=%s; set aside as %s, a fresh one is made", self.path, aside)
-
-
-def _erase(path: Path) -> None:
-    """Overwrites a file and deletes it; of a link only the link.
-
-    Raises:
-        FileNotFoundError: it is gone.
-        StoreError: it is still there.
-    """
-    try:
-        _overwrite(path)
-        path.unlink()
-    except FileNotFoundError:
-        raise
-    except OSError as exc:
-        raise StoreError(f"{path}, set aside because it was damaged, cannot be erased: {exc}") from exc
-
-
-def _overwrite(path: Path) -> None:
-    if not path.is_symlink() and path.is_file():
-        with path.open("r+b") as file:
-            left = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            while left > 0:
-                left -= file.write(bytes(min(left, _ERASED_AT_ONCE_BYTES)))
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -339,3 +281,56 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         raise
+
+
+class FileThread:
+    """Runs calls on a file one after the other, for several event loops; closes it, also if nobody ends it."""
+
+    def __init__(self, file: SqliteFile, *, limit_s: float) -> None:
+        self._file = file
+        self._limit_s = limit_s
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
+        self._hanging: Future[object] | None = None
+        self._end = weakref.finalize(self, _end, self._thread, file)
+
+    def submit(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._thread.submit(_attempt, call)
+
+    async def run(self, call: Callable[[], _Result]) -> _Result:
+        """The result of `call` in the thread; a caller that is cancelled or tired of waiting does not stop it."""
+        if self._hanging is not None and not self._hanging.done():
+            raise StoreError(f"store {self._file.path} still hangs")
+        try:
+            job = self._thread.submit(_attempt, call)
+        except RuntimeError as exc:
+            raise StoreError(f"store {self._file.path} is closed") from exc
+        answered = asyncio.wrap_future(job)
+        done, _ = await asyncio.wait({answered}, timeout=self._limit_s)
+        if not done:
+            self._hanging = job  # type: ignore[assignment] # whatever it will give
+            raise StoreError(f"store {self._file.path} did not answer in {self._limit_s:g} s")
+        result = answered.result()
+        if isinstance(result, StoreError):
+            raise result
+        return result
+
+    async def aclose(self) -> None:
+        with contextlib.suppress(StoreError):
+            await self.run(self._file.close)
+        self._end()
+
+
+def _attempt(call: Callable[[], _Result]) -> _Result | StoreError:
+    # A value, so that an error that nobody waits for is not complained about.
+    try:
+        return call()
+    except StoreError as error:
+        return error
+    except OSError as error:
+        return StoreError(f"a copy that was set aside because it was damaged cannot be deleted: {error}")
+
+
+def _end(thread: ThreadPoolExecutor, file: SqliteFile) -> None:
+    thread.shutdown(wait=False)
+    file.close()

@@ -17,9 +17,10 @@ from litellm_compaction.cli import main
 from litellm_compaction.cli.events import events
 from litellm_compaction.core.compaction import Shortened
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
-from litellm_compaction.stores import MemoryStore, SqliteStore, Store, open_existing
+from litellm_compaction.stores import Store, open_existing
 from tests.cli.conftest import config
 from tests.stores.compactions import compaction
+from tests.stores.made import MemoryStore, SqliteStore
 
 DAY_S = 86_400.0
 TOLD = CompactionEvent(
@@ -154,7 +155,7 @@ def test_purge_deletes_what_is_named(
     if "scope-a" not in left:
         assert b"The secret plan." not in path.read_bytes()
     connection = sqlite3.connect(path)
-    assert connection.execute("SELECT count(*) FROM event").fetchone() == (events,)
+    assert connection.execute("SELECT count(*) FROM line").fetchone() == (events,)
     connection.close()
 
 

@@ -18,7 +18,7 @@ from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.messages import Message, chain, normal_text, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.pruning import Wishes, offered, pruned, read_answer
-from litellm_compaction.stores.protocol import decode, encode
+from litellm_compaction.stores.store import decode, encode
 from tests.builders import (
     JsonDict,
     as_bytes,

@@ -15,13 +15,14 @@ from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
-from litellm_compaction.stores import Board, MemoryStore
+from litellm_compaction.stores import Board
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.tokens.prefix import fingerprints
 from litellm_compaction.windows.windows import Target, Windows
 from tests.builders import JsonDict, broken_promises, count, parsed, size
+from tests.stores.made import MemoryStore
 
 SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."
 OVERHEAD_TOKENS = 20

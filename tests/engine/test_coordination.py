@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.coordination import LEASE_S, Coordination
 from litellm_compaction.errors import StoreError, SummaryFailed
-from litellm_compaction.stores import MemoryStore
-from litellm_compaction.stores.board import MemoryBoard
-from litellm_compaction.stores.fallback import SteadyStore
-from litellm_compaction.stores.patience import Patience
 from tests.builders import chat
 from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore, settled
-from tests.virtual_time import played, run, without_threads
+from tests.stores.made import MemoryBoard
+from tests.virtual_time import played, run
 
 WINDOW = 8192
 LONG = chat(44, words=60)
@@ -217,7 +213,7 @@ def test_a_process_that_ends_gives_its_leases_back() -> None:
         await first.aclose()
         assert await second.lease("right").take()
         await second.aclose()
-        assert not board._topics
+        assert not board.topics
 
     run(owners())
 
@@ -324,80 +320,10 @@ def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
         assert coordination.is_silent
         board.is_broken = False
         assert await coordination.lease("right").take()
-        assert not board._topics
+        assert not board.topics
         clock.now_s += 6
         assert await coordination.lease("right").take()
-        assert board._topics
+        assert board.topics
         await coordination.aclose()
 
     run(silent())
-
-
-class LateStore(RecordingStore):
-    """Answers after a while, as a Redis does whose machine is busy."""
-
-    late_s = 0.0
-
-    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
-        await asyncio.sleep(self.late_s)
-        return await super().find(scope, hashes)
-
-
-def late_pair() -> tuple[LateStore, list[Bench]]:
-    """Two processes with a store that a request waits 20 ms for."""
-    store = LateStore()
-    clock = asyncio.get_running_loop().time
-    spares = [MemoryStore(ttl_s=3600, max_bytes=10_000_000) for _ in range(2)]
-    steady: Any = [SteadyStore(store, spare, patience=Patience(0.016)) for spare in spares]
-    return store, [Bench(store=each, board=MemoryBoard(clock=clock), clock=clock) for each in steady]
-
-
-def test_a_record_that_comes_late_is_no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a summary would be paid it is waited for, before a server is asked and before anything is announced.
-
-    Of 96 such turns 80 were announced as compactions, and 14 summaries were made twice, while four workers on a busy
-    machine found their records after 20 ms (benchmarks/load.py, Redis, 2026-11-23).
-    """
-
-    async def play() -> None:
-        store, (one, other) = late_pair()
-        questions = []
-
-        async def measure(request: Any, *, answer_tokens: int = 1) -> int | None:
-            questions.append(request)
-            return None
-
-        first = await one.guard(LONG, WINDOW)
-        store.late_s = 0.2
-        prepared = await other.compactor.prepare(Bench.request(LONG), other.case(WINDOW, measure=measure))
-        assert isinstance(prepared, PreparedRequest)
-        assert (prepared.action, prepared.messages) == ("reused", first.messages)
-        assert (len(one.ask.prompts), len(other.ask.prompts), len(questions)) == (1, 0, 0)
-        for each in (one, other):
-            await each.compactor.aclose()
-
-    without_threads(monkeypatch)
-    run(play())
-
-
-def test_what_needs_no_record_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conversation below its trigger goes on after 20 ms, and so does one whose record came late a turn before."""
-
-    async def play() -> None:
-        store, (one, _) = late_pair()
-        loop = asyncio.get_running_loop()
-        store.late_s = 0.2
-        begun_s = loop.time()
-        await one.guard(chat(30, words=60), WINDOW)
-        assert loop.time() - begun_s < 0.1
-        for _ in range(2):
-            await one.guard(LONG, WINDOW)
-        begun_s = loop.time()
-        await one.guard(LONG, WINDOW)
-        assert loop.time() - begun_s < 0.1
-        assert one.outcomes == ["compacted", "reused", "reused"]
-        assert len(one.ask.prompts) == 1
-        await one.compactor.aclose()
-
-    without_threads(monkeypatch)
-    run(play())

@@ -11,11 +11,12 @@ import pytest
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine.feedback import UsageFeedback
 from litellm_compaction.errors import Overflow, StoreError
-from litellm_compaction.stores import FACTS_SCOPE, Join, MemoryStore
+from litellm_compaction.stores import FACTS_SCOPE, Join
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from tests.builders import chat, parsed
 from tests.engine.bench import Bench, RecordingStore, settled
+from tests.stores.made import MemoryStore
 
 LLAMA31 = family_of("", "llama-3.1-8b")
 UNKNOWN = family_of("", "nobody-knows")

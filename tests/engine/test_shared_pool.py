@@ -21,7 +21,7 @@ from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.engine.coordination import LEASE_S, Coordination
 from litellm_compaction.engine.shared_pool import shared_name
 from litellm_compaction.errors import Overloaded, StoreError
-from litellm_compaction.stores.board import MemoryBoard
+from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
 
 POOL = "http://127.0.0.1:1234 qwen3-8b"
@@ -71,7 +71,7 @@ class Fleet:
 
     def kill(self, at: int) -> None:
         """Ends a process as `kill -9` does: it says nothing any more."""
-        self.coordinations[at]._board = CountedBoard(self.board._clock)
+        self.coordinations[at]._board = CountedBoard(self.board.clock)
 
     @property
     def used_tokens(self) -> int:
@@ -298,14 +298,14 @@ async def test_a_process_that_ends_with_nothing_held_leaves_nothing_on_the_board
     seat = await fleet.enter(0, 60)
     seat.leave()
     await fleet.coordinations[0].aclose()
-    assert not fleet.board._topics
+    assert not fleet.board.topics
 
 
 @together()
 async def test_a_process_that_was_thought_dead_counts_again(fleet: Fleet) -> None:
     """A loop that stood still: what it runs is told as soon as it goes on, and nobody comes beside it any more."""
     mine = await fleet.enter(0, 90)
-    fleet.board._topics.clear()
+    fleet.board.rows._rows.clear()
     await asyncio.sleep(5)
     late = fleet.started(fleet.enter(1, 20))
     await asyncio.sleep(5)
@@ -478,7 +478,7 @@ async def test_whoever_comes_while_the_last_leaves_is_let_in(fleet: Fleet) -> No
     await asyncio.sleep(5)
     assert fleet.used_tokens == 0
     assert not fleet.admissions[0]._pools
-    assert not fleet.board._topics
+    assert not fleet.board.topics
 
 
 @together()
@@ -592,7 +592,7 @@ def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int
         for each in clients:
             assert each.cancelled() or each.exception() is None
         await asyncio.sleep(5)
-        assert not fleet.board._topics
+        assert not fleet.board.topics
         assert not any(each._pools for each in fleet.admissions)
 
     run(_with_fleet(processes, watched))

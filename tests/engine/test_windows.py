@@ -14,11 +14,11 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import ModelNotLoaded, Overflow
 from litellm_compaction.events import TruncationAlarm
-from litellm_compaction.stores.board import MemoryBoard
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
 from tests.builders import as_bytes, chat, parsed
 from tests.engine.bench import NOW_S, SUMMARY, Bench, FakeCounter, sent, settled
+from tests.stores.made import MemoryBoard
 
 LONG = chat(16, words=300)
 BASE = "http://lmstudio.test:1234/v1"

@@ -19,7 +19,7 @@ import pytest
 
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.coordination import Coordination
-from litellm_compaction.stores.sqlite_board import SqliteBoard
+from tests.stores.made import file_board
 
 POOL = "http://127.0.0.1:1234 qwen3-8b"
 WINDOW_TOKENS = 1000
@@ -47,7 +47,7 @@ def _works(path: Path, told: Connection, *, holds_on: bool) -> None:
                 seat.leave()
 
     async def run() -> None:
-        coordination = Coordination(SqliteBoard(path, limit_s=HANG_S))
+        coordination = Coordination(file_board(path, limit_s=HANG_S))
         admission = Admission(coordination=coordination)
         try:
             chances = [random.Random(number) for number in range(CLIENTS)]

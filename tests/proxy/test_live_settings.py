@@ -10,7 +10,7 @@ import pytest
 from litellm_compaction.config import DeploymentSettings, settings_from
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.proxy.live_settings import KEY, Change, LiveSettings, Overlay, for_deployment
-from litellm_compaction.stores import MemoryStore
+from tests.stores.made import MemoryStore
 
 CONFIGURED = settings_from(None)
 OBSERVE = Overlay({"mode": Change("observe", 1.0, "proxy_admin")})

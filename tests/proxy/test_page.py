@@ -29,7 +29,7 @@ from litellm_compaction.proxy.page.view import (
     page,
     plain_page,
 )
-from litellm_compaction.stores import MemoryStore
+from tests.stores.made import MemoryStore
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &amp; \x00\ud800\u202e"
 _VOID = {"meta", "input", "br"}

@@ -13,8 +13,9 @@ from litellm_compaction.errors import ModelNotLoaded, StoreError, WindowUnknown
 from litellm_compaction.proxy.deployments import DeploymentSelector, FormerAnswers, Publisher
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens
-from litellm_compaction.stores import MemoryStore, Store
+from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Target, Window, Windows
+from tests.stores.made import MemoryStore
 
 ON = {"compaction": {"enabled": True}}
 LOCAL = "http://127.0.0.1:8080/v1"
@@ -126,7 +127,7 @@ async def test_what_is_kept_of_a_server_does_not_show_its_address() -> None:
     await former.note("http://user:secret@box:1234/v1/", True)
     assert await FormerAnswers(store).was_lmstudio("http://user:secret@box:1234")
     assert not await FormerAnswers(store).was_lmstudio("http://box:1234")
-    assert "secret" not in repr(store._entries)
+    assert "secret" not in repr(store.rows._rows)
 
 
 @pytest.mark.parametrize(

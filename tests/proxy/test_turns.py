@@ -19,8 +19,9 @@ from litellm_compaction.history import History
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.data import talks_for
 from litellm_compaction.proxy.page.turns import Drop, Talk, Turn, Turns, talks_of, turn_from_json, turn_to_json
-from litellm_compaction.stores import MemoryStore, Store
+from litellm_compaction.stores import Store
 from tests.engine.bench import Bench
+from tests.stores.made import MemoryStore
 
 TURN = Turn(
     talk="abcdef0123",
@@ -160,10 +161,10 @@ class _Failing(MemoryStore):
         super().__init__(ttl_s=100, max_bytes=1_000_000, clock=lambda: 2000.0)
         self.fails = False
 
-    async def plots(self, *, containing: str = "") -> list[str]:
+    async def turns(self, *, containing: str = "") -> list[str]:
         if self.fails:
             raise StoreError("disk full")
-        return await super().plots(containing=containing)
+        return await super().turns(containing=containing)
 
 
 async def _talks(store: Store, tenant: str = "") -> list[Talk]:

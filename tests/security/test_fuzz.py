@@ -37,7 +37,7 @@ from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.proxy.page import routes
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.data import Surroundings, revision_of
-from litellm_compaction.stores.protocol import decode
+from litellm_compaction.stores.store import decode
 from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import Template
 from litellm_compaction.tokenizers import files

@@ -20,8 +20,8 @@ from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.proxy.page import routes
 from litellm_compaction.proxy.page.auth import Visitor, is_own_request
 from litellm_compaction.proxy.page.data import Surroundings
-from litellm_compaction.stores import MemoryStore
 from tests.security.hooks import Router
+from tests.stores.made import MemoryStore
 
 # LiteLLM's own, while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -22,7 +22,6 @@ from litellm_compaction.engine.threads import is_long
 from litellm_compaction.proxy import call, wire
 from litellm_compaction.proxy.answer.transport import ERROR_BYTES
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
-from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
@@ -34,6 +33,7 @@ from tests.security import patterns
 from tests.security.beside.identities import auth_of, metadata_of
 from tests.security.bounded import in_child
 from tests.security.hooks import BASE, ROUTES, Client, Logging, Route, Scene, use_router
+from tests.stores.made import MemoryStore
 from tests.test_events import event
 
 # LiteLLM's own.

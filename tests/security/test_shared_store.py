@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from litellm_compaction.config import settings_from
-from litellm_compaction.errors import StoreError
 from litellm_compaction.master_key import Seal
 from litellm_compaction.proxy.live_settings import KEY, LiveSettings, Overlay, overlay_from_json
-from litellm_compaction.redis_address import parse
-from litellm_compaction.stores import MemoryStore
-from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisStore
-from litellm_compaction.stores.redis_board import RedisBoard
-from litellm_compaction.stores.redis_connection import RedisConnection
+from litellm_compaction.stores import Board
+from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows
 from tests.stores.compactions import compaction
+from tests.stores.made import MemoryStore, RedisStore
 from tests.stores.servers import any_program, running
 
 SECRET = "sk-of-all-workers"
-_FAR = 9_999_999_999_999
-# What stands in a topic besides what workers write there.
+_TOPIC = "compaction:board:{pool}:notes"
+# What stands in a topic besides what workers write there; %s is a time at which a note may end.
 _FORGED_NOTES: dict[str, bytes] = {
-    "digits that are none (ended coordination)": f"{_FAR}x {{}}".encode(),
-    "for ever": f"{_FAR} {{}}".encode(),
-    "no time": b"{}",
-    "nothing": b"",
-    "a time alone": str(_FAR).encode(),
-    "a time below nothing": b"-5 {}",
-    "a time that is no number": b"1e99 {}",
-    "another's digits": "٣٣٣ {}".encode(),
-    "a million bytes": f"{_FAR} ".encode() + b"x" * 1_000_000,
+    "no JSON": b"{",
+    "no object": b"[[1]]",
+    "deep JSON": b"[" * 100_000,
+    "digits that are none (ended coordination)": b'{"evil":["99x","{}",""]}',
+    "for ever": b'{"evil":[9999999999999.0,"{}",""]}',
+    "without an end": b'{"evil":[Infinity,"{}",""]}',
+    "at no time": b'{"evil":[NaN,"{}",""]}',
+    "a number of ten thousand digits": b'{"evil":[' + b"9" * 10_000 + b',"{}",""]}',
+    "nothing": b'{"evil":[]}',
+    "a time alone": b'{"evil":[%s]}',
+    "a time below nothing": b'{"evil":[-5.0,"{}",""]}',
+    "a text that is a list": b'{"evil":[%s,[1],""]}',
+    "a signature that is none": b'{"evil":[%s,"{}",null]}',
+    "half a surrogate pair for a name": b'{"\\ud800":[1.5,"{}",""]}',
+    "five million bytes": b'{"evil":[%s,"' + b"x" * 5_000_000 + b'",""]}',
 }
 
 
@@ -44,48 +49,60 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore(RedisConnection(parse(url), limit_s=60.0), ttl_s=100.0)
-    await store.connection.command("FLUSHDB", "SYNC")
+    store = RedisStore(url, limit_s=60.0, ttl_s=100.0)
+    await store.says("FLUSHDB", "SYNC")
     yield store
     await store.aclose()
 
 
-def _board(store: RedisStore, secret: str | None = SECRET) -> RedisBoard:
-    return RedisBoard(store.connection, Seal(lambda: secret, b"notes"))
+def _board(store: RedisStore, secret: str | None = SECRET) -> Board:
+    return Board(RedisRows(store.server, prefix="compaction:board", ttl_s=120), Seal(lambda: secret, b"notes"))
 
 
-async def _seen(board: RedisBoard, name: str = "me", topic: str = "pool") -> list[bytes]:
+async def _write(store: RedisStore, body: bytes | str, key: str = _TOPIC) -> None:
+    await store.says("HSET", key, "body", body, "created_s", "1", "used_s", repr(time.time()))
+
+
+async def _read(store: RedisStore) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = json.loads(await store.says("HGET", _TOPIC, "body"))
+    return found
+
+
+async def _seen(board: Board, name: str = "me", topic: str = "pool") -> list[bytes]:
     return await board.update(topic, name, lambda others: (b"mine", list(others)), lease_s=10)
 
 
 @pytest.mark.parametrize("name", _FORGED_NOTES)
 async def test_a_note_that_nobody_here_has_written_counts_as_none(name: str, store: RedisStore) -> None:
     """With or without a key; it does not stay, and whoever looks goes on."""
+    body = _FORGED_NOTES[name]
     for secret in (SECRET, None):
-        await store.connection.command("HSET", "compaction:{pool}:board", "evil", _FORGED_NOTES[name])
+        await _write(store, body.replace(b"%s", repr(time.time() + 10).encode()))
         assert await _seen(_board(store, secret)) == []
         assert await _seen(_board(store, secret), "you") == [b"mine"]
-        assert await store.connection.command("HEXISTS", "compaction:{pool}:board", "evil") == 0
-        await store.connection.command("DEL", "compaction:{pool}:board")
+        assert set(await _read(store)) == {"me", "you"}
+        await store.says("DEL", _TOPIC)
 
 
 async def test_forged_notes_of_a_shared_context_count_as_none(
     store: RedisStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that lasts as long as a true one, one of another proxy, and true ones under other names and topics."""
+    """One that lasts as long as a true one, one of another proxy, and true ones under other names, ends and topics."""
     one, two, stranger = _board(store), _board(store), _board(store, "sk-of-another-proxy")
-    key = "compaction:{pool}:board"
     assert await _seen(one, "one") == []
     assert await _seen(two, "two") == [b"mine"]
-    true = await store.connection.command("HGET", key, "one")
-    until_ms = true.partition(b" ")[0]
+    notes = await _read(store)
+    true = notes["one"]
     with caplog.at_level(logging.WARNING):
-        for name, note in (("evil", until_ms + b' {"held":1}'), ("moved", true)):
-            await store.connection.command("HSET", key, name, note)
-        await store.connection.command("HSET", "compaction:{other}:board", "one", true)
+        forged = {"evil": [true[0], '{"held":1}', ""], "moved": true}
+        await _write(store, json.dumps({**notes, **forged}))
+        await _write(store, json.dumps({"one": true}), "compaction:board:{other}:notes")
         assert await _seen(one, "one") == [b"mine"]
         assert await _seen(two, "two", "other") == []
         assert await _seen(stranger, "stranger") == []
+        notes = await _read(store)
+        await _write(store, json.dumps({"one": [true[0] + 1, *true[1:]]}))
+        assert await _seen(two, "two") == [], "it would last longer than its writer said"
     # Each worker says it once.
     assert [line.split()[0] for line in caplog.messages] == ["notes_ignored"] * 3
 
@@ -137,22 +154,17 @@ async def test_forged_settings_are_ignored_with_a_warning(name: str, caplog: pyt
 
 
 async def test_what_is_larger_than_anything_written_here_is_not_read(store: RedisStore) -> None:
-    """Settings of 20 MB cost each worker 85 MB a second; a record, a fact, a plot or a note likewise."""
-    command = store.connection.command
+    """Settings of 20 MB cost each worker 85 MB a second; a record or a fact likewise."""
     huge = b"x" * (VALUE_MAX_BYTES + 1)
-    await command("HSET", "compaction:{settings}", "settings", b"x" * 65_537)
-    with pytest.raises(StoreError, match="65,537 bytes of settings"):
-        await store.get_setting("settings")
+    await _write(store, b"x" * 65_537, "compaction:{settings}:settings")
+    assert await store.get_setting("settings") is None
     await store.put("team", compaction("h"))
     await store.put_fact("team", "key", "1")
-    for kind, name in (("c", "h"), ("f", "key"), ("c", "only-listed")):
-        await command("HSET", f"compaction:{{team}}:{kind}:{name}", "body", huge, "used_s", "9e9", "created_s", "9e9")
-    assert await store.compactions() == []
+    for key in ("c:h", "f:key", "c:only-listed"):
+        await _write(store, huge, f"compaction:{{team}}:{key}")
     assert await store.find("team", ["h"]) == []
     assert await store.get_fact("team", "key") is None
-    assert await command("EXISTS", "compaction:{team}:c:h", "compaction:{team}:f:key") == 0
-    await command("HSET", "compaction:{team}:f:key", "body", huge, "used_s", "9e9", "created_s", "9e9")
+    assert await store.says("EXISTS", "compaction:{team}:c:h", "compaction:{team}:f:key") == 0
+    assert await store.compactions() == []
+    await _write(store, huge, "compaction:{team}:f:key")
     assert await store.merge_fact("team", "key", "2", lambda kept, new: kept + new) == "2"
-    await command("HSET", "compaction:{plots}:bodies", "evil", huge)
-    await command("ZADD", "compaction:{plots}:times", "9e9", "evil")
-    assert await store.plots() == []

@@ -17,15 +17,19 @@ import pytest
 
 from litellm_compaction.core.compaction import Shortened
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import MemoryStore, SqliteStore, SteadyStore, Store, open_store
-from litellm_compaction.stores.protocol import decode, encode
+from litellm_compaction.stores import Store, open_store
+from litellm_compaction.stores.fallback import SteadyRows
+from litellm_compaction.stores.memory import MemoryRows
+from litellm_compaction.stores.store import decode, encode
 from tests.engine.bench import Bench
 from tests.engine.test_guard import LONG
 from tests.security.hooks import Client, Scene, conversation, use_router
 from tests.stores.compactions import compaction
+from tests.stores.made import MemoryStore, SqliteStore, SteadyStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
 SECRET = "Geheimwort-4711"
+BROKEN = b"broken"
 
 
 def filled(path: Path) -> bytes:
@@ -108,7 +112,7 @@ _TAMPERED = {
     "no usage": "DELETE FROM usage",
     "a text for the usage": "UPDATE usage SET bytes = 'much'",
     "no table": "DROP TABLE entry",
-    "no events": "DROP TABLE event",
+    "no lines": "DROP TABLE line",
     "a column less": "ALTER TABLE entry RENAME COLUMN used_order TO something",
     "a trigger that fails": "CREATE TRIGGER t BEFORE INSERT ON entry BEGIN SELECT raise(FAIL, 'no'); END",
 }
@@ -165,7 +169,7 @@ async def test_whatever_a_store_raises_the_memory_takes_over(
 ) -> None:
     """A store of any kind, also one that is yet to be written, is a miss where it fails; its error quotes no text."""
     broken: Any = _Raising(error)
-    store: Store = SteadyStore(broken, MemoryStore(ttl_s=1e6, max_bytes=10_000_000))
+    store = Store(SteadyRows(broken, MemoryRows(ttl_s=1e6, max_bytes=10_000_000)))
     kept = compaction("new")
     with caplog.at_level(logging.WARNING):
         await store.put("scope", kept)
@@ -173,8 +177,8 @@ async def test_whatever_a_store_raises_the_memory_takes_over(
         await store.put_fact("scope", "key", "text")
         assert await store.get_fact("scope", "key") == "text"
         await store.add_event(1e12, "{}")
-        await store.put_plots([])
-        assert await store.plots() == []
+        await store.add_turn(1e12, "{}")
+        assert await store.turns() == ["{}"]
         assert len(await store.compactions()) == 1
     assert SECRET not in caplog.text
 
@@ -237,8 +241,11 @@ async def test_a_record_that_cannot_be_applied_is_deleted_and_done_without(
     [stored] = await scene.handler._store.compactions()
     unfit: Any = _UNREAD[name]
     broken = replace(stored.compaction, **unfit)
-    monkeypatch.setattr("litellm_compaction.stores.memory.encode", lambda _: b"")
-    await scene.handler._store.put(stored.scope, broken)
+    # As if a record could be read that fits no conversation.
+    monkeypatch.setattr(
+        "litellm_compaction.stores.store.decode", lambda body: broken if body == BROKEN else decode(body)
+    )
+    await scene.handler._store.rows.put(stored.scope, f"c:{broken.covered_hash}", BROKEN)
     for action in ("compacted", "reused"):
         client = Client(scene, "sk-alice", messages, attempts=[group])
         await client.send()

@@ -17,12 +17,10 @@ from typing import Any
 import pytest
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.redis_address import parse
-from litellm_compaction.stores.board import MAX_LEASE_S, Board, MemoryBoard
-from litellm_compaction.stores.redis_board import RedisBoard
-from litellm_compaction.stores.redis_connection import RedisConnection
-from litellm_compaction.stores.sqlite_board import SqliteBoard
+from litellm_compaction.stores import Board
+from litellm_compaction.stores.store import MAX_LEASE_S
 from tests.engine.bench import Clock
+from tests.stores.made import MemoryBoard, RedisStore, file_board
 from tests.stores.servers import Server, any_program, running
 
 LEASE_S = 10.0
@@ -34,38 +32,6 @@ def says(body: bytes | None) -> Callable[[Sequence[bytes]], tuple[bytes | None, 
     return lambda others: (body, sorted(others))
 
 
-class Passing:
-    """Makes time pass."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-
-    async def pass_s(self, seconds: float) -> None:
-        self.clock.now_s += seconds
-
-
-class PassingServer(Passing):
-    """A server's time cannot be moved: its notes are, instead."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__()
-        self.server = server
-
-    async def pass_s(self, seconds: float) -> None:
-        moved = """
-            for _, key in ipairs(redis.call('KEYS', '*:board')) do
-              for _, name in ipairs(redis.call('HKEYS', key)) do
-                local till, body = string.match(redis.call('HGET', key, name), '^(%d+) (.*)$')
-                if till then
-                  redis.call('HSET', key, name, string.format('%.0f ', till - ARGV[1]) .. body)
-                end
-              end
-            end
-            return 'OK'
-        """
-        assert self.server.says("EVAL", moved, "0", str(1000 * seconds)).startswith(b"$2")
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A real one, of whatever kind the machine has."""
@@ -74,29 +40,24 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
-async def boards(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Board, Board, Passing]]:
+async def boards(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Board, Board, Clock]]:
     """Two processes' boards and their time."""
-    passing = Passing()
-    clock = passing.clock
-    connections: list[RedisConnection] = []
+    clock = Clock()
     if request.param == "memory":
         memory = MemoryBoard(clock=clock)
         opened: tuple[Board, Board] = (memory, memory)
     elif request.param == "sqlite":
-        opened = (SqliteBoard(tmp_path / "board", clock=clock), SqliteBoard(tmp_path / "board", clock=clock))
+        opened = (file_board(tmp_path / "board", clock=clock), file_board(tmp_path / "board", clock=clock))
     else:
-        passing = PassingServer(request.getfixturevalue("server"))
-        address = parse(f"{passing.server.url}?prefix={tmp_path.name}")
-        connections = [RedisConnection(address, limit_s=HANG_S) for _ in range(2)]
-        opened = (RedisBoard(connections[0]), RedisBoard(connections[1]))
-    yield (*opened, passing)
+        url = f"{request.getfixturevalue('server').url}?prefix={tmp_path.name}"
+        one, other = (Board(RedisStore(url, limit_s=HANG_S, clock=clock).rows) for _ in range(2))
+        opened = (one, other)
+    yield (*opened, clock)
     for board in opened:
         await board.aclose()
-    for connection in connections:
-        await connection.aclose()
 
 
-async def test_each_sees_the_notes_of_the_others(boards: tuple[Board, Board, Passing]) -> None:
+async def test_each_sees_the_notes_of_the_others(boards: tuple[Board, Board, Clock]) -> None:
     """Under the same topic, and never its own."""
     first, second, _ = boards
     assert await first.update("pool", "a", says(b"1"), lease_s=LEASE_S) == []
@@ -106,7 +67,7 @@ async def test_each_sees_the_notes_of_the_others(boards: tuple[Board, Board, Pas
     assert await second.update("other", "b", says(b"4"), lease_s=LEASE_S) == []
 
 
-async def test_a_note_is_gone_when_it_is_taken_back(boards: tuple[Board, Board, Passing]) -> None:
+async def test_a_note_is_gone_when_it_is_taken_back(boards: tuple[Board, Board, Clock]) -> None:
     """By its writer alone."""
     first, second, _ = boards
     await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
@@ -116,20 +77,20 @@ async def test_a_note_is_gone_when_it_is_taken_back(boards: tuple[Board, Board, 
     assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == []
 
 
-async def test_a_note_lives_for_its_lease(boards: tuple[Board, Board, Passing]) -> None:
+async def test_a_note_lives_for_its_lease(boards: tuple[Board, Board, Clock]) -> None:
     """From when it was last renewed, whether or not it said anything new."""
-    first, second, passing = boards
+    first, second, clock = boards
     await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
-    await passing.pass_s(8)
+    clock.now_s += 8
     await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
-    await passing.pass_s(9)
+    clock.now_s += 9
     assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == [b"1"]
     await first.update("pool", "a", says(b"1"), lease_s=1)
-    await passing.pass_s(1.1)
+    clock.now_s += 1.1
     assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == []
 
 
-async def test_only_one_of_many_is_the_first(boards: tuple[Board, Board, Passing]) -> None:
+async def test_only_one_of_many_is_the_first(boards: tuple[Board, Board, Clock]) -> None:
     """Reading and writing are one step."""
     first, second, _ = boards
 
@@ -143,8 +104,8 @@ async def test_only_one_of_many_is_the_first(boards: tuple[Board, Board, Passing
 async def test_a_server_that_is_gone_is_an_error_until_it_is_back() -> None:
     """What was told it is not needed any more by then."""
     with running(any_program()) as server:
-        connection = RedisConnection(parse(server.url))
-        board = RedisBoard(connection)
+        store = RedisStore(server.url)
+        board = Board(store.rows)
         await _told(board, "a", b"1")
         server.kill()
         with pytest.raises(StoreError):
@@ -154,7 +115,7 @@ async def test_a_server_that_is_gone_is_an_error_until_it_is_back() -> None:
         server.start()
         await _told(board, "b", b"3")
         assert await board.update("pool", "c", says(None), lease_s=LEASE_S) == [b"3"]
-        await connection.aclose()
+        await store.aclose()
 
 
 async def _told(board: Board, name: str, body: bytes) -> None:
@@ -176,7 +137,7 @@ def path(tmp_path: Path) -> Path:
 
 async def test_a_file_board_is_the_users_alone(path: Path) -> None:
     """Though no text is in it."""
-    board = SqliteBoard(path)
+    board = file_board(path)
     await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
     assert os.name != "posix" or {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()} == {0o600}
     await board.aclose()
@@ -185,7 +146,7 @@ async def test_a_file_board_is_the_users_alone(path: Path) -> None:
 async def test_notes_from_before_a_restart_of_the_machine_are_gone(path: Path) -> None:
     """Its clock begins at 0 again: what seems to live for hours was written by an earlier one."""
     clock = Clock()
-    board = SqliteBoard(path, clock=clock)
+    board = file_board(path, clock=clock)
     await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
     clock.now_s = 5
     assert await board.update("pool", "b", says(b"2"), lease_s=LEASE_S) == []
@@ -196,7 +157,7 @@ async def test_a_damaged_file_is_made_anew(path: Path) -> None:
     """What was in it is seconds old at most."""
     path.parent.mkdir()
     path.write_bytes(b"no database" * 100)
-    board = SqliteBoard(path)
+    board = file_board(path)
     assert await board.update("pool", "a", says(b"1"), lease_s=LEASE_S) == []
     assert await board.update("pool", "b", says(None), lease_s=LEASE_S) == [b"1"]
     await board.aclose()
@@ -205,7 +166,7 @@ async def test_a_damaged_file_is_made_anew(path: Path) -> None:
 async def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     """And soon."""
     (tmp_path / "file").write_text("")
-    board = SqliteBoard(tmp_path / "file" / "board")
+    board = file_board(tmp_path / "file" / "board")
     with pytest.raises(StoreError):
         await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
     await board.aclose()
@@ -223,7 +184,7 @@ def _adds(path: Path, name: str, times: int, heard: Connection) -> None:
         return b"%d" % own, own
 
     async def run() -> None:
-        board = SqliteBoard(path, limit_s=60)
+        board = file_board(path, limit_s=60)
         heard.send([await board.update("sum", name, more, lease_s=60) for _ in range(times)])
         await board.aclose()
 
@@ -252,7 +213,7 @@ def _holds(path: Path, told: Connection) -> None:
     """Leaves a note and renews it until it is killed."""
 
     async def run() -> None:
-        board = SqliteBoard(path)
+        board = file_board(path)
         while True:
             await board.update("pool", "holder", says(b"mine"), lease_s=1.0)
             told.send("renewed")
@@ -271,7 +232,7 @@ async def test_the_note_of_a_killed_process_ends_with_its_lease(path: Path) -> N
     process.start()
     try:
         assert heard.poll(60)
-        board = SqliteBoard(path)
+        board = file_board(path)
         assert await board.update("pool", "b", says(None), lease_s=LEASE_S) == [b"mine"]
     finally:
         process.kill()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.stores.protocol import decode, encode
+from litellm_compaction.stores.store import decode, encode
 from tests.stores.compactions import compaction, compactions
 
 
@@ -56,13 +56,3 @@ def test_what_this_version_cannot_apply_is_none(change: dict[str, object]) -> No
     if isinstance(inner, dict) and inner:
         change = {"compaction": {**envelope["compaction"], **inner}}
     assert decode(json.dumps({**envelope, **change}).encode()) is None
-
-
-@pytest.mark.parametrize(("written", "read"), [(3, (3,)), (None, ()), ([1, 3], (1, 3))])
-def test_what_was_pinned_before_there_could_be_several_is_read(written: object, read: tuple[int, ...]) -> None:
-    """One position or none, as it was stored until version 0.1, survives the upgrade."""
-    fields = json.loads(encode(compaction("h")))
-    fields["compaction"]["pinned"] = written
-    found = decode(json.dumps(fields).encode())
-    assert found is not None
-    assert found.pinned == read

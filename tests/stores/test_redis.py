@@ -19,14 +19,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from redis.asyncio import Redis
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.redis_address import parse
-from litellm_compaction.stores import Plot, Store, open_store, redis_of
-from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisStore
-from litellm_compaction.stores.redis_board import RedisBoard
-from litellm_compaction.stores.redis_connection import RedisConnection, Script
+from litellm_compaction.stores import Board, Store, open_board, open_store
+from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows
 from tests.stores.compactions import compaction
+from tests.stores.made import RedisStore
 from tests.stores.servers import Server, any_program, free_port, redis_program, running
 
 TTL_S = 100.0
@@ -44,7 +43,7 @@ async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
     stores: list[RedisStore] = []
 
     def make(url: str, *, rests: bool = True, limit_s: float = 60.0) -> RedisStore:
-        stores.append(RedisStore(RedisConnection(parse(url), rests=rests, limit_s=limit_s), ttl_s=TTL_S))
+        stores.append(RedisStore(url, rests=rests, limit_s=limit_s, ttl_s=TTL_S))
         return stores[-1]
 
     yield make
@@ -87,6 +86,7 @@ async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
     [before] = await store.events()
     server.kill()
     server.start()
+    await until_it_answers(store)
     await store.add_event(time.time(), "after")
     assert [event.text for event in await store.events(after=before.number)] == ["after"]
 
@@ -99,15 +99,18 @@ async def test_a_store_serves_several_event_loops_at_once(server: Server, opened
         async def use() -> int:
             for step in range(20):
                 await store.put("team", compaction(f"h{number}-{step}"))
-            return len(await store.find("team", [f"h{number}-{step}" for step in range(20)]))
+            found = len(await store.find("team", [f"h{number}-{step}" for step in range(20)]))
+            # An event loop that ends closes its own connections.
+            await store.server._clients.aclose()  # type: ignore[attr-defined]
+            return found
 
         return asyncio.run(use())
 
     with ThreadPoolExecutor(4) as threads:
         loop = asyncio.get_running_loop()
         assert await asyncio.gather(*(loop.run_in_executor(threads, work, number) for number in range(4))) == [20] * 4
-    # Four of the pool's, and one of the store's.
-    assert threading.active_count() - others <= 5
+    # Four of the pool's.
+    assert threading.active_count() - others <= 4
 
 
 async def test_a_cancelled_put_is_finished(server: Server, opened: Callable[..., RedisStore]) -> None:
@@ -226,20 +229,6 @@ async def test_a_script_that_the_server_forgot_is_told_again(server: Server, ope
     assert await store.find("team", ["h"]) == [compaction("h")]
 
 
-async def test_others_may_run_scripts_through_the_same_connection(server: Server) -> None:
-    """What processes share beside the store takes its connection from it."""
-    store = open_store(server.url, ttl_s=TTL_S, max_bytes=1_000_000)
-    connection = redis_of(store)
-    assert connection is not None
-    answer = await connection.run(Script("return {KEYS[1], ARGV[1], 7}"), ["compaction:{a}:l"], ["x"], limit_s=5)
-    assert answer == [b"compaction:{a}:l", b"x", 7]
-    assert await connection.command("SET", "compaction:{a}:l", "token", "NX", "PX", 1000, limit_s=5) is True
-    await store.aclose()
-    with pytest.raises(StoreError, match="closed"):
-        await connection.run(Script("return 1"), ["k"])
-    assert redis_of(open_store("memory://", ttl_s=1, max_bytes=1024)) is None
-
-
 async def test_the_rights_that_the_documentation_names_are_enough(
     server: Server, opened: Callable[..., RedisStore]
 ) -> None:
@@ -253,16 +242,17 @@ async def test_the_rights_that_the_documentation_names_are_enough(
     await store.put_fact("model", "k", "1")
     await store.put_setting("mode", "off")
     await store.add_event(time.time(), "{}")
-    await store.put_plots([Plot("talk", time.time(), "{}")])
+    await store.add_turn(time.time(), "{}")
     assert await store.find("team", ["h"]) == [compaction("h")]
-    assert (len(await store.compactions()), len(await store.events()), len(await store.plots())) == (1, 1, 1)
+    assert (len(await store.compactions()), len(await store.events()), len(await store.turns())) == (1, 1, 1)
     assert await store.get_setting("mode") == "off"
-    assert (await store.about()).version
-    assert await RedisBoard(store.connection).update("pool", "me", lambda others: (b"1", len(others)), lease_s=5) == 0
+    assert (await store.rows.about()).version
+    board = Board(RedisRows(store.server, prefix="compaction:board", ttl_s=10))
+    assert await board.update("pool", "me", lambda others: (b"1", len(others)), lease_s=5) == 0
     assert await store.delete(unused_since_s=time.time() + 10) == 1
     assert await store.delete() == 0
-    with pytest.raises(StoreError, match="does not give this user the right"):
-        await store.connection.command("GET", "other")
+    with pytest.raises(StoreError, match="NoPermission"):
+        await store.says("GET", "other")
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -305,3 +295,44 @@ async def test_tls_is_checked_unless_the_operator_says_otherwise(
         for wrong in (url, url.replace("rediss", "redis")):
             with pytest.raises(StoreError):
                 await opened(wrong).find("team", ["h"])
+
+
+async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> None:
+    """They share a server: what is written at the end of a process comes after the last note."""
+    store = open_store(server.url, ttl_s=TTL_S, max_bytes=1_000_000)
+    board = open_board(server.url, store)
+    assert board is not None
+    await board.update("pool", "me", lambda others: (b"1", len(others)), lease_s=5)
+    await board.aclose()
+    await store.put_setting("mode", "off")
+    await store.aclose()
+    with pytest.raises(StoreError, match="closed"):
+        await store.get_setting("mode")
+
+
+async def test_a_note_that_says_nothing_new_is_read_and_not_written(server: Server) -> None:
+    """Processes look four times a second; it is written again when a fifth of its life is over."""
+    store = RedisStore(server.url, limit_s=60.0)
+    board = Board(store.rows)
+    writes = []
+    for body in (b"1", b"1", b"2", b"2", None, None):
+        before = calls(server, "hset") + calls(server, "del")
+        await board.update("pool", "me", lambda _, body=body: (body, None), lease_s=60)
+        writes.append(calls(server, "hset") + calls(server, "del") - before)
+    assert writes == [1, 0, 1, 0, 1, 0]
+    await store.aclose()
+
+
+async def test_a_client_that_decodes_what_it_reads_will_do(server: Server) -> None:
+    """LiteLLM's may be configured so; half surrogate pairs and bytes come back as they were."""
+    store = RedisStore(
+        server.url, limit_s=60.0, clients=lambda: Redis.from_url(server.url, decode_responses=True, protocol=3)
+    )
+    await store.put("team", compaction("h", text="\ud83d"))
+    await store.add_event(time.time(), "\ud83d")
+    assert await store.find("team", ["h"]) == [compaction("h", text="\ud83d")]
+    assert [each.scope for each in await store.compactions()] == ["team"]
+    assert [event.text for event in await store.events()] == ["\ud83d"]
+    assert (await store.rows.about()).version
+    assert await store.delete() == 1
+    await store.aclose()

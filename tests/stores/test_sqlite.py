@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import SqliteStore, SteadyStore, open_existing, open_store, sqlite_path
-from litellm_compaction.stores.memory import MemoryStore
+from litellm_compaction.stores import open_existing, open_store, sqlite, sqlite_path
+from litellm_compaction.stores.memory import MemoryRows
+from litellm_compaction.stores.sqlite import MIGRATIONS
 from litellm_compaction.stores.sqlite_file import SqliteFile
-from litellm_compaction.stores.sqlite_tables import MIGRATIONS
 from tests.stores.compactions import compaction
+from tests.stores.made import MemoryStore, SqliteStore, SteadyStore
 
 Open = Callable[..., SqliteStore]
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX modes and open files")
@@ -131,28 +132,21 @@ async def test_a_locked_file_is_written_again_after_a_while(path: Path) -> None:
     file.close()
 
 
-async def test_an_older_version_is_migrated(opened: Open, path: Path) -> None:
+async def test_an_older_version_is_migrated(opened: Open, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it held is still there, and the new tables too."""
-    path.parent.mkdir()
-    older = SqliteFile(path, MIGRATIONS[:1], create=True)
-    older.read(lambda connection: None)
-    older.close()
-    other = path.with_name("other")
-    current = SqliteStore(other, ttl_s=1000, max_bytes=10_000_000)
-    await current.put("team", compaction("h"))
-    await current.aclose()
-    change(
-        path,
-        f"ATTACH '{other}' AS other",
-        "INSERT INTO main.entry SELECT * FROM other.entry",
-    )
+    older = opened()
+    await older.put("team", compaction("h"))
+    await older.aclose()
+    newer = (*MIGRATIONS, ("CREATE TABLE another (x)",))
+    monkeypatch.setattr(sqlite, "MIGRATIONS", newer)
     store = opened()
     assert await store.find("team", ["h"]) == [compaction("h")]
     await store.add_event(1e12, "{}")
     assert len(await store.events()) == 1
     await store.aclose()
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(newer),)
+    assert connection.execute("SELECT count(*) FROM another").fetchone() == (0,)
     connection.close()
 
 
@@ -223,7 +217,7 @@ async def test_an_unreadable_row_is_dropped(opened: Open, path: Path) -> None:
     for name in ("a", "b"):
         await store.put("team", compaction(name))
     await store.put_fact("model", "ratio", "1")
-    change(path, "UPDATE entry SET body = x'ff00' WHERE key IN ('a', 'ratio')")
+    change(path, "UPDATE entry SET body = x'ff00' WHERE key IN ('c:a', 'f:ratio')")
     assert [each.covered_hash for each in await store.find("team", ["a", "b"])] == ["b"]
     assert [each.compaction.covered_hash for each in await store.compactions()] == ["b"]
     assert await store.get_fact("model", "ratio") is None
@@ -363,7 +357,7 @@ def test_a_store_that_nobody_ends_closes_its_file(path: Path) -> None:
     asyncio.run(store.put("team", compaction("h")))
     assert Path(f"{path}-wal").exists()
     # Until its thread has taken up the next thing, it holds on to the last one.
-    asyncio.run(store._thread.run(int))
+    asyncio.run(store.rows._thread.run(int))
     del store
     gc.collect()
     assert not Path(f"{path}-wal").exists()
@@ -372,8 +366,8 @@ def test_a_store_that_nobody_ends_closes_its_file(path: Path) -> None:
 _WRITER = """
 import asyncio, sys
 from pathlib import Path
-from litellm_compaction.stores import SqliteStore
 from tests.stores.compactions import compaction
+from tests.stores.made import SqliteStore
 
 async def main(path, name):
     store = SqliteStore(Path(path), ttl_s=1000, max_bytes=10_000_000)
@@ -498,7 +492,7 @@ async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
     await store.aclose()
     assert (tmp_path / "home" / "store.sqlite3").is_file()
     memory = open_store("memory://", ttl_s=1, max_bytes=1024)
-    assert isinstance(memory, MemoryStore)
+    assert isinstance(memory.rows, MemoryRows)
     await memory.aclose()
 
 

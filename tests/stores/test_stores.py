@@ -14,12 +14,12 @@ import pytest
 
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError
-from litellm_compaction.redis_address import parse
-from litellm_compaction.stores import MemoryStore, Plot, SqliteStore, SteadyStore, Store, memory, redis, sqlite_tables
-from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS, MAX_PLOTS
-from litellm_compaction.stores.redis import RedisStore
-from litellm_compaction.stores.redis_connection import RedisConnection
+from litellm_compaction.stores import Store
+from litellm_compaction.stores import store as faces
+from litellm_compaction.stores.rows import LINES_TTL_S
+from litellm_compaction.stores.store import MAX_EVENTS
 from tests.stores.compactions import compaction
+from tests.stores.made import MemoryStore, RedisStore, SqliteStore, SteadyStore
 from tests.stores.servers import PROGRAMS, running
 
 TTL_S = 100.0
@@ -99,10 +99,9 @@ async def opened(
         if request.param in BOUNDED:
             stores.append(BOUNDED[request.param](tmp_path / f"{len(stores)}", max_bytes, clock))
         else:
-            address = parse(f"{server_url(request.param)}?prefix={uuid.uuid4().hex}")
+            url = f"{server_url(request.param)}?prefix={uuid.uuid4().hex}"
             # A machine that is busy with other tests is not what is tested here.
-            connection = RedisConnection(address, rests=False, limit_s=10)
-            stores.append(RedisStore(connection, ttl_s=TTL_S, clock=clock))
+            stores.append(RedisStore(url, rests=False, limit_s=10, ttl_s=TTL_S, clock=clock))
         return stores[-1]
 
     yield make
@@ -204,6 +203,8 @@ async def test_the_newest_is_kept_however_large(opened: OpenStore) -> None:
     await store.put("team", compaction("small"))
     await store.put("team", compaction("large", text="x" * 10_000))
     assert [each.covered_hash for each in await store.find("team", ["small", "large"])] == ["large"]
+    await store.put("other", compaction("larger", text="x" * 20_000))
+    assert [each.covered_hash for each in await store.find("other", ["larger"])] == ["larger"]
 
 
 async def test_a_store_does_not_hand_out_what_it_can_lose(opened: OpenStore) -> None:
@@ -271,10 +272,11 @@ async def test_what_is_added_at_the_same_time_is_not_lost(
     """By two connections to one store, as two workers have; whoever is second sees what the first has added."""
     first, second = opened(), opened()
     if request.node.callspec.params["opened"] in PROGRAMS:
+        assert isinstance(first, RedisStore)
         theirs = second
-        theirs._prefix = first._prefix  # type: ignore[attr-defined]
+        second.rows.prefix = first.rows.prefix  # type: ignore[attr-defined]
     elif isinstance(first, SqliteStore):
-        theirs = SqliteStore(tmp_path / "0", ttl_s=TTL_S, max_bytes=1_000_000, clock=first._clock)
+        theirs = SqliteStore(tmp_path / "0", ttl_s=TTL_S, max_bytes=1_000_000, clock=first.rows._clock)
     else:
         theirs = first
     added = [
@@ -370,9 +372,9 @@ async def test_the_history_is_numbered_and_oldest_first(opened: OpenStore, clock
     assert await store.events(after=found[2].number) == found[3:]
     assert await store.events(after=found[4].number) == []
     assert await store.events(limit=0) == []
-    clock.now_s += EVENTS_TTL_S + 2
+    clock.now_s += LINES_TTL_S + 2
     assert await store.events() == found[2:]
-    clock.now_s += EVENTS_TTL_S
+    clock.now_s += LINES_TTL_S
     await store.add_event(clock.now_s, "{}")
     assert [event.text for event in await store.events()] == ["{}"]
 
@@ -380,9 +382,7 @@ async def test_the_history_is_numbered_and_oldest_first(opened: OpenStore, clock
 async def test_the_history_has_a_bound(opened: OpenStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go. By a hundredth of the bound that there is: writing 10,010 events took 16 s of processor time."""
     bound = MAX_EVENTS // 100
-    for module in (memory, redis, sqlite_tables):
-        assert module.MAX_EVENTS == MAX_EVENTS
-        monkeypatch.setattr(module, "MAX_EVENTS", bound)
+    monkeypatch.setattr(faces, "MAX_EVENTS", bound)
     store = opened()
     for number in range(bound + 10):
         await store.add_event(clock.now_s, str(number))
@@ -401,21 +401,20 @@ async def test_the_history_can_be_searched(opened: OpenStore, clock: Clock) -> N
     assert len(await store.events(containing="")) == 40
 
 
-async def test_plots_are_kept_by_key(opened: OpenStore, clock: Clock) -> None:
-    """The newest first, one for each key; those of one tenant; too old and too many are gone."""
+async def test_logs_do_not_mix(opened: OpenStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's turns are another log than the history, with a bound of its own; those of one tenant are found."""
+    monkeypatch.setattr(faces, "MAX_TURNS", 3)
     store = opened()
-    assert await store.plots() == []
-    await store.put_plots([])
-    await store.put_plots([Plot("a", 1000.0, "anna 1"), Plot("b", 1001.0, "bert \ud800")])
-    await store.put_plots([Plot("a", 1002.0, "anna 2")])
-    assert await store.plots() == ["anna 2", "bert \ud800"]
-    assert await store.plots(containing="bert") == ["bert \ud800"]
-    assert await store.plots(containing="nobody") == []
-    await store.put_plots([Plot(f"more {number}", 1010.0 + number, str(number)) for number in range(MAX_PLOTS)])
-    found = await store.plots()
-    assert (len(found), found[0], found[-1]) == (MAX_PLOTS, str(MAX_PLOTS - 1), "0")
-    clock.now_s = 1011.0 + EVENTS_TTL_S
-    assert (await store.plots())[-1] == "1"
+    assert await store.turns() == []
+    for number, name in enumerate(("anna", "bert \ud800", "anna", "anna")):
+        await store.add_turn(clock.now_s, f"{name} {number}")
+        await store.add_event(clock.now_s, f"event {number}")
+    assert await store.turns() == ["bert \ud800 1", "anna 2", "anna 3"]
+    assert await store.turns(containing="anna") == ["anna 2", "anna 3"]
+    assert [event.text for event in await store.events(containing="anna")] == []
+    assert len(await store.events()) == 4
+    clock.now_s += LINES_TTL_S + 1
+    assert await store.turns() == []
 
 
 async def test_what_is_there_can_be_listed(opened: OpenStore, clock: Clock) -> None:
@@ -457,20 +456,20 @@ async def test_what_is_there_can_be_deleted(
     left: set[tuple[str, str]],
     events: int,
 ) -> None:
-    """By scope, by last use, both, or everything; facts go too, history and plots where no scope is named."""
+    """By scope, by last use, both, or everything; facts go too, history and turns where no scope is named."""
     store = opened()
     for name in ("old", "new"):
         for owner in ("a", "b"):
             await store.put(owner, compaction(name))
             await store.put_fact(owner, name, "1")
         await store.add_event(clock.now_s, "{}")
-        await store.put_plots([Plot(name, clock.now_s, "{}")])
+        await store.add_turn(clock.now_s, "{}")
         clock.now_s += 10
     assert await store.delete(scope=scope, unused_since_s=unused_since_s) == count
     assert {(each.scope, each.compaction.covered_hash) for each in await store.compactions()} == left
     facts = {(owner, name) for owner in "ab" for name in ("old", "new") if await store.get_fact(owner, name)}
     assert facts == left
-    assert len(await store.events()) == len(await store.plots()) == events
+    assert len(await store.events()) == len(await store.turns()) == events
 
 
 async def test_an_ended_memory_store_is_empty(clock: Clock, tmp_path: Path) -> None:

@@ -130,11 +130,12 @@ async def events_for(store: Store, visitor: Visitor) -> list[Kept]:
 async def talks_for(store: Store, visitor: Visitor) -> list[Talk]:
     """The last conversations that the visitor may see, the most recent first; none of a store that cannot be read."""
     try:
-        # The newest first, and the store looks for the characters alone.
-        texts = await store.plots(containing=visitor.tenant_seen)
+        # The store looks for the characters alone.
+        texts = await store.turns(containing=visitor.tenant_seen)
     except StoreError:
         return []
-    turns = [turn for text in reversed(texts) if (turn := turn_from_json(text)) is not None]
+    # Lines stand in the order of the answers.
+    turns = sorted((turn for text in texts if (turn := turn_from_json(text)) is not None), key=lambda turn: turn.when_s)
     return talks_of(turn for turn in turns if visitor.sees_all or turn.tenant == visitor.tenant)
 
 

@@ -34,7 +34,7 @@ from litellm_compaction.proxy.page.data import (
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
-from litellm_compaction.stores import MemoryStore
+from litellm_compaction.stores.memory import MemoryRows
 
 PATH = "/compaction"
 # Browsers send a password to the folder of the address that has asked for it (RFC 7617, 2.2): asked for at `PATH`, it
@@ -146,7 +146,7 @@ class _Page:
         if known.ignored:
             text = f"The saved changes are ignored, config.yaml holds: {known.ignored}. Save or reset to replace them."
             found.append(Notice(kind="problem", text=text))
-        if isinstance(self._around.store, MemoryStore):
+        if isinstance(self._around.store.rows, MemoryRows):
             text = "The store is this process's memory: changes end with it, and other workers do not see them."
             found.append(Notice(kind="note", text=text))
         if known.settings.mode != "guard":

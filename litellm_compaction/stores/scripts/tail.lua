@@ -1,4 +1,5 @@
--- Returns the lowest number it looked at (False at the end), then number, when_s, body of the lines that match, newest first.
+-- Returns the lowest number it looked at (False at the end), then number, when_s, body of the lines that match, newest
+-- first.
 -- KEYS: the stream. ARGV: the highest and the lowest number to look at, how many to look at, since_s, characters.
 local lines = redis.call('XREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 local found = {false}

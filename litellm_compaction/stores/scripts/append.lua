@@ -1,5 +1,5 @@
--- Adds a line to the history under a number above all before: the server's microseconds, so that it grows even where
--- the history was lost with the server's memory.
+-- Adds a line to a log under a number above all before: the server's microseconds, so that it grows even where the log
+-- was lost with the server's memory.
 -- KEYS: the stream, the last number. ARGV: when_s, body, how many lines are kept, ttl_ms.
 local time = redis.call('TIME')
 local number = tonumber(time[1]) * 1000000 + tonumber(time[2])

@@ -1,0 +1,323 @@
+"""The things that are kept, written once over rows and logs: compactions, facts, settings, events, and notes.
+
+The engine finds and puts, the history observer adds events, the command line lists and deletes. A compaction becomes
+bytes that survive upgrades, field by field as the dataclasses say: a missing field takes its default, and one that is
+not known is passed over.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from litellm_compaction.core.compaction import Compaction, compaction_id, is_sound
+from litellm_compaction.core.strategies import is_rung
+from litellm_compaction.errors import StoreError
+from litellm_compaction.master_key import UNSIGNED, Seal
+from litellm_compaction.stores.rows import SETTINGS, Rows
+
+logger = logging.getLogger("litellm_compaction")
+_Result = TypeVar("_Result")
+
+MAX_EVENTS = 10_000
+MAX_TURNS = 2000
+_EVENTS, _TURNS = "events", "turns"
+_COMPACTION, _FACT = "c:", "f:"
+# The scope of what is known of models, and of no tenant: theirs are hashes.
+FACTS_SCOPE = "models"
+# Longer than any lease: a note that ends later was written by a clock that has been set back, or before a restart.
+MAX_LEASE_S = 60.0
+# A note that says nothing new is written again when so much of its life is over.
+_RENEWED_RATIO = 0.2
+_NOTES = "notes"
+
+# Makes one fact of what is kept and what is new. The order must not matter, nor how often the same comes: a write whose
+# answer was lost is made again. It gets any text that is kept, raises nothing, and may be called from any thread.
+Join: TypeAlias = Callable[[str, str], str]
+# Gets the others' notes, and gives the own new one, None for none, with what it means.
+Decide: TypeAlias = "Callable[[Sequence[bytes]], tuple[bytes | None, _Result]]"
+
+
+class StoredCompaction(NamedTuple):
+    """A compaction and what the store knows about it.
+
+    Attributes:
+        created_s, used_s: wall clock, seconds since 1970.
+        size_bytes: what it takes of the store's bound.
+    """
+
+    scope: str
+    compaction: Compaction
+    created_s: float
+    used_s: float
+    size_bytes: int
+
+    @property
+    def id(self) -> str:
+        """Its name in events and on the command line."""
+        return compaction_id(self.scope, self.compaction.covered_hash)
+
+
+class StoredEvent(NamedTuple):
+    """One line of the history.
+
+    Attributes:
+        number: grows with every event, also across the processes that share a store.
+        when_s: wall clock, seconds since 1970.
+        text: JSON, as `events.py` wrote it.
+    """
+
+    number: int
+    when_s: float
+    text: str
+
+
+class Store:
+    """Where compactions, learned facts, settings and the history are kept.
+
+    Every method may raise `StoreError`, and nothing else; what a cancelled call has begun is finished.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+        """Those in `scope` whose covered hash is one of `hashes`, the one that covers most first.
+
+        Args:
+            hashes: chain entries of a conversation, shortest prefix first; may be thousands.
+        """
+        rows = await self.rows.find(scope, [_COMPACTION + each for each in reversed(hashes)])
+        return [found for row in rows if (found := decode(row.body)) is not None]
+
+    async def put(self, scope: str, compaction: Compaction) -> None:
+        """Keeps one, in place of an earlier one that covers the same messages."""
+        await self.rows.put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
+
+    async def get_fact(self, scope: str, key: str) -> str | None:
+        """What was last put under `key`: something learned, which may be forgotten at any time."""
+        return await self._text(scope, _FACT + key)
+
+    async def put_fact(self, scope: str, key: str, text: str) -> None:
+        """Keeps a fact, in place of an earlier one under the same key."""
+        await self.rows.put(scope, _FACT + key, encode_text(text))
+
+    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
+        """Adds to a fact, as one step of all processes, so that no process's part is lost.
+
+        Returns:
+            What is kept now: what was there and `text`, joined; `text` if nothing was there.
+        """
+        both = text
+
+        def add(kept: bytes | None, _: float) -> bytes:
+            nonlocal both
+            known = None if kept is None else _decoded(kept)
+            both = text if known is None else join(known, text)
+            return encode_text(both)
+
+        await self.rows.change(scope, _FACT + key, add)
+        return both
+
+    async def get_setting(self, key: str) -> str | None:
+        """What an operator chose under `key`: kept until it is replaced, whatever becomes of the rest."""
+        return await self._text(SETTINGS, key)
+
+    async def put_setting(self, key: str, text: str) -> None:
+        """Keeps a choice; no time to live, no bound, and `delete` leaves it alone."""
+        await self.rows.put(SETTINGS, key, encode_text(text))
+
+    async def add_event(self, when_s: float, text: str) -> None:
+        """Adds a line to the history; the oldest goes where there are too many."""
+        await self.rows.append(_EVENTS, when_s, encode_text(text), most=MAX_EVENTS)
+
+    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
+        """The newest `limit` events with a number above `after` and these characters in their text, oldest first."""
+        if limit <= 0:
+            return []
+        lines = await self.rows.tail(_EVENTS, after=after, most=limit, containing=encode_text(containing))
+        texts = ((line.number, line.when_s, _decoded(line.body)) for line in lines)
+        return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
+
+    async def add_turn(self, when_s: float, text: str) -> None:
+        """Adds what the page draws of one turn of a conversation."""
+        await self.rows.append(_TURNS, when_s, encode_text(text), most=MAX_TURNS)
+
+    async def turns(self, *, containing: str = "") -> list[str]:
+        """The newest turns with these characters in their text, oldest first."""
+        lines = await self.rows.tail(_TURNS, most=MAX_TURNS, containing=encode_text(containing))
+        return [text for line in lines if (text := _decoded(line.body)) is not None]
+
+    async def compactions(self) -> list[StoredCompaction]:
+        """All that are alive, the most recently used first; looking is no use."""
+        return [
+            StoredCompaction(row.scope, found, row.created_s, row.used_s, row.size_bytes)
+            for row in await self.rows.scan()
+            if row.key.startswith(_COMPACTION) and (found := decode(row.body)) is not None
+        ]
+
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
+        """Forgets compactions and facts: of one scope, or all; last used before a time, or at any.
+
+        With `covered_hash` only the one compaction in `scope` that covers exactly these messages. Events have no scope:
+        those before the time are forgotten if `scope` is None.
+
+        Returns:
+            How many compactions there were among them.
+        """
+        key = None if covered_hash is None else _COMPACTION + covered_hash
+        deleted = await self.rows.delete(scope=scope, before_s=unused_since_s, key=key)
+        return sum(each.startswith(_COMPACTION) for each in deleted)
+
+    async def aclose(self) -> None:
+        """Ends it; any number of times."""
+        await self.rows.aclose()
+
+    async def _text(self, scope: str, key: str) -> str | None:
+        rows = await self.rows.find(scope, [key])
+        return _decoded(rows[0].body) if rows else None
+
+
+class _Note(NamedTuple):
+    until_s: float
+    body: bytes
+
+
+class Board:
+    """Short notes by which processes tell each other what they are doing right now: a row for each topic.
+
+    The processes that share a store share a board. `engine/` keeps there which process holds how much of a shared
+    context, and who is making which summary. A note lives for seconds unless it is renewed, so that nothing of a killed
+    process stays; no conversation's text is ever in one.
+
+    Args:
+        rows: of notes alone; all processes see the same clock there.
+        seal: signs notes on a server, where others may write, too; one that it has not signed for this topic, writer
+            and end counts as none.
+    """
+
+    def __init__(self, rows: Rows, seal: Seal = UNSIGNED) -> None:
+        self._rows = rows
+        self._seal = seal
+        self._is_told = False
+
+    async def update(self, topic: str, name: str, decide: Decide[_Result], *, lease_s: float) -> _Result:
+        """Reads what others have written under a topic and replaces one's own note, as one step of all processes.
+
+        Args:
+            topic: what the notes are about.
+            name: of the writer, whose note alone is changed.
+            decide: may be called more than once, from any thread, and only the last counts. A note has a byte at least.
+            lease_s: how long the note lives if it is not renewed, up to `MAX_LEASE_S`.
+
+        Returns:
+            What `decide` gave beside the note.
+
+        Raises:
+            StoreError: the board cannot be reached; whether the note was written is not known.
+        """
+        decided: list[_Result] = []
+
+        def change(kept: bytes | None, now_s: float) -> bytes | None:
+            notes = self._read(topic, kept, now_s)
+            own = notes.pop(name, None)
+            body, result = decide([note.body for note in notes.values()])
+            decided.append(result)
+            if body == (own and own.body) and (
+                own is None or (1 - _RENEWED_RATIO) * lease_s < own.until_s - now_s <= lease_s
+            ):
+                return kept
+            if body is not None:
+                notes[name] = _Note(now_s + lease_s, body)
+            return self._written(topic, notes) if notes else None
+
+        await self._rows.change(topic, _NOTES, change)
+        if not decided:
+            raise StoreError("the store did not ask for a note")
+        return decided[-1]
+
+    async def aclose(self) -> None:
+        """Ends it; any number of times."""
+        await self._rows.aclose()
+
+    def _written(self, topic: str, notes: dict[str, _Note]) -> bytes:
+        return json.dumps(
+            {
+                name: (note.until_s, note.body.decode("latin-1"), self._mac(topic, name, note))
+                for name, note in notes.items()
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    def _read(self, topic: str, kept: bytes | None, now_s: float) -> dict[str, _Note]:
+        """The notes that last, by writer, of what anybody may have written."""
+        try:
+            found = json.loads(kept or b"{}")
+        except (ValueError, RecursionError):
+            return {}
+        notes: dict[str, _Note] = {}
+        for name, said in found.items() if isinstance(found, dict) else ():
+            match said:
+                case [float() as until_s, str() as body, str() as mac] if now_s < until_s <= now_s + MAX_LEASE_S:
+                    note = _Note(until_s, body.encode("latin-1", "replace"))
+                    if hmac.compare_digest(mac.encode(errors="replace"), self._mac(topic, name, note).encode()):
+                        notes[name] = note
+                    else:
+                        self._tell_unsigned()
+        return notes
+
+    def _mac(self, topic: str, name: str, note: _Note) -> str:
+        said = (text.encode("utf-8", "surrogatepass") for text in (topic, name, repr(note.until_s)))
+        return self._seal.mac(*said, note.body).hex()
+
+    def _tell_unsigned(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "notes_ignored the store holds notes that are not signed with this proxy's master key; "
+                "workers that share a store need the same one"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Envelope:
+    version: Literal[1]
+    compaction: Compaction
+
+
+_ADAPTER = TypeAdapter(_Envelope)
+
+
+def encode(compaction: Compaction) -> bytes:
+    """JSON in UTF-8, which holds half surrogate pairs too: clients do send them."""
+    fields = _ADAPTER.dump_python(_Envelope(version=1, compaction=compaction), mode="json", warnings=False)
+    return encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+
+
+def decode(data: bytes) -> Compaction | None:
+    """The compaction that `encode` wrote, in whatever version; None if it cannot be read or fits no conversation."""
+    try:
+        compaction = _ADAPTER.validate_python(json.loads(data.decode("utf-8", "surrogatepass"))).compaction
+    except (ValidationError, ValueError, RecursionError):
+        return None
+    return compaction if is_rung(compaction.rung) and is_sound(compaction) else None
+
+
+def encode_text(text: str) -> bytes:
+    """Any string of Python's."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _decoded(data: bytes) -> str | None:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except ValueError:
+        return None

@@ -1,0 +1,90 @@
+"""Stores and boards by what they are made of, for tests that subclass them or look inside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from litellm_compaction.redis_address import parse
+from litellm_compaction.stores import Board, Store
+from litellm_compaction.stores.fallback import SteadyRows
+from litellm_compaction.stores.memory import MemoryRows
+from litellm_compaction.stores.redis import RedisRows
+from litellm_compaction.stores.redis_server import LIMIT_S, OwnClients, RedisServer, client_of
+from litellm_compaction.stores.sqlite import SqliteRows
+
+
+class MemoryStore(Store):
+    rows: MemoryRows
+
+    def __init__(self, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes, clock=clock))
+
+
+class SqliteStore(Store):
+    rows: SqliteRows
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(SqliteRows(path, **options))
+
+
+class SteadyStore(Store):
+    """A durable store's rows with another one's to fall back on."""
+
+    rows: SteadyRows
+
+    def __init__(self, durable: Store, spare: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(SteadyRows(durable.rows, spare.rows, clock=clock))
+
+
+class RedisStore(Store):
+    """A store on a server by its URL."""
+
+    rows: RedisRows
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ttl_s: float = 1000.0,
+        rests: bool = True,
+        limit_s: float = LIMIT_S,
+        clock: Callable[[], float] | None = None,
+        clients: Callable[[], Any] | None = None,
+    ) -> None:
+        self.url = url
+        address = parse(url)
+        made = OwnClients(clients or (lambda: client_of(address.url)))
+        self.server = RedisServer(made, address.place, rests=rests, limit_s=limit_s)
+        super().__init__(RedisRows(self.server, prefix=address.prefix, ttl_s=ttl_s, clock=clock))
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether calls fail at once now, because the server did not answer a moment ago."""
+        return bool(self.server._failure)
+
+    async def says(self, *words: str | bytes) -> Any:
+        """What the server answers to a command."""
+        return await self.server.call(lambda client: client.execute_command(*words))
+
+
+class MemoryBoard(Board):
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.rows = MemoryRows(ttl_s=120.0, max_bytes=1_000_000, clock=clock)
+        super().__init__(self.rows)
+
+    async def aclose(self) -> None:
+        """Nothing: other processes of the test have it as well."""
+
+    @property
+    def topics(self) -> list[str]:
+        """Those that have notes."""
+        return [topic for topic, _ in self.rows._rows]
+
+
+def file_board(path: Path, **options: Any) -> Board:
+    """A board in a file, as a proxy has it."""
+    return Board(SqliteRows(path, **{"ttl_s": 120.0, "max_bytes": 1_000_000, "clock": time.monotonic, **options}))
