@@ -227,7 +227,7 @@ async def replayed(talk: Transcript, truth_name: str, name: str, window: int) ->
             await _refused(found, request, truth, talk.name, str(error))
             continue
         tokens = await _answered(found, request, messages[: index + 1], guarded, truth)
-        bench.compactor.learn(case, guarded, prompt_tokens=tokens, completion_tokens=1)
+        bench.compactor.replies.learn(case, guarded, prompt_tokens=tokens, completion_tokens=1)
     await bench.compactor.aclose()
     found.truncated, found.questions, found.summaries = truth.over, server.questions, server.summaries
     found.prefill, found.decode = truth.prefill_tokens, truth.decode_tokens

@@ -1,4 +1,4 @@
-"""The engine's front door: weigh a request, decide, carry the decision out, report; learn from replies.
+"""The engine's front door: weigh a request, decide, carry the decision out, report.
 
 `proxy/` calls `guard` for every request to a guarded deployment. Nothing here knows LiteLLM or HTTP.
 """
@@ -38,14 +38,13 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
-from litellm_compaction.engine.going_on import GoingOn, Outcome, without_thoughts
+from litellm_compaction.engine.going_on import GoingOn, without_thoughts
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.threads import is_long, off_loop_if
-from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
-from litellm_compaction.events import CarryOutcome, Observer
-from litellm_compaction.events import Outcome as EventOutcome
+from litellm_compaction.errors import CompactionError, DoesNotFit
+from litellm_compaction.events import Observer, Outcome
 from litellm_compaction.stores import Board, Store
 from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
@@ -115,7 +114,7 @@ class Compactor:
         self.sources = sources if sources is not None else Sources()
         self._counter = counter
         self._store = store
-        self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
+        self.reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
         summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent, clock=clock)
         self._clock, self._wall_clock = clock, wall_clock
@@ -132,11 +131,11 @@ class Compactor:
             clock=clock,
         )
         self._outgoing = Outgoing(measurer=self._measurer, sent=sent)
-        self._replies = ReplyReader(
+        self.replies = ReplyReader(
             windows=windows,
             counter=counter,
             feedback=self._feedback,
-            reporter=self._reporter,
+            reporter=self.reporter,
         )
         self.going_on = GoingOn(store, wall_clock)
         self.answer_counts = AnswerCounts()
@@ -147,7 +146,7 @@ class Compactor:
             outgoing=self._outgoing,
             admission=self._admission,
             store=store,
-            reporter=self._reporter,
+            reporter=self.reporter,
             clock=clock,
             quiet_s=quiet_s,
         )
@@ -306,7 +305,7 @@ class Compactor:
         if bare is not None:
             guarded = await self._applied_surely(work, bare, "compacted")
             if guarded.budget.fits(guarded.count.tokens):
-                self._reporter.applied(work, "fallback", guarded, bare, reason="bare")
+                self.reporter.applied(work, "fallback", guarded, bare, reason="bare")
                 return guarded
         raise await self._refusal(work)
 
@@ -334,7 +333,7 @@ class Compactor:
         if made.compaction.rung == "truncate" and work.is_voluntary:
             # It fits as it came, which says more than a record without a summary.
             guarded = self._outgoing.unchanged(work)
-            self._reporter.decided(work, "fallback", guarded=guarded, reason=made.reason)
+            self.reporter.decided(work, "fallback", guarded=guarded, reason=made.reason)
             return guarded
         guarded = await self._applied_surely(work, made.compaction, "compacted")
         if not is_enough(work, decision, made.compaction, guarded):
@@ -347,14 +346,14 @@ class Compactor:
             work.case.attempts.has_compacted = True
             await self._remember_wanted(work.case.scope)
         is_fallback = made.compaction.rung == "truncate" and not work.case.is_client_summary
-        outcome: EventOutcome = "fallback" if is_fallback else "compacted"
+        outcome: Outcome = "fallback" if is_fallback else "compacted"
         if flown.work is not work or flown.is_found:
             await self._reuse(work, guarded, made.kept)
             # What was there before, and only came late, is told as what it is.
             return replace(guarded, action="reused") if flown.is_found else guarded
         base = None if isinstance(decision, Edit) else decision.base
         known = next(iter(usable(work.conversation, pending.stored)), None)
-        self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base, known=known)
+        self.reporter.applied(work, outcome, guarded, made.kept, made=made, base=base, known=known)
         return guarded
 
     async def _flown(
@@ -603,10 +602,6 @@ class Compactor:
         window = await self._measurer.window(case, prompt_tokens=guarded.count.tokens)
         return window.tokens < guarded.window.tokens
 
-    async def learn_way(self, case: RequestContext, way: Way, outcome: Outcome) -> None:
-        """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""
-        await self.going_on.learn(case.target, case.label, way, outcome)
-
     async def observe(self, request: Request, case: RequestContext) -> None:
         """Reports what `guard` would do; no model call, no warm-up, no error, no change."""
         try:
@@ -617,31 +612,11 @@ class Compactor:
             work = await hashed(work)
             decision = await self._plan(work, ())
             after = decision.predicted_tokens if isinstance(decision, Edit | Prune | Summarize) else work.count.tokens
-            self._reporter.decided(work, "observed", after=after, reason=type(decision).__name__.lower())
+            self.reporter.decided(work, "observed", after=after, reason=type(decision).__name__.lower())
 
     def room(self, case: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""
         return Reservation(self._admission, case)
-
-    def learn(
-        self,
-        case: RequestContext,
-        guarded: PreparedRequest,
-        *,
-        prompt_tokens: int,
-        completion_tokens: int,
-    ) -> None:
-        """Takes note of a reply's usage; arguments as `ReplyReader.learn`."""
-        self._replies.learn(
-            case,
-            guarded,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-        )
-
-    def learn_overflow(self, case: RequestContext, guarded: PreparedRequest | None, overflow: Overflow) -> None:
-        """Takes note of an overflow error; arguments as `ReplyReader.learn_overflow`."""
-        self._replies.learn_overflow(case, guarded, overflow)
 
     def learn_shared(self, case: RequestContext, parallel: int) -> None:
         """Takes note that so many answers fill one context together: an overflow far below the window has shown it."""
@@ -651,25 +626,6 @@ class Compactor:
                 "context; from now on they are fitted beside each other",
                 case.label,
             )
-
-    def carried_on(
-        self,
-        case: RequestContext,
-        guarded: PreparedRequest,
-        *,
-        outcome: CarryOutcome,
-        attempt: int,
-        used_tokens: int,
-        lost_tokens: int,
-    ) -> None:
-        """Tells how an answer at the limit went on, or ended; arguments as `Reporter.carried_on`."""
-        self._reporter.carried_on(
-            case, guarded, outcome=outcome, attempt=attempt, used_tokens=used_tokens, lost_tokens=lost_tokens
-        )
-
-    def doubt_window(self, case: RequestContext) -> None:
-        """Has the window read again before it is used, after an error that may come of a model that was reloaded."""
-        self.windows.invalidate(case.target)
 
     @property
     def is_coordinated(self) -> bool:
@@ -682,7 +638,7 @@ class Compactor:
         # First: a store that hangs keeps nobody else waiting.
         if self._coordination is not None:
             await self._coordination.aclose()
-        await self._replies.aclose()
+        await self.replies.aclose()
         await self.sources.aclose()
         await self.windows.aclose()
         await self._feedback.aclose()
@@ -790,7 +746,7 @@ class Compactor:
 
     async def _reuse(self, work: MeasuredRequest, guarded: PreparedRequest, compaction: Compaction) -> None:
         """Tells of a reuse; what was written ahead is in effect from now on, also where a later turn is smaller."""
-        self._reporter.applied(work, "reused", guarded, compaction)
+        self.reporter.applied(work, "reused", guarded, compaction)
         if (compaction.ahead or compaction.early) and not work.case.is_supposed:
             await self._builder.put_into_effect(work, compaction)
 
@@ -818,7 +774,7 @@ class Compactor:
         again = await self._measurer.shortened(work, messages)
         decided = await self._decide(again, stored, shorten=shorten)
         if isinstance(decided, PreparedRequest) and decided.round == 0:
-            self._reporter.decided(work, "fallback", guarded=decided, reason=reason)
+            self.reporter.decided(work, "fallback", guarded=decided, reason=reason)
         return decided
 
     async def _with_less_data(self, work: MeasuredRequest, limit_tokens: int) -> tuple[Message, ...] | None:
@@ -844,7 +800,7 @@ class Compactor:
     async def _refusal(self, work: MeasuredRequest) -> DoesNotFit:
         if not work.case.goes_on:
             # An answer that cannot be carried over is no refused request: the loop that carries it tells of it.
-            self._reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
+            self.reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
         count, fixed_tokens = work.count, work.conversation.fixed_tokens
         tools_share = count.tools_tokens / max(1, count.tools_tokens + count.overhead_tokens)
         return await off_loop_if(

@@ -332,9 +332,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             if call.case is None:
                 return
             if overflow is None:
-                self._compactor.doubt_window(call.case)
+                self._compactor.windows.invalidate(call.case.target)
             else:
-                self._compactor.learn_overflow(call.case, call.guarded, overflow)
+                self._compactor.replies.learn_overflow(call.case, call.guarded, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
             log_failure("learn_overflow", error)

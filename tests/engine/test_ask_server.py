@@ -88,7 +88,7 @@ class Server:
         guarded = await self.guard(messages, **changes)
         sent = messages if guarded.messages is None else [dict(message.raw) for message in guarded.messages]
         told = await self.post(sent, max_tokens=1)  # type: ignore[arg-type]
-        self.bench.compactor.learn(self.case(), guarded, prompt_tokens=told, completion_tokens=1)
+        self.bench.compactor.replies.learn(self.case(), guarded, prompt_tokens=told, completion_tokens=1)
         return guarded, told
 
     def true_tokens(self, messages: Sequence[JsonDict]) -> int:
@@ -481,8 +481,8 @@ async def test_a_number_of_a_cut_prompt_teaches_nothing() -> None:
         server.simulator.truncated_usage = "kept"
         cut = await server.post(messages, max_tokens=1)
         assert cut < 4096
-        server.bench.compactor.learn(server.case(), guarded, prompt_tokens=cut, completion_tokens=1)
-        await asyncio.gather(*server.bench.compactor._replies._asking)
+        server.bench.compactor.replies.learn(server.case(), guarded, prompt_tokens=cut, completion_tokens=1)
+        await asyncio.gather(*server.bench.compactor.replies._asking)
         assert "prompt_far_below_count" in server.bench.outcomes
         assert server.bench.counter.gist(f"id-{UNKNOWN}") == ()
 
@@ -491,7 +491,7 @@ async def test_a_number_far_below_ours_is_learned_where_the_window_still_holds()
     """A stand-in counts too high: nothing was cut, so nothing is alarming."""
     async with lm_studio(asks=False, factor=0.75, window=32_768) as server:
         await server.served(talk("engine", 8000))
-        await asyncio.gather(*server.bench.compactor._replies._asking)
+        await asyncio.gather(*server.bench.compactor.replies._asking)
         assert server.bench.outcomes == []
         assert server.bench.counter.gist(f"id-{UNKNOWN}") != ()
 
@@ -501,7 +501,7 @@ async def test_the_lesson_of_the_last_answer_outlives_the_process() -> None:
     async with lm_studio(asks=False, factor=0.75, window=32_768) as server:
         await server.served(talk("engine", 8000))
         assert server.bench.counter.gist(f"id-{UNKNOWN}") == ()
-        await server.bench.compactor._replies.aclose()
+        await server.bench.compactor.replies.aclose()
         assert server.bench.counter.gist(f"id-{UNKNOWN}") != ()
 
 

@@ -248,7 +248,7 @@ async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:
         case = bench.case(target=target)
         guarded = await bench.guard(chat(turns, words=150), target=target)
         told = round(guarded.count.raw_tokens * 0.8)
-        bench.compactor.learn(case, guarded, prompt_tokens=told, completion_tokens=5)
+        bench.compactor.replies.learn(case, guarded, prompt_tokens=told, completion_tokens=5)
     assert bench.outcomes == ["prompt_far_below_count"]
     assert guarded.count.tokens == pytest.approx(told, rel=0.02)
 
@@ -260,7 +260,7 @@ async def test_a_compacted_list_is_the_anchor_of_the_next_turn() -> None:
     guarded = await bench.guard(raw)
     assert guarded.messages is not None
     told = round(guarded.count.raw_tokens * 1.1)
-    bench.compactor.learn(bench.case(), guarded, prompt_tokens=told, completion_tokens=5)
+    bench.compactor.replies.learn(bench.case(), guarded, prompt_tokens=told, completion_tokens=5)
     again = await bench.guard([*raw, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}])
     assert again.action == "reused"
     assert again.count.anchor is not None
@@ -273,7 +273,7 @@ async def test_the_compactor_reads_and_keeps_facts() -> None:
     bench = Bench(counter=TokenCounter())
     guarded = await bench.guard(chat(8, words=300), 100_000)
     told = int(guarded.count.raw_tokens * 1.25)
-    bench.compactor.learn(bench.case(100_000), guarded, prompt_tokens=told, completion_tokens=5)
+    bench.compactor.replies.learn(bench.case(100_000), guarded, prompt_tokens=told, completion_tokens=5)
     await settled()
     store = RecordingStore()
     fact = await bench.store.get_fact(FACTS_SCOPE, "calibration:id-test-model")
@@ -293,7 +293,7 @@ async def test_an_overflow_is_no_anchor() -> None:
     raw = chat(8, words=150)
     guarded = await bench.guard(raw, 100_000)
     told = round(guarded.count.raw_tokens * 1.4)
-    bench.compactor.learn_overflow(bench.case(100_000), guarded, Overflow(told, None))
+    bench.compactor.replies.learn_overflow(bench.case(100_000), guarded, Overflow(told, None))
     again = await bench.guard(raw, 100_000)
     assert again.count.anchor is None
     assert again.count.tokens >= told

@@ -88,7 +88,7 @@ async def test_extras_are_in_doubt_until_the_server_says(is_rendered: bool) -> N
         assert server.requests[-1] == request
         assert guarded.count.tokens == server.asked[-1] + is_rendered * count(document)
     assert server.requests.count(request) == 1, "the next turn knows"
-    engine.compactor.learn(engine.case(WINDOW), guarded, prompt_tokens=3500, completion_tokens=1)
+    engine.compactor.replies.learn(engine.case(WINDOW), guarded, prompt_tokens=3500, completion_tokens=1)
     assert (await engine.guard(raw, WINDOW)).count.tokens == server.tokens(parsed(raw))
 
 
@@ -154,7 +154,7 @@ async def test_a_conversation_asks_seldom() -> None:
         guarded = await engine.guard(talk, WINDOW, measure=server)
         assert guarded.messages is None
         case = engine.case(WINDOW)
-        engine.compactor.learn(case, guarded, prompt_tokens=server.tokens(parsed(talk)), completion_tokens=50)
+        engine.compactor.replies.learn(case, guarded, prompt_tokens=server.tokens(parsed(talk)), completion_tokens=50)
         talk.append({"role": "assistant", "content": prose(f"answer {turn}", 100)})
     assert len(server.asked) <= 2
 

@@ -73,7 +73,7 @@ async def run_of(model: str, raw: list[JsonDict]) -> Run:
         cached, is_continued = read_now(prompt)
         read += sum(map(count, prompt)) - cached
         changes += not is_continued
-        bench.compactor.learn(
+        bench.compactor.replies.learn(
             case,
             guarded,
             prompt_tokens=guarded.count.tokens,

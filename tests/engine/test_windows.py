@@ -100,7 +100,7 @@ async def test_a_grown_window_goes_back_to_the_originals() -> None:
 async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudio) -> None:
     """The next request stays inside of what the error named; the listing is read again."""
     await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
-    bench.compactor.learn_overflow(case(bench), None, Overflow(None, 4096))
+    bench.compactor.replies.learn_overflow(case(bench), None, Overflow(None, 4096))
     guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
     assert (guarded.window.tokens, guarded.window.source) == (4096, "learned")
     assert server.reads == 2
@@ -110,7 +110,7 @@ async def test_an_error_without_a_number_makes_the_listing_old(bench: Bench, ser
     """Something is not as we knew: LM Studio is asked again before the next request."""
     await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
     server.context_length = 4096
-    bench.compactor.learn_overflow(case(bench), None, Overflow(None, None))
+    bench.compactor.replies.learn_overflow(case(bench), None, Overflow(None, None))
     guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
     assert (guarded.window.tokens, guarded.window.source) == (4096, "api/v1")
 
@@ -135,7 +135,7 @@ async def test_any_error_makes_the_listing_old(bench: Bench, server: LMStudio) -
     """An error may come of a model that was loaded anew: the next request asks, however young the value is."""
     await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
     server.context_length = 4096
-    bench.compactor.doubt_window(case(bench))
+    bench.compactor.windows.invalidate(case(bench).target)
     guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
     assert guarded.window.tokens == 4096
 
@@ -276,7 +276,9 @@ async def test_a_truncated_reply_raises_the_alarm(prompt_tokens: int, completion
     raw = chat(12, words=300)
     guarded = await bench.guard(raw)
     events = len(bench.events)
-    bench.compactor.learn(bench.case(), guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+    bench.compactor.replies.learn(
+        bench.case(), guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+    )
     assert bench.events[events:] == [
         TruncationAlarm(
             model="served",
@@ -312,7 +314,9 @@ async def test_a_number_is_an_alarm_only_where_the_window_of_today_says_so(
     guarded = await bench.compactor.guard(Request(messages=parsed(raw)), case(bench))
     server.context_length = context_length
     events = len(bench.events)
-    bench.compactor.learn(case(bench), guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+    bench.compactor.replies.learn(
+        case(bench), guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+    )
     await bench.compactor.windows.resolve(case(bench).target, fresh=True)
     await settled()
     assert [isinstance(event, TruncationAlarm) for event in bench.events[events:]] == [True] * alarms
@@ -324,7 +328,7 @@ async def test_an_honest_reply_trains_the_counter(ratio: float, completion_token
     bench = Bench()
     guarded = await bench.guard(LONG)
     told = int(guarded.count.tokens * ratio)
-    bench.compactor.learn(bench.case(), guarded, prompt_tokens=told, completion_tokens=completion_tokens)
+    bench.compactor.replies.learn(bench.case(), guarded, prompt_tokens=told, completion_tokens=completion_tokens)
     assert isinstance(bench.counter, FakeCounter)
     assert bench.counter.learned == [("id-test-model", told)]
     assert bench.outcomes == ["compacted"]
@@ -337,7 +341,7 @@ async def test_what_was_learned_makes_the_next_count_larger() -> None:
     before = await bench.guard(raw, 100_000)
     for _ in range(3):
         told = int(before.count.raw_tokens * 1.25)
-        bench.compactor.learn(bench.case(100_000), before, prompt_tokens=told, completion_tokens=5)
+        bench.compactor.replies.learn(bench.case(100_000), before, prompt_tokens=told, completion_tokens=5)
     after = await bench.guard(raw, 100_000)
     assert after.count.calibrated
     assert after.count.tokens * 1.01 >= told

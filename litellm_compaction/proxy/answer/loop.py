@@ -329,7 +329,7 @@ class Answer:
             outcomes[guarded.way] = outcome
         try:
             for way, outcome in outcomes.items():
-                await self._compactor.learn_way(self._case, way, outcome)
+                await self._compactor.going_on.learn(self._case.target, self._case.label, way, outcome)
         except Exception as error:  # noqa: BLE001 - as `_learn`
             log_failure("learn", error)
 
@@ -523,9 +523,9 @@ class Answer:
             if not relay.is_crash:
                 is_shared = self._is_shared(guarded) or is_others
                 overflow = taught(overflow, guarded, is_shared=is_shared)
-            self._compactor.learn_overflow(self._case, guarded, overflow)
+            self._compactor.replies.learn_overflow(self._case, guarded, overflow)
         if relay.usage is not None:
-            self._compactor.learn(
+            self._compactor.replies.learn(
                 self._case,
                 guarded,
                 prompt_tokens=relay.usage.prompt_tokens,
@@ -539,7 +539,7 @@ class Answer:
 
     def _tell(self, outcome: CarryOutcome, guarded: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, guarded.window.tokens)
-        self._compactor.carried_on(
+        self._compactor.reporter.carried_on(
             self._case,
             guarded,
             outcome=outcome,
