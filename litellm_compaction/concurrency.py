@@ -1,4 +1,5 @@
-"""What many requests have in common: one run for all who want the same (single flight), memory with a bound, an end.
+"""What many requests have in common: one run for all who want the same (single flight), memory with a bound, a rest
+after a failure, an end.
 
 A shared run ends with its last waiter: when all of them are cancelled, it is cancelled too.
 """
@@ -19,6 +20,7 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _ASKED_AGAIN_S = 0.1
+_MAX_RESTS = 4096
 
 
 class Bounded(OrderedDict[_Key, _Value]):
@@ -49,6 +51,39 @@ class Bounded(OrderedDict[_Key, _Value]):
             if key not in self:
                 self[key] = default
             return self[key]
+
+
+class Rests(Generic[_Key]):
+    """What is left alone for a while after it failed, twice as long with each failure in a row.
+
+    Args:
+        first_s: the first rest.
+        longest_s: of a rest.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, clock: Callable[[], float]) -> None:
+        self._first_s, self._longest_s, self._clock = first_s, longest_s, clock
+        # Until when, and how long that is.
+        self._kept: Bounded[_Key, tuple[float, float]] = Bounded(_MAX_RESTS)
+
+    def is_over(self, key: _Key) -> bool:
+        """Returns True if it may be tried."""
+        return self._clock() >= self._kept.get(key, (-math.inf, 0.0))[0]
+
+    def begin(self, key: _Key) -> bool:
+        """Notes a failure, one of several together; returns True for the first one ever, which is worth a warning."""
+        known = self._kept.get(key)
+        if not self.is_over(key):
+            return False
+        pause_s = max(self._first_s, min(2 * known[1], self._longest_s)) if known is not None else self._first_s
+        self._kept[key] = self._clock() + pause_s, pause_s
+        return known is None
+
+    def end(self, key: _Key) -> None:
+        """Notes that it worked."""
+        if key in self._kept:
+            self._kept[key] = -math.inf, 0.0
 
 
 @dataclass(slots=True)
