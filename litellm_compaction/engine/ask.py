@@ -277,7 +277,8 @@ class SummaryClient:
             count: ours.
         """
         text = "\n".join((job.instruction, *job.source))[:_SAMPLE_CHARS]
-        told = await self._windows.tokens_of(target, Request(messages=(user_message(text),)))
+        asked = Request(messages=(user_message(text),))
+        told = await self._windows.tokens_of(target, asked) if self._counter.told.is_believed(target.key) else None
         # A text may be counted by another ratio than its lines, each of which is of another script.
         ours = await off_loop(job.messages, lambda: min(count(text), sum(map(count, text.splitlines()))))
         ours += _TEMPLATE_TOKENS
@@ -312,8 +313,9 @@ class SummaryClient:
         counted = await self._counter.count(target.key, work.family, request, asker=target.asker)
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
         doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - work.count.text_error_ratio, 0.0))
-        told = await self._windows.tokens_of(target, request, media_tokens=counted.media_tokens)
-        if max(counted.tokens + doubt_tokens, told or 0) > job.prompt_limit_tokens:
+        told = await self._windows.tokens_of(target, request) if self._counter.told.is_believed(target.key) else None
+        media_tokens = math.ceil(counted.media_tokens * counted.media_factor)
+        if max(counted.tokens + doubt_tokens, (told or 0) + media_tokens) > job.prompt_limit_tokens:
             return None
         lead_tokens = conversation.fixed_tokens + sum(conversation.sizes[:lead])
         new_tokens = counted.tokens - self._cached_tokens(work, base, cut, sum(counted.sizes[: len(prefix)]))

@@ -318,7 +318,6 @@ class ReplyReader:
         task.add_done_callback(self._asking.discard)
 
     def _learn(self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int) -> None:
-        self._windows.questions.compare(case.target.key, case.label, guarded.count.fingerprint, prompt_tokens)
         self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
 
     async def _learn_if_whole(

@@ -44,8 +44,6 @@ from litellm_compaction.windows.windows import Target, Window, Windows
 
 # By so much what is added to a floor that the server has counted may be more than planned.
 _PLANNED_ERROR = 0.10
-# A count by LM Studio's protocol is taken to be no more than so many times too low before an answer confirms it.
-_UNCONFIRMED_RATIO = 1.2
 # No vocabulary has a longer token (128 blanks in cl100k and o200k; 2026-11), so more text than this for each token of
 # the window fits by no count: all of it would only cost time, 0.15 s a megabyte.
 _MOST_CHARS_PER_TOKEN = 256
@@ -230,18 +228,12 @@ class RequestMeasurer:
         return await self._windows.resolve(case.target, fresh=True)
 
     def doubt_tokens(self, work: MeasuredRequest, count: Count) -> int:
-        """Tokens that LM Studio's protocol may have left out of a count, until an answer confirms it (promise P1).
-
-        0 if it counts no less than we do; no more than a count that is a sixth too low leaves out.
-        """
-        if not self._windows.questions.is_unconfirmed(work.case.target.key, count.fingerprint):
-            return 0
-        return max(0, math.ceil(min(count.raw_tokens, _UNCONFIRMED_RATIO * count.tokens)) - count.tokens)
+        """Tokens that LM Studio's protocol may have left out of a count."""
+        return self._counter.told.doubt_tokens(work.case.target.key, count)
 
     async def is_busy_elsewhere(self, case: RequestContext) -> bool:
-        """Whether LM Studio says that the model of a case works on something; the caller knows of nothing."""
-        instance = self._windows.instance(case.target)
-        return instance is not None and await self._windows.questions.is_busy(instance)
+        """Returns True if LM Studio says that it uses the model of a case; the caller knows of nothing."""
+        return await self._windows.is_busy(case.target)
 
     async def _warm_up(self, case: RequestContext) -> None:
         """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.

@@ -113,14 +113,12 @@ class Prober:
     def _is_worth_a_call(self, work: MeasuredRequest) -> bool:
         """Whether LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
 
-        Before a compaction, at the first contact with a model that a stand-in counts, and for the price of images.
+        Before a compaction, at the first contact with a model that a stand-in counts, and of images.
         """
         count, target = work.count, work.case.target
         if self._windows.instance(target) is None or _is_exactly_told(count):
             return False
-        if count.media_tokens and not self._windows.questions.has_price(target.key):
-            return True
-        return self._is_new(work, count) or work.budget.own.triggers(count.tokens)
+        return count.images > 0 or self._is_new(work, count) or work.budget.own.triggers(count.tokens)
 
     async def fitted(self, work: MeasuredRequest) -> MeasuredRequest | None:
         """`work` by the server's own count, if it would be sent as it came and may be cut for all that is known.
@@ -289,8 +287,6 @@ class Prober:
             told = await self._answered(work, request, most)
             if told is not None and await self._is_cut(work, count, told):
                 return False
-            if told is not None:
-                self._windows.questions.compare(target.key, work.case.label, count.fingerprint, told)
         if told is None:
             return False
         if not self._counter.take_over_exact(target.key, count, told, is_confirmed=is_confirmed):
@@ -325,21 +321,21 @@ class Prober:
         if not target.is_lmstudio:
             return await self._windows.tokens_of(target, request), count
         reasons = any(message.reasoning for message in request.messages)
-        if work.case.measure is None or (reasons and not count.rendered):
+        is_sayable = work.case.measure is not None and (count.rendered or not reasons)
+        tokens = None
+        if is_sayable and self._counter.told.is_believed(target.key):
+            tokens = await self._windows.tokens_of(target, request)
+        if tokens is None:
             return None, count
         beside_tokens = round(count.allowance_tokens - count.media_tokens if reasons else count.extras_tokens)
-        told = await self._windows.tokens_of(
-            target, request, count.fingerprint, beside_tokens=beside_tokens, media_tokens=count.media_tokens
-        )
-        if told is None or not (beside_tokens or count.media_tokens):
-            return told, count
-        return told, replace(count, extras_tokens=beside_tokens + count.media_tokens)
+        told = self._counter.told.take(target.key, work.case.label, count, tokens, beside_tokens)
+        return told, count if told is None else replace(count, extras_tokens=beside_tokens + count.media_tokens)
 
     def _needs_an_answer(self, work: MeasuredRequest, count: Count, told: int) -> bool:
         """Returns True if only an unconfirmed number of LM Studio's protocol, higher than ours, refuses a request."""
         certain, key = _certain(work.budget), work.case.target.key
         is_higher = told > count.tokens and certain.fits(int(least_tokens(count))) and not certain.fits(told)
-        return is_higher and self._windows.questions.is_unconfirmed(key, count.fingerprint)
+        return is_higher and self._counter.told.is_unconfirmed(key, count)
 
     async def _compare(self, work: MeasuredRequest, request: Request, count: Count) -> None:
         """Holds a count by LM Studio's protocol against an answer: to as much of a request as certainly fits.
@@ -355,8 +351,7 @@ class Prober:
         if expected is None or expected + _OTHER_TOKENS > work.window.tokens:
             return
         if (told := await self._answered(work, part, most_tokens(counted))) is not None:
-            key, label = work.case.target.key, work.case.label
-            self._windows.questions.compare(key, label, counted.fingerprint, told)
+            self._counter.take_over_exact(work.case.target.key, counted, told)
 
     async def _confirmed_tokens(self, work: MeasuredRequest, request: Request, told: int, most: int) -> int | None:
         """A number far below ours, or the one without what the server had in its cache; None where it does not say.

@@ -128,14 +128,8 @@ class Reporter:
             return await self._counted(found, listed.architecture, listed.wanted) if listed is not None else found
         except CompactionError as error:
             return replace(found, absence=error)
-        said = self._windows.model_settings(target)
-        if said is not None:
-            prediction, loaded = said
-            found = replace(
-                found,
-                model_settings=prediction.in_words(loaded.ttl_s),
-                warnings=tuple(prediction.works_against(loaded.ttl_s)),
-            )
+        if (said := self._windows.model_settings(target)) is not None:
+            found = replace(found, model_settings=said.in_words(), warnings=tuple(said.works_against()))
         return await self._counted(replace(found, window=window), window.architecture, window.wanted)
 
     def blank(self, deployment: Deployment, settings: Settings, target: Target) -> DeploymentReport:

@@ -164,7 +164,7 @@ class Count:
         rendered: the template was rendered; otherwise a formula stands for it.
         raw_tokens: the count before calibration.
         media_tokens: the part of raw_tokens that images, sound and pages take by estimate; media_factor: of that, what
-            is in `tokens`.
+            is in `tokens`; images: of how many.
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
         extras_tokens: the part of them that the request's extras take, which a server may not render at all.
         doubtful_tools_tokens: the part of raw_tokens that tools take by estimate; the template may leave them out.
@@ -191,6 +191,7 @@ class Count:
     rendered: bool = False
     media_tokens: float = 0.0
     media_factor: float = 1.0
+    images: int = 0
     allowance_tokens: float = 0.0
     extras_tokens: float = 0.0
     doubtful_tools_tokens: float = 0.0

@@ -41,6 +41,7 @@ from litellm_compaction.tokens.formula import Item, Measure, mix_of, raw_tokens
 from litellm_compaction.tokens.prefix import Anchored, Anchors, fingerprints
 from litellm_compaction.tokens.rendered import Counting
 from litellm_compaction.tokens.samples import Stamps
+from litellm_compaction.tokens.told import ToldCounts
 
 __all__ = ["Count", "Deviation", "GeneratedTokens", "TokenCounter", "joined"]
 
@@ -76,6 +77,9 @@ class TokenCounter:
 
     Args:
         wall_clock: seconds since 1970; of what several processes have learned, the newest counts.
+
+    Attributes:
+        told: what LM Studio's protocol has counted.
     """
 
     def __init__(self, *, wall_clock: Callable[[], float] = time.time) -> None:
@@ -84,6 +88,7 @@ class TokenCounter:
         self._anchors = Anchors()
         self._recent: Bounded[tuple[Family, int], RawCount] = Bounded(_MAX_RECENT)
         self._calibrations: Bounded[str, Calibrations] = Bounded(_MAX_TARGETS)
+        self.told = ToldCounts(lambda target_key, basis: self._of(target_key).of(basis).media)
 
     async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Count:
         """The tokens of a request. Raises on nothing in its messages and tools.
@@ -156,6 +161,7 @@ class TokenCounter:
             rendered=raw.rendered,
             media_tokens=raw.media_tokens,
             media_factor=reading.media_factor,
+            images=sum(len(message.other_parts) for message in request.messages) if raw.media else 0,
             allowance_tokens=raw.allowance_tokens,
             extras_tokens=extras_tokens,
             doubtful_tools_tokens=raw.doubtful_tools_tokens,
@@ -219,7 +225,10 @@ class TokenCounter:
         Returns:
             A deviation where the number was refused, and the first time that an exact family is off by more than 5 %.
         """
-        if prompt_tokens <= 0 or count.raw_tokens <= 0 or count.extras_tokens:
+        if prompt_tokens <= 0 or count.raw_tokens <= 0:
+            return None
+        self.told.compare(target_key, count, prompt_tokens)
+        if count.extras_tokens:
             # Whether a server writes extras into the prompt is no measure of text, and a client's to choose.
             return None
         deviation = Deviation(
@@ -260,6 +269,8 @@ class TokenCounter:
         """
         if count.raw_tokens <= 0 or not count.fingerprint:
             return False
+        if not is_confirmed:
+            self.told.compare(target_key, count, prompt_tokens)
         solid = max(0.0, count.raw_tokens - count.allowance_tokens - count.doubtful_tools_tokens)
         if prompt_tokens <= 0 or prompt_tokens > MAX_RATIO * (count.raw_tokens + count.left_out_tokens):
             return False

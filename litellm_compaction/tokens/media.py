@@ -17,7 +17,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from typing import NamedTuple, TypeGuard
 
 from litellm_compaction.core.messages import JsonValue
@@ -170,7 +170,7 @@ UNKNOWN = Price()
 
 class _Sample(NamedTuple):
     ratio: float
-    estimated_tokens: float
+    each_tokens: float
 
 
 @dataclass(slots=True)
@@ -192,11 +192,24 @@ class MediaPrices:
             doubt = max(_FIRST_ERROR * factor, _OPTIMISM_ERROR * (1 - factor))
         return Price(factor, max(doubt, factor - min(ratios)))
 
-    def note(self, estimated_tokens: float, observed_tokens: float, doubt_tokens: float) -> None:
+    def between(self, estimated_tokens: float, images: int) -> tuple[float, float]:
+        """The least and the most that media take, with inf where nothing is known.
+
+        Servers charge by area, or the same for each image; without knowing which, only what both say is known.
+        """
+        if not images:
+            return 0.0, 0.0
+        if not self._samples:
+            return 0.0, inf
+        by_area = max(sample.ratio for sample in values(self._samples)) * estimated_tokens
+        by_number = max(sample.ratio * sample.each_tokens for sample in values(self._samples)) * images
+        return min(by_area, by_number), max(by_area, by_number)
+
+    def note(self, estimated_tokens: float, observed_tokens: float, doubt_tokens: float, *, images: float = 1) -> None:
         """Takes over what a server has counted for media, unless other things may explain it.
 
         Args:
-            estimated_tokens: ours.
+            estimated_tokens: ours, of so many `images`.
             observed_tokens: the server's number for the prompt, without what its text takes.
             doubt_tokens: by how much that text may take more or less.
         """
@@ -205,13 +218,12 @@ class MediaPrices:
         ratio = observed_tokens / estimated_tokens
         # Text that is a little shorter than we count looks like a price below nothing.
         if -_MAX_DOUBT_RATIO <= ratio <= _MAX_RATIO:
-            self._samples = newest(
-                _KEPT, self._samples, [self.stamps.stamp(_Sample(max(0.0, ratio), estimated_tokens))]
-            )
+            sample = _Sample(max(0.0, ratio), estimated_tokens / images)
+            self._samples = newest(_KEPT, self._samples, [self.stamps.stamp(sample)])
 
     def as_json(self) -> list[list[float]]:
         """All that it has learned."""
-        return [[round(sample.ratio, 4), round(sample.estimated_tokens)] for sample in values(self._samples)]
+        return [[round(sample.ratio, 4), round(sample.each_tokens)] for sample in values(self._samples)]
 
     def stamps_us(self) -> list[int]:
         """When each row of `as_json` was learned."""

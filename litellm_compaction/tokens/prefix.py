@@ -297,7 +297,11 @@ class Anchored:
         calibration = self._calibrations.of(self._basis)
         text = calibration.predict(text_tokens, count.mix, _LOW_ERROR)
         doubt_tokens += abs(text_tokens) * text.error_ratio
-        calibration.media.note(media_tokens, prompt_tokens - text_tokens * text.factor, doubt_tokens)
+        price_tokens, images = (
+            prompt_tokens - text_tokens * text.factor,
+            count.images * media_tokens / count.media_tokens,
+        )
+        calibration.media.note(media_tokens, price_tokens, doubt_tokens, images=images)
 
     def _factors(self, raw: RawCount, tokens: float, text_factor: float) -> tuple[float, float]:
         """By what text and media are to be multiplied to make `tokens`: text as it usually is, the rest is media's."""

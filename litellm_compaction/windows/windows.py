@@ -21,7 +21,16 @@ from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnkn
 from litellm_compaction.windows.cache import Listings, Reading
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import WantedModel, match
-from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction, Told
+from litellm_compaction.windows.lmstudio_questions import (
+    Instance,
+    LoadedModel,
+    ModelSettings,
+    count_tokens,
+    is_busy,
+    list_loaded,
+    read_settings,
+    render,
+)
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, find_served, tokens_by_server
 
@@ -68,9 +77,9 @@ class Windows:
         self._unread: Bounded[str, None] = Bounded(_MAX_TARGETS)
         # By target and by who asks.
         self._learned: Bounded[tuple[str, str], _Learned] = Bounded(_MAX_TARGETS)
-        self.questions = LMStudioQuestions(rpc if rpc is not None else LMStudioRpc(is_on=False), clock=clock)
-        self._loaded: Bounded[Instance, frozenset[LoadedModel]] = Bounded(_MAX_TARGETS)
-        self._predictions: Bounded[Instance, Prediction | None] = Bounded(_MAX_TARGETS)
+        self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
+        # What was loaded beside an instance when it was last asked for its settings, and what these are.
+        self._loaded: Bounded[Instance, tuple[frozenset[LoadedModel], ModelSettings | None]] = Bounded(_MAX_TARGETS)
 
     @property
     def on_loaded(self) -> Callable[[], None] | None:
@@ -167,74 +176,52 @@ class Windows:
         if target.api_base is None or not target.is_lmstudio or known is None or known.window is None:
             return None
         instance = Instance(target.api_base, target.api_key, known.window.instance_id)
-        return instance if self.questions.is_usable(instance) else None
+        return instance if self._rpc.is_usable(target.api_base, target.api_key) else None
 
     async def confirmed(self, target: Target, window: Window) -> Window:
         """`window`, or the one that holds now if LM Studio's own protocol shows that a model was loaded anew since.
 
-        A question of less than a millisecond; the first one about an instance also asks for its chat template.
+        A question of less than a millisecond; where something is news, the list is read and the settings are asked for.
 
         Raises:
             ModelNotLoaded, WindowUnknown, WindowOutdated: as `resolve`.
         """
         instance = self.instance(target)
-        loaded = await self.questions.loaded(instance) if instance is not None else None
+        loaded = await list_loaded(self._rpc, instance) if instance is not None else None
         if instance is None or loaded is None:
             return window
-        before = self._loaded.get(instance, loaded)
-        self._loaded[instance] = loaded
-        if before != loaded or (instance.identifier, self._listed(target)) not in {
-            (row.identifier, row.context_length) for row in loaded
-        }:
-            self._predictions.pop(instance, None)
-            window = await self.resolve(target, fresh=True)
-            instance = self.instance(target)
-        if instance is not None and instance not in self._predictions:
-            self._predictions[instance] = await self.questions.prediction(instance)
-            window = self._told_more(target, window)
-        return window
+        is_news = loaded != self._loaded.get(instance, ((), None))[0]
+        # Another request may have seen it while this one waited.
+        window = await self.resolve(target, fresh=is_news)
+        if is_news:
+            instance = instance._replace(identifier=window.instance_id)
+            self._loaded[instance] = loaded, await read_settings(self._rpc, instance, loaded)
+        return self._told_more(target, window)
 
-    def model_settings(self, target: Target) -> tuple[Prediction, LoadedModel] | None:
+
+    def model_settings(self, target: Target) -> ModelSettings | None:
         """How LM Studio's own settings have a target's model answer, as `confirmed` has seen; None for not at all."""
         instance = self.instance(target)
-        prediction = self._predictions.get(instance) if instance is not None else None
-        if instance is None or prediction is None:
-            return None
-        rows = (row for row in self._loaded.get(instance, ()) if row.identifier == instance.identifier)
-        return next(((prediction, row) for row in rows), None)
+        return self._loaded.get(instance, ((), None))[1] if instance is not None else None
 
-    async def tokens_of(
-        self,
-        target: Target,
-        request: Request,
-        fingerprint: int = 0,
-        *,
-        beside_tokens: int = 0,
-        media_tokens: float = 0.0,
-    ) -> int | None:
+    async def is_busy(self, target: Target) -> bool:
+        """Returns True if LM Studio says that it works on something for a target's model."""
+        instance = self.instance(target)
+        return instance is not None and await is_busy(self._rpc, instance)
+
+    async def tokens_of(self, target: Target, request: Request) -> int | None:
         """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises.
 
-        Args:
-            target: the deployment.
-            request: what would be sent.
-            fingerprint: of the request, by which LM Studio's count will be held against its answer; 0 for never.
-            beside_tokens: what LM Studio's protocol does not count of it besides its images.
-            media_tokens: our estimate of its images, for which LM Studio's answers have taught a price.
+        LM Studio's protocol counts neither images nor reasoning.
         """
         if target.is_lmstudio:
             instance = self.instance(target)
-            if instance is None or not self.questions.is_believed(target.key):
-                return None
             try:
-                tokens = await self.questions.tokens(instance, request)
+                return await count_tokens(self._rpc, instance, request) if instance is not None else None
             except CallRefused:
                 # Its model may be gone.
                 self.invalidate(target)
                 return None
-            if tokens is None:
-                return None
-            images = sum(len(message.other_parts) for message in request.messages)
-            return self.questions.corrected(target.key, fingerprint, Told(tokens, beside_tokens, media_tokens, images))
         if target.api_base is None or not target.is_listed:
             return None
         reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
@@ -252,7 +239,7 @@ class Windows:
             CallRefused: the template refuses it, or the model is gone.
         """
         instance = self.instance(target)
-        return await self.questions.rendered(instance, request, begins=True) if instance is not None else None
+        return await render(self._rpc, instance, request, without_bos=True) if instance is not None else None
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
         """The chat models that a target's server has loaded; empty where it says none, or does not answer."""
@@ -272,7 +259,7 @@ class Windows:
     async def aclose(self) -> None:
         """Ends background reads and closes sockets, and the client if it was made here."""
         await self._listings.aclose()
-        await self.questions.aclose()
+        await self._rpc.aclose()
 
     def _find(self, target: Target, reading: Reading) -> Known:
         known = self._known.get(target.key)
@@ -335,10 +322,8 @@ class Windows:
         """`window` with what no listing says: how many share it, and the template in effect."""
         if (parallel := self._shared.get(target.key, 1)) > window.parallel:
             window = replace(window, parallel=parallel)
-        instance = self.instance(target)
-        prediction = self._predictions.get(instance) if instance is not None else None
-        if prediction is not None:
-            window = replace(window, template=prediction.template)
+        if (settings := self.model_settings(target)) is not None:
+            window = replace(window, template=settings.template)
         return window
 
 

@@ -21,8 +21,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.simulator import SDK_MODES, Model, SdkMode, Simulator, serve
-from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.lmstudio_questions import LMStudioQuestions, Told
+from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Windows
 from tests.builders import JsonDict, calls, chat, parsed, result, system, talk, tools, user
@@ -272,6 +271,22 @@ async def test_images_cost_their_learned_price_on_top(key: str) -> None:
         assert abs(guarded.count.tokens / told - 1) <= 0.005
 
 
+@pytest.mark.parametrize("key", [UNKNOWN, KNOWN])
+async def test_what_images_cost_on_top_is_kept_for_other_processes(key: str) -> None:
+    """One process has seen an answer, another one prepares the next request: no prefill asks."""
+    architecture = "qwen3" if key == KNOWN else "strange"
+    async with lm_studio(key, factor=0.8, architecture=architecture) as server:
+        await server.served(with_pictures("What is it? " * 600, 448, 448))
+        learned = server.bench.counter.as_json(f"id-{key}")
+    async with lm_studio(key, factor=0.8, architecture=architecture) as server:
+        server.bench.counter.take_over(f"id-{key}", learned)
+        asked = with_pictures("word " * 5_600, 448, 448, 448)
+        guarded = await server.guard(asked)
+        assert server.prefills == 0
+        told = await server.post(asked, max_tokens=1)
+        assert abs(guarded.count.tokens / told - 1) <= 0.005
+
+
 async def test_images_of_another_size_are_asked_about() -> None:
     """A price by area and a price for each image say different things of them: an answer tells all."""
     async with lm_studio(factor=0.8) as server:
@@ -379,15 +394,21 @@ async def test_a_count_that_is_too_high_refuses_nothing_before_an_answer_has_con
         assert told + guarded.max_output_tokens(None) <= WINDOW
 
 
+def count(fingerprint: int) -> Count:
+    size = 4000
+    numbers = {"tools_tokens": 0, "overhead_tokens": 0, "error_ratio": 0.5, "text_error_ratio": 0.5, "exact": False}
+    return Count(tokens=size, sizes=(size,), raw_tokens=size, prints=(fingerprint,), **numbers)  # type: ignore[arg-type]
+
+
 def test_answers_to_requests_with_reasoning_confirm_counts_too() -> None:
     """Whether the template shows the reasoning or leaves it out: both numbers are known."""
     for prompt_tokens, confirms in [(4001, True), (4501, True), (4250, False)]:
-        questions = LMStudioQuestions(LMStudioRpc(is_on=False))
-        assert questions.corrected("model", 1, Told(4000, 500)) == 4500
-        questions.compare("model", "model", 1, prompt_tokens)
-        questions.corrected("model", 9, Told(4000))
-        assert questions.is_unconfirmed("model", 9) != confirms
-        assert questions.is_believed("model")
+        told = TokenCounter().told
+        assert told.take("model", "model", count(1), 4000, 500) == 4500
+        told.compare("model", count(1), prompt_tokens)
+        told.take("model", "model", count(9), 4000)
+        assert told.is_unconfirmed("model", count(9)) != confirms
+        assert told.is_believed("model")
 
 
 async def test_reasoning_is_counted_on_top() -> None:
@@ -462,13 +483,13 @@ async def test_an_answer_confirms_a_count_below_ours(key: str, architecture: str
 
 def test_a_short_prompt_confirms_no_count() -> None:
     """A count that is 13 % too low looks like one that lacks a few tokens, while prompts are short."""
-    questions = LMStudioQuestions(LMStudioRpc(is_on=False))
-    for fingerprint, (told, prompt_tokens, confirms) in enumerate([(174, 200, False), (2000, 2020, True)], 1):
-        questions.corrected("model", fingerprint, Told(told))
-        questions.compare("model", "model", fingerprint, prompt_tokens)
-        questions.corrected("model", 9, Told(4000))
-        assert questions.is_unconfirmed("model", 9) != confirms
-    assert questions.corrected("model", 9, Told(4000)) == 4020
+    told = TokenCounter().told
+    for fingerprint, (tokens, prompt_tokens, confirms) in enumerate([(174, 200, False), (2000, 2020, True)], 1):
+        told.take("model", "model", count(fingerprint), tokens)
+        told.compare("model", count(fingerprint), prompt_tokens)
+        told.take("model", "model", count(9), 4000)
+        assert told.is_unconfirmed("model", count(9)) != confirms
+    assert told.take("model", "model", count(9), 4000) == 4020
 
 
 async def test_a_number_of_a_cut_prompt_teaches_nothing() -> None:
