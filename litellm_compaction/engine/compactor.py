@@ -49,7 +49,7 @@ from litellm_compaction.stores import Board, Store
 from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.prompt import BegunPrompt, begun_by_server, begun_prompt, needed_renderings
+from litellm_compaction.tokens.prompt import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.windows.lmstudio_rpc import CallRefused
 from litellm_compaction.windows.windows import Target, Window, Windows
 
@@ -519,16 +519,13 @@ class Compactor:
     async def _begun_prompt(self, target: Target, window: Window, sent: Sequence[Message]) -> BegunPrompt | None:
         """The prompt that ends inside the last message, as LM Studio renders it; by our own rendering if it is mute."""
         family = await self.sources.family(target, window)
+        texts: list[str] = []
         with contextlib.suppress(CallRefused):
-            before, written, closed = [
-                await self.windows.rendered(target, Request(messages=each)) for each in needed_renderings(sent)
-            ]
-            if before is not None and written is not None and closed is not None:
-                begun = await asyncio.to_thread(begun_by_server, family, sent, (before, written, closed))
-                if begun is not None:
-                    return begun
+            requests = [Request(messages=each) for each in needed_renderings(sent)]
+            said = [await self.windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
+            texts = [text for text in said if text is not None] if None not in said else []
         now = datetime.fromtimestamp(self._wall_clock())
-        return await asyncio.to_thread(begun_prompt, family, sent, now)
+        return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos)
 
     async def by_another_way(
         self,

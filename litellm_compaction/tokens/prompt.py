@@ -75,7 +75,14 @@ def renders_exactly(family: Family) -> bool:
     return family.exact and bool(family.template)
 
 
-def begun_prompt(family: Family, messages: Sequence[Message], now: datetime) -> BegunPrompt | None:
+def begun_prompt(
+    family: Family,
+    messages: Sequence[Message],
+    now: datetime,
+    by_server: Sequence[str] = (),
+    *,
+    adds_bos: bool = True,
+) -> BegunPrompt | None:
     """The prompt that ends with the last message, an answer that goes on; None where it cannot be known exactly.
 
     It is sent to servers that put no template around it and take the names of control tokens in it for these tokens, as
@@ -85,60 +92,22 @@ def begun_prompt(family: Family, messages: Sequence[Message], now: datetime) -> 
         family: of the model.
         messages: of a request without tools; the last one is an assistant's, of text.
         now: what templates that write the date write.
+        by_server: `needed_renderings` as the server writes them, for models without a template here, too.
+        adds_bos: the server puts the token that begins every prompt before it, if the vocabulary says so.
     """
-    *before, answer = messages
-    if not renders_exactly(family) or not _is_plain(family, messages):
-        return None
-    chosen, words = template(family.template), vocabulary(family.vocabulary)
-    if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in before):
-        return None
-    rendered = _render(chosen, words, before, (), now)
-    written = _render(chosen, words, _with_needle(messages), (), now)
-    if rendered is None or written is None or not rendered.is_faithful:
-        return None
-    text = rendered.text.removeprefix(words.bos) if words.adds_bos else rendered.text
-    return _begun(family, answer, (text, rendered.text, written.text, written.text))
-
-
-def begun_by_server(family: Family, messages: Sequence[Message], texts: tuple[str, str, str]) -> BegunPrompt | None:
-    """The same by its server's own rendering, for models without a template here, too.
-
-    Args:
-        family: of the model.
-        messages: as for `begun_prompt`.
-        texts: of the requests of `needed_renderings`, without the token that begins every prompt.
-    """
-    return _begun(family, messages[-1], (texts[0], *texts)) if _is_plain(family, messages) else None
-
-
-def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """What a server has to render: up to where the model begins, a text that is found again there, and what ends it.
-
-    The last message may be one that the server goes on with, so that nothing shows its end.
-    """
-    written = _with_needle(messages)
-    return tuple(messages[:-1]), written, (*written, user_message("."))
-
-
-def _with_needle(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """`messages` with a text that is found again in place of the last one's."""
-    return (*messages[:-1], with_text(messages[-1], _NEEDLE))
-
-
-def _is_plain(family: Family, messages: Sequence[Message]) -> bool:
-    """Whether none of the messages holds what a server takes for a control token, or no text."""
     has_control = vocabulary(family.vocabulary).has_control if family.owns_vocabulary else _CONTROL.search
     texts = (text for message in messages for text in _texts(message))
-    return not any(message.other_parts for message in messages) and not any(map(has_control, texts))
-
-
-def _begun(family: Family, answer: Message, texts: tuple[str, str, str, str]) -> BegunPrompt | None:
-    prompt, rendered, written, closed = texts
+    if any(message.other_parts for message in messages) or any(map(has_control, texts)):
+        return None
+    rendered = by_server or _rendered_here(family, messages, now, adds_bos=adds_bos)
+    if not rendered:
+        return None
+    prompt, written, closed = rendered
     start = written.rfind(_NEEDLE)
-    opening = _opening(rendered, written[:start]) if start >= 0 else None
+    opening = _opening(prompt, written[:start]) if start >= 0 else None
     if opening is None:
         return None
-    begun = answer.text.lstrip() if opening[-1:].isspace() else answer.text
+    begun = messages[-1].text.lstrip() if opening[-1:].isspace() else messages[-1].text
     behind = closed.rpartition(_NEEDLE)[2]
     if family.owns_vocabulary:
         end = _end_of_turn(vocabulary(family.vocabulary), behind)
@@ -146,6 +115,30 @@ def _begun(family: Family, answer: Message, texts: tuple[str, str, str, str]) ->
         found = _CONTROL.match(behind.lstrip())
         end = found[0] if found else ""
     return BegunPrompt(f"{prompt}{opening}{begun}", end)
+
+
+def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
+    """What has to be rendered: up to where the model begins, a text that is found again there, and what ends it.
+
+    The last message may be one that the server goes on with, so that nothing shows its end.
+    """
+    written = (*messages[:-1], with_text(messages[-1], _NEEDLE))
+    return tuple(messages[:-1]), written, (*written, user_message("."))
+
+
+def _rendered_here(
+    family: Family, messages: Sequence[Message], now: datetime, *, adds_bos: bool
+) -> tuple[str, str, str] | None:
+    if not renders_exactly(family):
+        return None
+    chosen, words = template(family.template), vocabulary(family.vocabulary)
+    if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in messages[:-1]):
+        return None
+    before, written = (_render(chosen, words, each, (), now) for each in needed_renderings(messages)[:2])
+    if before is None or written is None or not before.is_faithful:
+        return None
+    bos = words.bos if words.adds_bos and adds_bos else ""
+    return before.text.removeprefix(bos), written.text.removeprefix(bos), written.text
 
 
 def _texts(message: Message) -> Iterator[str]:

@@ -232,14 +232,14 @@ class Windows:
             self._listings.client(), served.api, target.api_base, target.api_key, target.model, request
         )
 
-    async def rendered(self, target: Target, request: Request) -> str | None:
-        """The prompt that LM Studio's template makes of a request, to be sent as it is; None if it is not asked.
+    async def rendered(self, target: Target, request: Request, *, without_bos: bool = False) -> str | None:
+        """The prompt that LM Studio's template makes of a request; None if it is not asked.
 
         Raises:
             CallRefused: the template refuses it, or the model is gone.
         """
         instance = self.instance(target)
-        return await render(self._rpc, instance, request, without_bos=True) if instance is not None else None
+        return await render(self._rpc, instance, request, without_bos=without_bos) if instance is not None else None
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
         """The chat models that a target's server has loaded; empty where it says none, or does not answer."""
@@ -394,6 +394,15 @@ class Window:
     slots: int = 1
     wanted: WantedModel | None = None
     template: str = field(default="", repr=False)
+
+    @property
+    def adds_bos(self) -> bool:
+        """Returns False where a raw prompt needs the token that begins every prompt.
+
+        llama.cpp adds it to a completion's text (`tokenize_input_prompts`), LM Studio's MLX engine takes the text as it
+        is (mlx-engine 017af0e, `BatchedModelKit.tokenize`). Without it models such as Gemma write nonsense.
+        """
+        return self.wanted is None or self.wanted.file_format != "mlx"
 
     def is_like(self, other: Window) -> bool:
         """If both are the same, whenever they were read."""
