@@ -50,7 +50,6 @@ from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prompt import BegunPrompt, begun_prompt, needed_renderings
-from litellm_compaction.windows.lmstudio_rpc import CallRefused
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -519,11 +518,9 @@ class Compactor:
     async def _begun_prompt(self, target: Target, window: Window, sent: Sequence[Message]) -> BegunPrompt | None:
         """The prompt that ends inside the last message, as LM Studio renders it; by our own rendering if it is mute."""
         family = await self.sources.family(target, window)
-        texts: list[str] = []
-        with contextlib.suppress(CallRefused):
-            requests = [Request(messages=each) for each in needed_renderings(sent)]
-            said = [await self.windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
-            texts = [text for text in said if text is not None] if None not in said else []
+        requests = [Request(messages=each) for each in needed_renderings(sent)]
+        said = [await self.windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
+        texts = [text for text in said if text is not None] if None not in said else []
         now = datetime.fromtimestamp(self._wall_clock())
         return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos)
 

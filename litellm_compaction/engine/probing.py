@@ -20,7 +20,6 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import latest_cut, protected_indices
 from litellm_compaction.core.excerpts import common_level
 from litellm_compaction.core.messages import (
-    Message,
     Request,
     system_prefix_length,
     user_message,
@@ -36,7 +35,6 @@ from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import CompactionError, Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
-from litellm_compaction.windows.lmstudio_rpc import CallRefused
 from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -254,17 +252,10 @@ class Prober:
         roles = tuple((message.role, bool(message.calls), bool(message.call_id)) for message in messages)
         form = hash((target.key, work.window.template, roles))
         if form not in self._rendered:
-            self._rendered[form] = await self._is_rendered(work, messages) or not await self._is_rendered(
-                work, work.request.messages
-            )
+            made, came = replace(work.request, messages=messages), work.request
+            is_refused = await self._windows.rendered(target, made) is None
+            self._rendered[form] = not is_refused or await self._windows.rendered(target, came) is None
         return self._rendered[form]
-
-    async def _is_rendered(self, work: MeasuredRequest, messages: Sequence[Message]) -> bool:
-        try:
-            await self._windows.rendered(work.case.target, replace(work.request, messages=tuple(messages)))
-        except CallRefused:
-            return False
-        return True
 
     async def _has_told(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool = False) -> bool:
         """Whether the server has said what it counts for exactly this, so that it is counted anew.

@@ -233,13 +233,12 @@ class Windows:
         )
 
     async def rendered(self, target: Target, request: Request, *, without_bos: bool = False) -> str | None:
-        """The prompt that LM Studio's template makes of a request; None if it is not asked.
-
-        Raises:
-            CallRefused: the template refuses it, or the model is gone.
-        """
+        """The prompt that LM Studio's template makes of a request; None if it refuses it, or is not asked."""
         instance = self.instance(target)
-        return await render(self._rpc, instance, request, without_bos=without_bos) if instance is not None else None
+        try:
+            return await render(self._rpc, instance, request, without_bos=without_bos) if instance is not None else None
+        except CallRefused:
+            return None
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
         """The chat models that a target's server has loaded; empty where it says none, or does not answer."""
