@@ -198,7 +198,6 @@ class Windows:
             self._loaded[instance] = loaded, await read_settings(self._rpc, instance, loaded)
         return self._told_more(target, window)
 
-
     def model_settings(self, target: Target) -> ModelSettings | None:
         """How LM Studio's own settings have a target's model answer, as `confirmed` has seen; None for not at all."""
         instance = self.instance(target)
