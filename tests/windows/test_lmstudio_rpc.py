@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 
 from litellm_compaction.config import settings_from
@@ -166,6 +167,28 @@ async def test_an_idle_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
         await asyncio.wait_for(socket.reader, 5)
         assert socket.connection is None
         assert await rpc.call(fake.base, None, "listLoaded", None)
+
+
+async def test_a_call_that_comes_while_an_idle_socket_closes_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a new one: closing takes its time."""
+    late: list[asyncio.Future[object]] = []
+    closing = aiohttp.ClientWebSocketResponse.close
+
+    async def close(connection: Any, **arguments: Any) -> bool:
+        if not late:
+            late.append(asyncio.ensure_future(rpc.call(fake.base, None, "listLoaded", None)))
+            await asyncio.sleep(0)
+        return await closing(connection, **arguments)
+
+    monkeypatch.setattr("litellm_compaction.windows.lmstudio_rpc._IDLE_S", 0.05)
+    monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "close", close)
+    async with serving(FakeRpc()) as fake, client() as rpc:
+        await rpc.call(fake.base, None, "listLoaded", None)
+        (socket,) = rpc._sockets.values()
+        assert socket.reader is not None
+        await asyncio.wait_for(socket.reader, 5)
+        assert await late[0]
+        assert len(fake.keys) == 2
 
 
 async def test_the_end_closes_sockets() -> None:
