@@ -213,7 +213,8 @@ def test_an_answer_goes_on_past_the_window(bench: Bench, ask: Any) -> None:
     """On every route: what the engine said in two streams is one text, to the client's own limit and not further."""
     begun = len(bench.shim.exchanges)
     answer, reason = ask(bench.proxy)
-    exchanges = bench.shim.answers("small", since=begun)
+    # The first prompt of a model that is not known is asked about: one token of answer.
+    exchanges = [each for each in bench.shim.answers("small", since=begun) if each.body.get("max_tokens") != 1]
     assert [exchange.path for exchange in exchanges] == ["/v1/chat/completions", "/v1/completions"]
     assert [exchange.error for exchange in exchanges] == ["", ""]
     assert all(exchange.total_tokens <= bench.engines["small"].window_tokens for exchange in exchanges)
@@ -294,7 +295,7 @@ def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
     before = bench.proxy.chat("reloaded", messages, max_tokens=4)
     assert before.headers["x-litellm-compaction-window"] == "1024"
     assert before.headers["x-litellm-compaction"] == "none"
-    assert bench.shim.answers("reloaded", since=begun)[0].prompt_tokens > 512
+    assert bench.shim.answers("reloaded", since=begun)[-1].prompt_tokens > 512
     engine.kill()
     assert bench.proxy.chat("reloaded", messages, max_tokens=4).status_code >= 400
     engine.window_tokens = 512

@@ -474,7 +474,7 @@ async def test_what_was_counted_for_another_tenant_is_counted_anew(model: str) -
 def _sizes(counter: TokenCounter) -> dict[str, int]:
     """Entries of all memories that a request's text is looked up in, but the server's numbers."""
     counting = counter._counting
-    memories = (counting.measures, counting._segments, counting._beginnings)
+    memories = (counting.measures, counting._segments)
     sizes = {type(each).__name__: len(each._entries) for each in memories}
     return {**sizes, "tools": len(counting._tools), "recent": len(counter._recent)}
 
