@@ -112,7 +112,9 @@ class Ending:
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
             return False
         is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
-        is_long = chars >= _RARE_CHARS or is_line
+        words = self._tail.split()
+        # Of an answer that says words twice, nobody can tell which of them was said again.
+        is_long = is_line or (chars >= _RARE_CHARS and not any(word == after for word, after in pairwise(words)))
         return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
 
 
