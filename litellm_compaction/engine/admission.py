@@ -48,6 +48,10 @@ from litellm_compaction.windows.windows import Window
 _STOPPING_S = 0.6
 # A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
 SUMMARY_EXTRA_TOKENS = 2100
+# As slow as a machine may be that people wait for; a faster one gives its room back later than it could.
+_SLOW_S_PER_TOKEN = 0.05
+# Most answers are far shorter than their bound: no request waits longer for one that nobody reads.
+_MOST_ABANDONED_S = 10.0
 # What makes a model go on, and what the template puts around the answer so far.
 _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
@@ -154,14 +158,14 @@ class Admission:
         if self.make_way is not None and self._coordination is not None:
             self._coordination.behind(self.make_way(pool.partition(" ")[0]))
 
-    def leave_later(self, seat: Seat) -> None:
-        """Has a seat left when the server has noticed that its answer was stopped."""
+    def leave_later(self, seat: Seat, *, after_s: float | None = None) -> None:
+        """Has a seat left when the server has stopped: after so long, or as soon as it notices a closed stream."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             seat.leave()
             return
-        seat.leaves_at_s = loop.time() + self.stopping_s
+        seat.leaves_at_s = loop.time() + (self.stopping_s if after_s is None else after_s)
         loop.call_at(seat.leaves_at_s, seat.leave)
 
     def usage(self, pool: str) -> Usage:
@@ -644,6 +648,19 @@ class Reservation:
     def beside(self, window: Window) -> int:
         """How many other answers of this process run or wait at the same instance."""
         return max(self._admission.running(self._pool(window)) - 1, 0)
+
+    def abandon(self) -> None:
+        """Gives everything back when the server must have ended an answer that is no stream, and that nobody reads.
+
+        It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute; measured
+        2026-11-22) and does not say when, so its bound at a slow machine's pace decides, and for 10 s at most.
+        """
+        seat = self._seat
+        if seat is not None and not self._is_lent:
+            self._count_seat(-1)
+            self._seat = None
+            self._admission.leave_later(seat, after_s=min(self._limit_tokens * _SLOW_S_PER_TOKEN, _MOST_ABANDONED_S))
+        self.leave()
 
     def leave(self) -> None:
         """Gives everything back; what an answer holds that has just been stopped, when its server has noticed it."""

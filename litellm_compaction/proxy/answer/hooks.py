@@ -106,9 +106,7 @@ async def guarded_in_room(
 def _asked(room: Reservation, is_stream: bool, task: asyncio.Task[Any]) -> None:
     """The task that asked the deployment has ended: with a stream, which is still open, or for good."""
     if not is_stream and (task.cancelled() or isinstance(task.exception(), Timeout)):
-        # Its server writes on, until it notices that nobody reads.
-        room.started()
-        room.leave()
+        room.abandon()
         return
     stream = None if task.cancelled() or task.exception() is not None else task.result()
     if not hasattr(stream, "__aiter__"):
