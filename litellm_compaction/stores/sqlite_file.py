@@ -34,6 +34,8 @@ _DAMAGED_SCHEMA = ("Could not decode", "no such table", "no such column", "has n
 _COPIES = ".corrupt-"
 # "lmcs" in ASCII; file(1) shows it, and it tells another program's database from an empty one of ours.
 _APPLICATION_ID = 0x6C6D6373
+# Up to this version a file is of a build before the first release: it is set aside as a damaged one is.
+_UNRELEASED = 5
 
 Connect = Callable[..., sqlite3.Connection]
 Work = Callable[[sqlite3.Connection], "_Result"]
@@ -48,7 +50,7 @@ class SqliteFile:
 
     Args:
         path: need not exist; it and its folder are made for this user alone.
-        migrations: the statements of each step; the first n of them lead to version n.
+        migrations: the statements of each step; each leads to the next version.
         create: whether to make and repair the file; if not, what is wrong with it is an error.
     """
 
@@ -198,20 +200,23 @@ class SqliteFile:
             connection.execute("ROLLBACK")
         if application != _APPLICATION_ID and not (is_empty and application == 0):
             raise StoreError(f"{self.path} is a database of another program; name another file in `store`")
-        if version > len(self._migrations):
+        newest = _UNRELEASED + len(self._migrations)
+        if 0 < version <= _UNRELEASED:
+            raise sqlite3.DatabaseError(f"its schema version {version} is of a build before the first release")
+        if version > newest:
             raise StoreError(
                 f"store {self.path} has schema version {version} and this version of litellm_compaction knows "
-                f"{len(self._migrations)}: update it, or name another file in `store`"
+                f"{newest}: update it, or name another file in `store`"
             )
-        return version < len(self._migrations)
+        return version < newest
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         # Read again under the lock: another process may have been faster.
-        for step in self._migrations[_number(connection, "user_version") :]:
+        for step in self._migrations[max(_number(connection, "user_version") - _UNRELEASED, 0) :]:
             for statement in step:
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={len(self._migrations)}")
+        connection.execute(f"PRAGMA user_version={_UNRELEASED + len(self._migrations)}")
 
     def _can_repair(self, error: sqlite3.Error | UnicodeDecodeError) -> bool:
         # CORRUPT and NOTADB are raised as DatabaseError itself, all other trouble as a subclass (CPython,

@@ -137,6 +137,9 @@ async def test_an_older_version_is_migrated(opened: Open, path: Path, monkeypatc
     older = opened()
     await older.put("team", compaction("h"))
     await older.aclose()
+    before = sqlite3.connect(path)
+    (version,) = before.execute("PRAGMA user_version").fetchone()
+    before.close()
     newer = (*MIGRATIONS, ("CREATE TABLE another (x)",))
     monkeypatch.setattr(sqlite, "MIGRATIONS", newer)
     store = opened()
@@ -145,7 +148,7 @@ async def test_an_older_version_is_migrated(opened: Open, path: Path, monkeypatc
     assert len(await store.events()) == 1
     await store.aclose()
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (len(newer),)
+    assert connection.execute("PRAGMA user_version").fetchone() == (version + 1,)
     assert connection.execute("SELECT count(*) FROM another").fetchone() == (0,)
     connection.close()
 
@@ -164,6 +167,23 @@ async def test_a_newer_version_is_left_alone(path: Path, opened: Open, caplog: p
     [record] = caplog.records
     assert "schema version 99" in record.getMessage()
     assert "update it, or name another file in `store`" in record.getMessage()
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+async def test_a_file_of_a_build_before_the_release_is_set_aside(path: Path, opened: Open, version: int) -> None:
+    """Its tables are others; the store works at once, and what was there is not deleted."""
+    path.parent.mkdir()
+    change(path, "CREATE TABLE compaction (x)", "PRAGMA application_id=0x6C6D6373", f"PRAGMA user_version={version}")
+    with pytest.raises(StoreError, match=f"schema version {version} is of a build before the first release"):
+        await opened(create=False).find("team", ["h"])
+    assert asides(path) == []
+    store = opened()
+    await store.put("team", compaction("h"))
+    assert await store.find("team", ["h"]) == [compaction("h")]
+    [aside] = asides(path)
+    kept = sqlite3.connect(aside)
+    assert kept.execute("SELECT count(*) FROM compaction").fetchone() == (0,)
+    kept.close()
 
 
 async def test_another_programs_database_is_left_alone(path: Path, opened: Open) -> None:
