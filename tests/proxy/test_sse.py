@@ -111,6 +111,18 @@ async def test_server_that_sends_without_end_is_not_read_to_its_end(pieces: list
     assert overflow_from_text(caught.value.text) is None
 
 
+async def test_what_came_before_a_piece_that_cannot_be_read_reaches_the_client() -> None:
+    """Though both come in one read."""
+    said = [f'data: {{"choices": [{{"delta": {{"content": "{word}"}}}}]}}\n\n' for word in ("So", "far")]
+    hostile = 'data: {"a": [' + "[]," * 300_000 + "[]]}\n\n"
+    stream = read_events(_response(["".join((*said, hostile)).encode()]), _BOUNDS)
+    batch = await anext(stream)
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in batch] == ["So", "far"]
+    with pytest.raises(UpstreamError) as caught:
+        await anext(stream)
+    assert "too many values" in caught.value.text
+
+
 async def test_body_is_read_as_far_as_it_may_be_long() -> None:
     """And it is said whether that was all."""
     assert await read_body(_response([b"ab", b"cd"]), 4) == (b"abcd", True)

@@ -60,16 +60,20 @@ async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator
             read_bytes += len(data)
             if read_bytes > bounds.stream_bytes:
                 raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
-            chunks, is_over = _chunks(lines.feed(data))
+            chunks, is_over, failure = _chunks(lines.feed(data))
             if chunks:
                 yield chunks
+            if failure is not None:
+                raise failure
             if is_over:
                 return
             if len(data) >= _MUCH_BYTES:
                 await asyncio.sleep(0)
-        chunks, _ = _chunks(lines.feed(b"\n"))
+        chunks, _, failure = _chunks(lines.feed(b"\n"))
         if chunks:
             yield chunks
+        if failure is not None:
+            raise failure
     except httpx.TransportError as error:
         raise UpstreamDropped("", None) from error
     except httpx.DecodingError as error:
@@ -196,24 +200,20 @@ def _is_function(function: object) -> bool:
     return type(function.get("name")) in _TEXT and type(function.get("arguments")) in _TEXT
 
 
-def _chunks(lines: Iterable[bytes]) -> tuple[Batch, bool]:
-    """The chunks in `lines`, and whether the stream ends there.
-
-    Raises:
-        UpstreamError: one of them has too many values.
-    """
+def _chunks(lines: Iterable[bytes]) -> tuple[Batch, bool, UpstreamError | None]:
+    """The chunks in `lines` up to the first that has too many values, whether the stream ends there, and that error."""
     chunks: list[Chunk] = []
     for line in lines:
         if not line.startswith(_FIELD):
             continue
         data = line[len(_FIELD) :].strip()
         if data == b"[DONE]":
-            return chunks, True
+            return chunks, True, None
         if not is_quickly_read(data):
-            raise unreadable("a piece of its answer has too many values")
+            return chunks, False, unreadable("a piece of its answer has too many values")
         if (chunk := json_object(data)) and is_chunk(chunk):
             chunks.append(Received(chunk, line))
-    return chunks, False
+    return chunks, False, None
 
 
 class _Lines:
