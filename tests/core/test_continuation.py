@@ -321,11 +321,10 @@ def test_thinking_of_the_restart_stays_out_of_the_content() -> None:
     joiner = Joiner(FOX)
     sent = "".join(map(joiner.feed, "\n<think>The user wants more.</think>\n\nThen the fox went home."))
     assert sent + joiner.finish() == "home."
-    assert joiner.removed_thinking == "The user wants more."
+    assert joiner.removed_text == "The user wants more.\n\nThen the fox went"
     unfinished = Joiner(FOX)
     assert unfinished.feed("<think>hm </thi") + unfinished.finish() == ""
-
-    assert unfinished.removed_thinking == "hm </thi"
+    assert unfinished.removed_text == "hm </thi"
     assert joined(FOX, "<thin ice.") == "<thin ice."
 
 

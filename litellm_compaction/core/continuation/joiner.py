@@ -85,11 +85,6 @@ class Joiner:
         """What else was taken out of the continuation so far, but for white space and tags."""
         return "".join(self._removed) + self._left_out
 
-    @property
-    def removed_thinking(self) -> str:
-        """The reasoning taken out of the continuation so far, without its tags."""
-        return "".join(self._removed)
-
     def feed(self, delta: str) -> str:
         """What can be sent now that `delta` has arrived; may be empty."""
         return self._noted(self._stage(delta))

@@ -8,6 +8,7 @@ collapse it at the seam.
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from itertools import pairwise
 
 from litellm_compaction.core.continuation.text import is_no_space
@@ -30,9 +31,10 @@ class Ending:
 
     The longest end counts that is telling: 12 characters without white space (letters of scripts without spaces count
     two) or 3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a
-    table's, 6 characters or all of the line's words, 2 or more, if they stand nowhere else: who doubles a word that
-    they have not used before? It is repetition all the same, and stays, if the partial shows that it comes repeatedly:
-    twice in a row, or as rows of a table or list that have come twice in a row.
+    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else: who doubles a word that
+    they have not used before? (Who has doubled such a word before: then 6 characters do not count.) It is repetition
+    all the same, and stays, if the partial shows that it comes repeatedly: twice in a row, or as rows of a table or
+    list that have come twice in a row.
 
     Ambiguous by nature: the *first* time that a telling block is legitimately repeated back to back and the cut falls
     exactly between the two, it looks like a restart and is removed; a restart of a block for which the partial shows
@@ -74,6 +76,12 @@ class Ending:
         """Returns True if the partial goes round by `block`, its end without white space: it ends with it twice."""
         return _is_power(block) or self.dense.endswith(block + block)
 
+    @cached_property
+    def _doubles_words(self) -> bool:
+        """Whether a word as long as a rare one comes twice in a row: a third such word may be meant so, too."""
+        words = self._tail.split()
+        return any(word == after and len(word) >= _RARE_CHARS and _has_letter(word) for word, after in pairwise(words))
+
     def _is_row(self, block: str) -> bool:
         """Returns True if rows have come twice in a row, and a repeat of `block` would make another one of them."""
         last_line = _dense(self._last_line)
@@ -112,9 +120,7 @@ class Ending:
         if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
             return False
         is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
-        words = self._tail.split()
-        # Of an answer that says words twice, nobody can tell which of them was said again.
-        is_long = is_line or (chars >= _RARE_CHARS and not any(word == after for word, after in pairwise(words)))
+        is_long = is_line or (chars >= _RARE_CHARS and not self._doubles_words)
         return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
 
 
