@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from litellm_compaction.concurrency import Bounded, Flights
+from litellm_compaction.concurrency import Bounded, Flights, Rests
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import latest_cut, protected_indices
 from litellm_compaction.core.excerpts import common_level
@@ -89,9 +89,8 @@ class Prober:
         self._feedback = feedback
         self._measurer = measurer
         self._room = room
-        self._clock = clock
         self._questions: Flights[bool] = Flights()
-        self._silent_until_s: Bounded[str, float] = Bounded(_MAX_TARGETS)
+        self._silent: Rests[str] = Rests(_SILENCE_S, _SILENCE_S, clock)
         # Prompts of which only a part could be asked for, as they were counted then: agents send them again and again.
         self._narrowed: Bounded[tuple[str, int], Count] = Bounded(_MAX_NARROWED)
         self._confirmed = 0
@@ -363,8 +362,7 @@ class Prober:
     async def _answered(self, work: MeasuredRequest, request: Request, most_tokens: int) -> int | None:
         """What the server reports for an answer of one token; None where it may not be asked, or says nothing."""
         case, key = work.case, work.case.target.key
-        silent_until_s = self._silent_until_s.get(key, 0.0)
-        if case.measure is None or case.attempts.questions_left < 1 or self._clock() < silent_until_s:
+        if case.measure is None or case.attempts.questions_left < 1 or not self._silent.is_over(key):
             return None
         case.attempts.questions_left -= 1
         room = self._room(work)
@@ -380,7 +378,7 @@ class Prober:
             room.leave()
         if told is None:
             logger.debug("question model=%s unanswered", case.label)
-            self._silent_until_s[key] = self._clock() + _SILENCE_S
+            self._silent.begin(key)
         return told
 
 

@@ -48,7 +48,6 @@ class Vocabulary:
         adds_bos: the engine puts `bos` before a prompt that does not begin with it.
         prefixes_space: ordinary text at the beginning, and after each special token, gets a space before it.
         strips_after_special: white space after a special token disappears.
-        longest_special: characters of the longest special token.
     """
 
     def __init__(self, data: VocabularyData, encoder: Encoder | None = None) -> None:
@@ -60,7 +59,7 @@ class Vocabulary:
         self.adds_bos = data.adds_bos and bool(self.bos)
         specials = _special_tokens(data)
         self._specials = re.compile(_alternatives(specials)) if specials else None
-        self.longest_special = max(map(len, specials), default=0)
+        self._longest_special = max(map(len, specials), default=0)
         controls = _special_tokens(data, (_CONTROL,))
         self._controls = re.compile(_alternatives(controls)) if controls else None
         prefixes = data.adds_space_prefix
@@ -74,15 +73,11 @@ class Vocabulary:
             strips = {"<|assistant|>", "<|end|>"} <= specials
         self.strips_after_special = data.kind == "spm" and strips
 
-    def split(self, prompt: str, position: int = 0) -> list[Segment]:
-        """The segments of a prompt in order, as llama.cpp's tokenizer_st_partition finds them.
-
-        Args:
-            prompt: text with special tokens in it.
-            position: where to begin: the start, or the end of a segment.
-        """
+    def split(self, prompt: str) -> list[Segment]:
+        """Cuts a text at special tokens; the segments in order, as llama.cpp's tokenizer_st_partition finds them."""
         segments: list[Segment] = []
-        for start, end in self._places(prompt, position):
+        position = 0
+        for start, end in self._places(prompt):
             if start > position:
                 segments.append(Segment(position, start, False))
             segments.append(Segment(start, end, True))
@@ -111,13 +106,14 @@ class Vocabulary:
                 kept = position
         return "".join((*pieces, text[kept:]))
 
-    def _places(self, prompt: str, position: int) -> Iterator[tuple[int, int]]:
+    def _places(self, prompt: str) -> Iterator[tuple[int, int]]:
         if self._specials is None:
             return
+        position = 0
         while position < len(prompt):
             # A search through megabytes would hold the interpreter lock, and with it the event loop.
             last = position + _SLICE_CHARS
-            for found in self._specials.finditer(prompt, position, last + self.longest_special):
+            for found in self._specials.finditer(prompt, position, last + self._longest_special):
                 if found.start() >= last:
                     break
                 yield found.span()
