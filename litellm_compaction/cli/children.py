@@ -66,7 +66,7 @@ def proxy_environment(environ: Mapping[str, str], *, master_key: str | None, api
 
 @contextlib.contextmanager
 def signals_to(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Has signals handled otherwise for the length of the block."""
+    """Has signals handled in another way for the length of the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

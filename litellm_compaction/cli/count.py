@@ -90,7 +90,7 @@ class _Counted:
     """A count, and what is known of the model.
 
     Attributes:
-        window_tokens: None where it is not loaded, or nobody knows.
+        window_tokens: None where it is not loaded, or it is not known.
         api: version of LM Studio's; "" where none answered.
     """
 

@@ -106,9 +106,9 @@ class _Row:
 
     Attributes:
         name: its `model_name`; model: as the server is asked for it.
-        guarded: None where nobody could be asked; why: the reason, in words.
+        guarded: None where it could not be asked; why: the reason, in words.
         server: its address without credentials; "" where it was not asked.
-        reachable, loaded: None where it was not asked, or nobody knows.
+        reachable, loaded: None where it was not asked, or it is not known.
         api: version of LM Studio's API, or whose API another server speaks; "" where it was not asked.
         report: None where nothing more is known.
         probes: our count against the server's, where that was wanted.
@@ -355,7 +355,7 @@ class _Examiner:
         api_base = target.api_base or ""
         row = replace(row, server=without_userinfo(api_base))
         try:
-            # Says why: nobody there, a refused key, or another server.
+            # Says why: no server there, a refused key, or another server.
             listing = await list_models(self._http, api_base, target.api_key, timeout_s=_LIMIT_S)
             await self._must_be_lm_studio(listing, target)
         except NotThisApi as error:
@@ -434,7 +434,7 @@ class _Examiner:
         return rows, findings
 
     def _of_window(self, row: _Row, report: DeploymentReport, listing: Listing | Served | None) -> Iterator[Finding]:
-        """What to know of a window, and what to do where nobody knows it."""
+        """What to know of a window, and what to do where it is not known."""
         target, window, absence = report.target, report.window, report.absence
         if isinstance(absence, ModelNotLoaded):
             # Another server than LM Studio that loads on request is Ollama.

@@ -1,8 +1,8 @@
-"""Which requests may run at the same time in one loaded context that several processes send to.
+"""Which requests may run at the same time in one loaded context, of one process or of several that send to it.
 
-`engine/shared_pool.py` tells every process's part to the others and asks here what it may do: all processes apply the
-same rules, one after the other, to the same parts. So the rules of `engine/admission.py` hold across processes: what
-runs never outgrows the window, first come, first served, restarts before new entries, what was lent is called back.
+The only rules there are: what runs never outgrows the window, first come, first served, restarts before new entries,
+what was lent is called back. `engine/admission.py` asks for a process alone; for several, `engine/shared_pool.py` tells
+every process's part to the others first, and all apply the same rules, one after the other, to the same parts.
 """
 
 from __future__ import annotations

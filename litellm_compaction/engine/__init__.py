@@ -1,6 +1,5 @@
 """The one orchestrator: counts, decides, asks, applies, stores, reports."""
 
-from litellm_compaction.engine.admission import Reservation, shares_context
 from litellm_compaction.engine.compactor import Compactor
 from litellm_compaction.engine.context import (
     Action,
@@ -14,6 +13,7 @@ from litellm_compaction.engine.context import (
     RequestContext,
 )
 from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Standing
+from litellm_compaction.engine.reservation import Reservation, shares_context
 
 __all__ = [
     "ALL_WAYS",

@@ -37,8 +37,8 @@ from litellm_compaction.core.pruning import (
 )
 from litellm_compaction.core.record import taken_out
 from litellm_compaction.core.strategies import Strategy, strategy_of
-from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.context import MeasuredRequest, PruningModel
+from litellm_compaction.engine.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS

@@ -34,7 +34,7 @@ from litellm_compaction.core.plan import (
     plan_reading,
     turn_ended,
 )
-from litellm_compaction.engine.admission import Admission, Reservation, server_of
+from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
     Attempts,
@@ -45,6 +45,7 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed
 from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.engine.reservation import Reservation, server_of
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store

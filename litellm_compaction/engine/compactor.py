@@ -23,7 +23,7 @@ from litellm_compaction.core.continuation.request import Partial, Way, asked_to_
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
 from litellm_compaction.core.refusal import refusal, shortened, unprepared, with_less_data
-from litellm_compaction.engine.admission import Admission, Reservation, server_of
+from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
@@ -42,6 +42,7 @@ from litellm_compaction.engine.going_on import GoingOn, without_thoughts
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.engine.reservation import Reservation, server_of
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer, Outcome

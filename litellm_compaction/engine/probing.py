@@ -27,10 +27,10 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.stretches import without_data
-from litellm_compaction.engine.admission import Reservation
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.feedback import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
+from litellm_compaction.engine.reservation import Reservation
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import CompactionError, Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens, most_tokens

@@ -1,6 +1,6 @@
 """One process's part in a context that other processes send to as well: tells it to them, and hears what it may do.
 
-Used by `admission.py`, which decides alone where there is nobody to ask. The rules are `core/sharing.py`'s.
+Used by `admission.py`, which decides by the same rules (`core/sharing.py`) where no other process can be asked.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _pruning_model(data: Mapping[str, Any], name: str, place: str, named: str) -
 
 
 def _misplaced(data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Settings of ours where nobody reads them; each place at most once."""
+    """Settings of ours where they are not read; each place at most once."""
     advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
     sure = [*(names for names in _OURS if _has(data, names)), *_beside_our_section(data)]
     for names in sure:

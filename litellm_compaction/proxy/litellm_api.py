@@ -116,7 +116,7 @@ def proxy_redis() -> Any:
 
 
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
-    """What makes a client of the Redis that a proxy with this configuration would have, for commands beside it.
+    """What makes a client of the Redis that a proxy with this configuration would have, for commands outside of it.
 
     In LiteLLM's order (proxy_server.py and _redis.py, 1.106.2 and 1.109.1); what a block does not say, variables do.
     """

@@ -1,7 +1,7 @@
 """Rows in Redis or Valkey, which serves all proxies and workers that name it.
 
 A row is a hash `compaction:{SCOPE}:KEY`: the scope is the hash tag, so that what belongs together lies in one slot of a
-cluster. What nobody uses is forgotten by the server; nothing is evicted here, since it may belong to another proxy, and
+cluster. What is not used is forgotten by the server; nothing is evicted here, since it may belong to another proxy, and
 no keys are touched but these. The server's time is the clock of all processes.
 """
 
@@ -64,7 +64,7 @@ class RedisRows:
     Args:
         prefix: what every key begins with.
         ends_server: whether it ends with these rows; other rows may be there too.
-        ttl_s: seconds after which a row that nobody used is forgotten.
+        ttl_s: seconds after which an unused row is forgotten.
         clock: seconds, in place of the server's.
     """
 

@@ -34,7 +34,7 @@ from litellm_compaction.errors import StoreError
 Client: TypeAlias = "Redis | RedisCluster"
 _Result = TypeVar("_Result")
 
-# Redis answers within a millisecond or a few; a fork for its snapshot or a script of somebody else holds it for some
+# Redis answers within a millisecond or a few; a fork for its snapshot or another program's script holds it for some
 # ten. The limit is waited for in steps, so that an event loop that was held up itself takes no server for slow: it sees
 # the answer in the step after.
 LIMIT_S, _STEPS = 0.25, 10
@@ -156,7 +156,7 @@ class RedisServer:
             raise StoreError(f"store {self.place} is closed")
         limit_s = max(PATIENT_LIMIT_S, self._limit_s) if is_patient else self._limit_s
         task = asyncio.get_running_loop().create_task(self._attempt(work, key))
-        # The event loop itself would forget it, and complain of an error that nobody waits for.
+        # The event loop itself would forget it, and complain of an error that is not waited for.
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -56,7 +56,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 _COLUMNS = "scope, key, body, created_s, used_s, size_bytes"
-# A row that somebody else has written may hold any type in any column (sqlite.org/datatype3.html).
+# A row that another program has written may hold any type in any column (sqlite.org/datatype3.html).
 _WHOLE = (
     "typeof(key) = 'text' AND typeof(body) = 'blob' AND typeof(used_s) = 'real'"
     " AND typeof(created_s) = 'real' AND typeof(size_bytes) = 'integer'"
@@ -103,7 +103,7 @@ class SqliteRows:
         now_s = self._clock()
         found = await self._read(lambda connection: _found(connection, scope, keys))
         if scope != SETTINGS and found:
-            # When nobody waits for it.
+            # When no caller waits for it.
             note = partial(_note_use, scope=scope, keys=list(found), now_s=now_s, expired_before_s=now_s - self._ttl_s)
             self._thread.submit(lambda: self._file.write(note))
         rows = (found[key] for key in keys if key in found)
@@ -188,7 +188,7 @@ class SqliteRows:
         self._owes_erasing |= _evict(connection, expired_before_s=now_s - self._ttl_s, max_bytes=self._max_bytes)
 
     def _erase_remains(self) -> None:
-        """Empties the journal if it holds text that is gone; beside a reader it is tried again with the next write.
+        """Empties the journal if it holds text that is gone; while another process reads it is tried again with the next write.
 
         Runs in the thread.
         """

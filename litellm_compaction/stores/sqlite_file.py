@@ -91,7 +91,7 @@ class SqliteFile:
             return self._do(transaction, writes=True)
 
     def erase_journal(self) -> bool:
-        """Empties the journal, in which text that was deleted or replaced still stands; False beside a reader."""
+        """Empties the journal, in which text that was deleted or replaced still stands; False while another process reads."""
 
         def checkpoint(connection: sqlite3.Connection) -> bool:
             is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -289,7 +289,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 class FileThread:
-    """Runs calls on a file one after the other, for several event loops; closes it, also if nobody ends it."""
+    """Runs calls on a file one after the other, for several event loops; closes it, also if it is never ended."""
 
     def __init__(self, file: SqliteFile, *, limit_s: float) -> None:
         self._file = file
@@ -327,7 +327,7 @@ class FileThread:
 
 
 def _attempt(call: Callable[[], _Result]) -> _Result | StoreError:
-    # A value, so that an error that nobody waits for is not complained about.
+    # A value, so that an error that is not waited for is not complained about.
     try:
         return call()
     except StoreError as error:

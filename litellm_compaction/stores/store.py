@@ -219,7 +219,7 @@ class Board:
             lease_s: how long the note lives if it is not renewed, up to `MAX_LEASE_S`.
 
         Returns:
-            What `decide` gave beside the note.
+            What `decide` gave with the note.
 
         Raises:
             StoreError: the board cannot be reached; whether the note was written is not known.

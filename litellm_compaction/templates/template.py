@@ -196,14 +196,14 @@ class Template:
 
     @cached_property
     def takes_parts(self) -> bool:
-        """If content may be a list of texts; otherwise llama.cpp joins them by newlines before."""
+        """If content may be a list of texts; else llama.cpp joins them by newlines before."""
         parts = [{"type": "text", "text": f"{_NEEDLE}{letter}"} for letter in "ab"]
         rendered = self._attempt(({"role": "user", "content": parts},), ())
         return f"{_NEEDLE}a" in rendered and f"{_NEEDLE}b" in rendered and "'text'" not in rendered
 
     @cached_property
     def takes_system(self) -> bool:
-        """If a system message ends up in the prompt; otherwise llama.cpp puts it into the next message."""
+        """If a system message ends up in the prompt; else llama.cpp puts it into the next message."""
         return _NEEDLE in self._attempt(({"role": "system", "content": _NEEDLE}, _USER), ())
 
     @cached_property

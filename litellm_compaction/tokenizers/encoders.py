@@ -265,7 +265,7 @@ class TokenizersEncoder:
 
 
 def is_foreign_failure(exc: BaseException) -> bool:
-    """If a vocabulary that cannot be built raised this, and not whoever wants to end the program.
+    """If a vocabulary that cannot be built raised this, and not what is to end the program.
 
     `tokenizers` raises bare Exception; the Rust side of both packages panics with a BaseException without an import.
     """

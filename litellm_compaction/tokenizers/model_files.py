@@ -108,7 +108,7 @@ def holds_vocabulary(file_name: str) -> bool:
 
 
 def _candidates(root: Path) -> list[_Candidate]:
-    """What lies in the folder, by path; without weights beside it (MLX) a tokenizer.json may be anything."""
+    """What lies in the folder, by path; without weights next to it (MLX) a tokenizer.json may be anything."""
     paths: list[tuple[str, ...]] = []
     # Not there, not ours to read, or a setting that is no path.
     with contextlib.suppress(OSError, ValueError):

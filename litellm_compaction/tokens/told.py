@@ -1,6 +1,6 @@
 """How far the counts of LM Studio's protocol are believed: each is held against the answer to the same request.
 
-Both are equal or a constant apart, which is learned; otherwise the answers' numbers count for an hour. Images are not
+Both are equal or a constant apart, which is learned; else the answers' numbers count for an hour. Images are not
 in them and cost what such images have cost.
 """
 

@@ -47,7 +47,7 @@ def unfolds_slowly(response: httpx.Response) -> bool:
 
 
 def is_quickly_read(content: bytes) -> bool:
-    """If parsing a JSON document holds nobody up: it does by its structure, hardly by its text."""
+    """If parsing a JSON document holds nothing up: it does by its structure, hardly by its text."""
     return len(content) <= _FEW_BYTES or sum(map(content.count, (b",", b":", b"[", b"{"))) <= _MOST_MARKS
 
 

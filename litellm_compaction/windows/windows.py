@@ -78,7 +78,7 @@ class Windows:
         # By target and by who asks.
         self._learned: Bounded[tuple[str, str], _Learned] = Bounded(_MAX_TARGETS)
         self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
-        # What was loaded beside an instance when it was last asked for its settings, and what these are.
+        # What was loaded with an instance when it was last asked for its settings, and what these are.
         self._loaded: Bounded[Instance, tuple[frozenset[LoadedModel], ModelSettings | None]] = Bounded(_MAX_TARGETS)
 
     @property
@@ -251,7 +251,7 @@ class Windows:
         return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
-        """If a server is LM Studio; None when nobody answered. Cached: yes for good, no 60 s, None 5 s."""
+        """If a server is LM Studio; None without an answer. Cached: yes for good, no 60 s, None 5 s."""
         return await self._listings.is_lmstudio(api_base, api_key)
 
     async def aclose(self) -> None:

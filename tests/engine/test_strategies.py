@@ -19,8 +19,8 @@ from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Making
 from litellm_compaction.core.prompts import NO_RESPONSE, UNDERSTOOD
 from litellm_compaction.engine import compactor
-from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
+from litellm_compaction.engine.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.builders import (

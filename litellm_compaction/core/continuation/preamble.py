@@ -1,6 +1,6 @@
 """What a continuation says before it continues: a role label, an announcement, a reopened fence, an ellipsis.
 
-A part is *certain* if the partial answer could hardly be followed by it; otherwise it is only *claimed*: dropped if the
+A part is *certain* if the partial answer could hardly be followed by it; else it is only *claimed*: dropped if the
 text after it turns out to repeat the partial's end.
 
 An announcement ("Sure, continuing from where I left off:") is a line of which every word is in `_WORDS`, or one that

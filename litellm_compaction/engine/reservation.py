@@ -1,0 +1,318 @@
+"""What one answer holds of its instance's context, from its first request to its last.
+
+Where nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
+takes a seat (`admission.py`) for each request that is sent, a summary's too, and gives the bound for the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from litellm_compaction.core.budget import margin_tokens
+from litellm_compaction.engine.admission import Admission, Seat
+from litellm_compaction.engine.context import PreparedRequest, RequestContext
+from litellm_compaction.errors import DoesNotFit, Share
+from litellm_compaction.tokens.counter import Count
+from litellm_compaction.windows.windows import Window
+
+# A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
+SUMMARY_EXTRA_TOKENS = 2100
+# As slow as a machine may be that people wait for; a faster one gives its room back later than it could.
+_SLOW_S_PER_TOKEN = 0.05
+# Most answers are far shorter than their bound: no request waits longer for one that nobody reads.
+_MOST_ABANDONED_S = 10.0
+# What makes a model go on, and what the template puts around the answer so far.
+_GOING_ON_TOKENS = 128
+# Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
+_MAX_DOUBLINGS = 12
+
+
+def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> bool:
+    """Whether requests to one instance are fitted beside each other.
+
+    Args:
+        admission: the operator's wish.
+        parallel: how many requests the server says that it serves at once.
+    """
+    return admission == "pool" or (admission == "auto" and parallel > 1)
+
+
+def server_of(case: RequestContext) -> str:
+    """By what a request's server is known here."""
+    return str(case.target.api_base)
+
+
+class Reservation:
+    """What one answer holds of its instance's context.
+
+    Args:
+        admission: who decides for all answers of this process.
+        case: of the request.
+    """
+
+    def __init__(self, admission: Admission, case: RequestContext) -> None:
+        self._admission = admission
+        self._case = case
+        self._seat: Seat | None = None
+        # By its count, which stays the same object where a carrier tells the rest of it anew.
+        self._taken_for: Count | None = None
+        self._limit_tokens = 0
+        self._is_running = False
+        self._cuts = 0
+        self._is_lent = False
+        self._has_left = False
+        self._present_in = ""
+
+    def is_shared(self, window: Window) -> bool:
+        """Whether requests to this instance have to be fitted beside each other."""
+        return shares_context(self._case.settings.admission, window.parallel)
+
+    def check(self, guarded: PreparedRequest, limit_tokens: int, *, answers: int, prompts: int) -> None:
+        """Refuses what `take` would refuse whoever else is there; arguments as there.
+
+        Raises:
+            DoesNotFit: so many answers fit the context under no circumstances.
+        """
+        if self.is_shared(guarded.window) and (written := prompts * answers) > 1:
+            _least_of_several(guarded, limit_tokens, 1, prompts=prompts, written=written)
+
+    async def take(
+        self, guarded: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
+    ) -> int:
+        """Waits for room for a prompt and its answer; gives the bound on the answer that the server has to be told.
+
+        Once for each that is sent. It may have all that the window leaves where it is alone, else a share.
+
+        Args:
+            guarded: what is sent.
+            limit_tokens: what the window leaves, and the client wants.
+            is_watched: whether the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
+            answers: how many the server writes to each prompt (`n`) at once, each up to the bound; they share it.
+            prompts: how many of them the request has, none longer than the one that was counted.
+
+        Raises:
+            DoesNotFit: so many answers fit the context under no circumstances.
+            Overloaded: there was no room in time.
+        """
+        window = guarded.window
+        if self._admission.make_way is not None:
+            await self._admission.make_way(server_of(self._case))
+        if not self.is_shared(window):
+            self._be_present(window)
+            return limit_tokens
+        if self._taken_for is guarded.count:
+            return min(limit_tokens, self._limit_tokens)
+        prompt_tokens, least_tokens = prompts * _prompt_tokens(guarded), self._reserve_tokens(guarded)
+        if not is_watched:
+            least_tokens = max(window.tokens // max(window.parallel, 1) - guarded.count.tokens, least_tokens)
+        if (written := prompts * answers) > 1:
+            least_tokens = _least_of_several(guarded, limit_tokens, least_tokens, prompts=prompts, written=written)
+        most_tokens = prompt_tokens + written * limit_tokens
+        seat = await self._hold(
+            window,
+            prompt_tokens + written * min(limit_tokens, least_tokens),
+            most_tokens if written == 1 else min(most_tokens, window.tokens),
+        )
+        limit_tokens = max(min(limit_tokens, (seat.tokens - prompt_tokens) // written), 1)
+        self._taken_for, self._limit_tokens = guarded.count, limit_tokens
+        return limit_tokens
+
+    @asynccontextmanager
+    async def for_summary(self, window: Window, history_tokens: int) -> AsyncGenerator[None, None]:
+        """Room for a summary of so much history, in place of what is held now; waits for it.
+
+        A summary may have more readers than the answer whose room this is: whoever leaves meanwhile leaves when it is
+        made.
+
+        Raises:
+            Overloaded: there was none in time.
+        """
+        if not self.is_shared(window):
+            self._be_present(window)
+            yield
+            return
+        self._is_lent = True
+        try:
+            await self._hold(window, min(history_tokens + SUMMARY_EXTRA_TOKENS, window.tokens))
+            yield
+        finally:
+            self._is_lent = False
+            if self._has_left:
+                self.leave()
+
+    def rest(self) -> None:
+        """Gives back what is held until the next answer, which then stands before those that have not begun.
+
+        For an answer that waits for somebody else's summary: that may need the very room.
+        """
+        if self._seat is not None:
+            self._count_seat(-1)
+            self._seat.shrink(0)
+            self._taken_for = None
+
+    async def take_for_question(self, window: Window, prompt_tokens: int) -> None:
+        """Waits for room for a prompt that is only counted.
+
+        Raises:
+            Overloaded: there was none in time.
+        """
+        if self.is_shared(window):
+            await self._hold(window, prompt_tokens)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody waits for room beside the answer."""
+        return self._seat is not None and self._seat.is_waited_for
+
+    @property
+    def has_company(self) -> bool:
+        """Whether anybody runs in its context beside the answer, or waits for room there."""
+        return self._seat is not None and self._seat.has_company
+
+    def is_called_back(self, guarded: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
+        """Whether a running answer has to stop, since somebody waits for what it was lent.
+
+        Args:
+            guarded: what was sent.
+            generated_tokens: of its answer so far.
+            can_be_cut: whether it could go on later where it stops now.
+        """
+        seat = self._seat
+        if seat is None:
+            return False
+        if not can_be_cut:
+            return seat.must_give_way(None)
+        again_tokens = guarded.count.tokens + generated_tokens + _GOING_ON_TOKENS
+        margin = margin_tokens(again_tokens, guarded.count.error_ratio)
+        return seat.must_give_way(again_tokens + margin + self._reserve_tokens(guarded))
+
+    def stay(self) -> None:
+        """Notes that an answer which was called back runs on: it could not go on later."""
+        if self._seat is not None:
+            self._seat.must_give_way(None)
+
+    def started(self) -> None:
+        """Notes that the server has begun, and generates for as long as it is not told to stop."""
+        self._is_running = True
+
+    async def stopped(self) -> None:
+        """Waits until the server has noticed that its answer was stopped: until then it holds the room all the same."""
+        if self._is_running and self._seat is not None:
+            await asyncio.sleep(self._admission.stopping_s)
+        self._is_running = False
+
+    def ended(self) -> None:
+        """Notes that the server has ended the answer itself."""
+        self._is_running = False
+
+    def was_cut(self, *, is_spent: bool) -> None:
+        """Notes that an answer goes on as another request, not for its own length's sake.
+
+        Args:
+            is_spent: its share was too small: its next part begins with the double, so that it comes to an end.
+        """
+        self._cuts += is_spent
+        self._taken_for = None
+
+    def beside(self, window: Window) -> int:
+        """How many other answers of this process run or wait at the same instance."""
+        return max(self._admission.running(self._pool(window)) - 1, 0)
+
+    def abandon(self) -> None:
+        """Gives everything back when the server must have ended an answer that is no stream, and that nobody reads.
+
+        It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute; measured
+        2026-11-22) and does not say when, so its bound at a slow machine's pace decides, and for 10 s at most.
+        """
+        seat = self._seat
+        if seat is not None and not self._is_lent:
+            self._count_seat(-1)
+            self._seat = None
+            self._admission.leave_later(seat, after_s=min(self._limit_tokens * _SLOW_S_PER_TOKEN, _MOST_ABANDONED_S))
+        self.leave()
+
+    def leave(self) -> None:
+        """Gives everything back; what an answer holds that has just been stopped, when its server has noticed it."""
+        if self._present_in:
+            self._admission.present[self._present_in] -= 1
+            self._present_in = ""
+        self._has_left = True
+        if self._seat is None or self._is_lent:
+            return
+        self._count_seat(-1)
+        seat, self._seat = self._seat, None
+        if self._is_running:
+            self._admission.leave_later(seat)
+        else:
+            seat.leave()
+
+    def _be_present(self, window: Window) -> None:
+        if not self._present_in:
+            self._present_in = self._pool(window)
+            self._admission.present[self._present_in] += 1
+
+    def _pool(self, window: Window) -> str:
+        return f"{server_of(self._case)} {window.instance_id}"
+
+    def _reserve_tokens(self, guarded: PreparedRequest) -> int:
+        """With how much of an answer it begins; after each share that was spent with the double, up to the window."""
+        budget = guarded.budget
+        reserve = max(budget.output_buffer_tokens(guarded.count.tokens), budget.rules.answer_min_tokens)
+        return min(reserve << min(self._cuts, _MAX_DOUBLINGS), guarded.window.tokens)
+
+    async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
+        timeout_s = self._case.settings.admission_timeout_s
+        tokens = max(min(tokens, window.tokens), 1)
+        if self._seat is None:
+            self._seat = await self._admission.enter(
+                self._pool(window),
+                window_tokens=window.tokens,
+                tokens=tokens,
+                timeout_s=timeout_s,
+                most_tokens=most_tokens,
+            )
+        else:
+            self._count_seat(-1)
+            await self._seat.exchange(tokens, timeout_s=timeout_s, most_tokens=most_tokens)
+        self._count_seat(1)
+        return self._seat
+
+    def _count_seat(self, change: int) -> None:
+        """Says to the request's other phases that it holds a place, which one that rests is not."""
+        if self._seat is not None and self._seat.tokens > 0:
+            self._case.attempts.seats += change
+
+
+def _prompt_tokens(guarded: PreparedRequest) -> int:
+    """The most that the prompt can take."""
+    return guarded.count.tokens + margin_tokens(guarded.count.tokens, guarded.count.error_ratio)
+
+
+def _least_of_several(
+    guarded: PreparedRequest, limit_tokens: int, least_tokens: int, *, prompts: int, written: int
+) -> int:
+    """With how much each of several answers begins, so that all of them fit the context together.
+
+    Raises:
+        DoesNotFit: not even the shortest do.
+    """
+    window_tokens, prompt_tokens = guarded.window.tokens, prompts * _prompt_tokens(guarded)
+    shortest_tokens = min(limit_tokens, guarded.budget.rules.answer_min_tokens)
+    needed_tokens = prompt_tokens + written * shortest_tokens
+    if needed_tokens > window_tokens:
+        counted = "its prompt" if prompts == 1 else f"{prompts} prompts"
+        raise DoesNotFit(
+            f"This model's maximum context length is {window_tokens} tokens, which all answers of a request share. "
+            f"However, you asked for {written} answers: {counted} and {shortest_tokens} tokens for each of them need "
+            f"{needed_tokens} tokens (context_length_exceeded). Ask for fewer at a time.",
+            shares=(
+                Share(counted, prompt_tokens),
+                Share(f"{written} answers of {shortest_tokens}", written * shortest_tokens),
+            ),
+            window_tokens=window_tokens,
+            needed_tokens=needed_tokens,
+        )
+    return min(least_tokens, (window_tokens - prompt_tokens) // written)
