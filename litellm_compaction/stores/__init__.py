@@ -101,7 +101,7 @@ def open_board(
 ) -> Board | None:
     """Where the processes that share a store tell each other what they do; None if the store is not shared.
 
-    A file of its own next to a store's file: what is written every second must neither wait for a summary that is stored
+    A file of its own next to the store's: what is written every second must neither wait for a summary that is stored
     nor wear its file out, and a damaged one costs nothing. A server is the store's, which ends it as well.
 
     Args:

@@ -188,7 +188,7 @@ class SqliteRows:
         self._owes_erasing |= _evict(connection, expired_before_s=now_s - self._ttl_s, max_bytes=self._max_bytes)
 
     def _erase_remains(self) -> None:
-        """Empties the journal if it holds text that is gone; while another process reads it is tried again with the next write.
+        """Empties the journal if it holds text that is gone; if another process reads, again with the next write.
 
         Runs in the thread.
         """

@@ -91,7 +91,7 @@ class SqliteFile:
             return self._do(transaction, writes=True)
 
     def erase_journal(self) -> bool:
-        """Empties the journal, in which text that was deleted or replaced still stands; False while another process reads."""
+        """Empties the journal, in which deleted or replaced text still stands; False if another process reads."""
 
         def checkpoint(connection: sqlite3.Connection) -> bool:
             is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
