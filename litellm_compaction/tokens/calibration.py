@@ -95,11 +95,12 @@ class Calibration:
 
     Attributes:
         stamps: say when something was learned.
+        media: what images and sound took, where no stand-in counts; of the whole deployment.
         growths: what new messages took, where a stand-in counts.
-        media: what images and sound took, where it does not.
     """
 
     stamps: Stamps = field(default_factory=Stamps)
+    media: MediaPrices = field(default_factory=MediaPrices)
     _samples: tuple[Stamped[_Sample], ...] = ()
     # Samples from before are another template's or server's, whoever still has them.
     _since_us: int = 0
@@ -108,10 +109,9 @@ class Calibration:
     _was_low: bool = False
     _tools_ratios: tuple[Stamped[float], ...] = ()
     growths: Growths = field(init=False)
-    media: MediaPrices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.growths, self.media = Growths(self.stamps), MediaPrices(self.stamps)
+        self.growths = Growths(self.stamps)
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.
@@ -247,9 +247,9 @@ class Calibration:
             self._tools_ratios = newest(_KEPT, self._tools_ratios, [self.stamps.stamp(max(0.0, round(ratio, 4)))])
 
     def as_json(self) -> list[list[float]]:
-        """All that it has learned, in short: samples, tokens that tiny prompts had more, prices, growths, tools.
+        """All that it has learned, in short: samples, tokens that tiny prompts had more, growths, tools.
 
-        Told by length: 4, 1, 2, all others, and 3.
+        Told by length: 4, 1, all others, and 3.
         """
         samples = [
             [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
@@ -257,14 +257,14 @@ class Calibration:
         ]
         extras = [[extra_tokens] for extra_tokens in values(self._extra_tokens)]
         tools = [[ratio, 0.0, 0.0] for ratio in values(self._tools_ratios)]
-        return [*samples, *extras, *self.media.as_json(), *self.growths.as_json(), *tools]
+        return [*samples, *extras, *self.growths.as_json(), *tools]
 
     def stamps_us(self) -> list[int]:
         """When each row of `as_json` was learned."""
         samples, extras, tools = (
             [each.stamp_us for each in kept] for kept in (self._samples, self._extra_tokens, self._tools_ratios)
         )
-        return [*samples, *extras, *self.media.stamps_us(), *self.growths.stamps_us(), *tools]
+        return [*samples, *extras, *self.growths.stamps_us(), *tools]
 
     @property
     def since_us(self) -> int:
@@ -295,7 +295,6 @@ class Calibration:
         self._samples = newest(_KEPT, newer)
         self._extra_tokens = newest(_KEPT, extras, self._extra_tokens)
         self._tools_ratios = newest(_KEPT, tools, self._tools_ratios)
-        self.media.take_over(rows, stamps)
         self.growths.take_over(rows, stamps)
 
     @property
@@ -303,7 +302,7 @@ class Calibration:
         """Whether nothing has been learned yet."""
         has_tools = bool(self._tools_ratios)
         has_text = bool(self._samples or self._extra_tokens)
-        return not has_text and not has_tools and self.media.is_empty and self.growths.is_empty
+        return not has_text and not has_tools and self.growths.is_empty
 
     def gist(self) -> tuple[int, ...]:
         """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
@@ -319,7 +318,6 @@ class Calibration:
             round(log2(longest)),
             round(shares / _NEAR_SHARE),
             round(20 * (self.tools_ratio if self.tools_ratio is not None else -1)),
-            *self.media.gist(),
             *self.growths.gist(),
         )
 
@@ -341,16 +339,20 @@ def is_plausible(ratio: float) -> bool:
 class Calibrations:
     """A deployment's calibrations by basis, which is how prompts were counted: of other ways they say nothing.
 
+    What images cost is the server's, whatever vocabulary and template count the text beside them.
+
     Args:
         stamps: say when something was learned.
 
     Attributes:
         has_warned: whether it has been told that the deployment's exact family is off.
+        media: the prices of images, for all of them.
     """
 
     def __init__(self, stamps: Stamps | None = None) -> None:
         self.has_warned = False
         self._stamps = stamps or Stamps()
+        self.media = MediaPrices(self._stamps)
         self._by_basis: dict[str, Calibration] = {}
 
     def of(self, basis: str) -> Calibration:
@@ -358,7 +360,7 @@ class Calibrations:
         found = self._by_basis.get(basis)
         if found is None:
             # A thread that counts a text may ask for the same one in between.
-            found = self._by_basis.setdefault(basis, Calibration(self._stamps))
+            found = self._by_basis.setdefault(basis, Calibration(self._stamps, self.media))
         return found
 
     def of_new(self, basis: str) -> Calibration:
@@ -367,17 +369,18 @@ class Calibrations:
 
     def gist(self) -> tuple[object, ...]:
         """Changes only when what was learned has changed noticeably."""
-        return tuple(sorted((basis, found.gist()) for basis, found in self._learned()))
+        prices = () if self.media.is_empty else (self.media.gist(),)
+        return (*prices, *sorted((basis, found.gist()) for basis, found in self._learned()))
 
     def as_json(self) -> str:
         """What was learned, for another process; no text of anybody."""
         learned = self._learned()
-        # Processes of earlier versions read the calibrations alone.
         facts = {
             "version": _VERSION,
             "calibrations": {basis: found.as_json() for basis, found in learned},
             "stamps": {basis: found.stamps_us() for basis, found in learned},
             "since": {basis: found.since_us for basis, found in learned if found.since_us},
+            "media": [self.media.as_json(), self.media.stamps_us()],
         }
         return json.dumps(facts)
 
@@ -392,6 +395,9 @@ class Calibrations:
         by_basis, stamps, since = (_as_dict(facts.get(key)) for key in ("calibrations", "stamps", "since"))
         for basis, rows in list(by_basis.items())[:_MAX_BASES]:
             self.of(basis).take_over(rows, stamps.get(basis), since.get(basis))
+        match facts.get("media"):
+            case [rows, media_stamps]:
+                self.media.take_over(rows, media_stamps)
 
     def _learned(self) -> list[tuple[str, Calibration]]:
         """Those that know something, the newest last, as many as are kept."""

@@ -88,7 +88,7 @@ class TokenCounter:
         self._anchors = Anchors()
         self._recent: Bounded[tuple[Family, int], RawCount] = Bounded(_MAX_RECENT)
         self._calibrations: Bounded[str, Calibrations] = Bounded(_MAX_TARGETS)
-        self.told = ToldCounts(lambda target_key, basis: self._of(target_key).of(basis).media)
+        self.told = ToldCounts(lambda target_key: self._of(target_key).media)
 
     async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Count:
         """The tokens of a request. Raises on nothing in its messages and tools.

@@ -41,13 +41,11 @@ class ToldCounts:
     """What LM Studio's protocol has counted, by deployment and fingerprint of the request.
 
     Args:
-        prices_of: images, by deployment and basis of a count.
+        prices_of: images, by deployment.
         clock: seconds, monotonic.
     """
 
-    def __init__(
-        self, prices_of: Callable[[str, str], MediaPrices], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, prices_of: Callable[[str], MediaPrices], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._prices_of = prices_of
         self._told: Bounded[tuple[str, int], _Told] = Bounded(_MAX_TOLD)
         self._constants: Bounded[str, int] = Bounded(_MAX_TARGETS)
@@ -73,7 +71,7 @@ class ToldCounts:
         if count.fingerprint:
             self._told[target_key, count.fingerprint] = _Told(tokens, beside_tokens, label)
         tokens += self._constants.get(target_key, 0) + beside_tokens
-        least, most = self._prices_of(target_key, count.basis).between(count.media_tokens, count.images)
+        least, most = self._prices_of(target_key).between(count.media_tokens, count.images)
         return tokens + ceil(most) if most - least <= _MOST_PRICE_DOUBT * tokens else None
 
     def is_unconfirmed(self, target_key: str, count: Count) -> bool:
@@ -99,7 +97,7 @@ class ToldCounts:
         if count.images:
             # Reasoning in older turns may not be in the number.
             if told.beside_tokens <= same_tokens:
-                prices = self._prices_of(target_key, count.basis)
+                prices = self._prices_of(target_key)
                 prices.note(count.media_tokens, more - (known or 0), 0.0, images=count.images)
         elif told.beside_tokens:
             # A template shows it or leaves it out. Anything between is no reason for doubt.

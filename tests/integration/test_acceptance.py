@@ -141,15 +141,7 @@ def kept(bench: Bench) -> dict[str, Any]:
     messages = talk("kept over night", ONE_ROUND)
     answer = bench.proxy.chat("shared", messages)
     assert answer.headers["x-litellm-compaction"] == "compacted"
-    # What is learned belongs to the template in effect, which LM Studio tells behind the first requests.
-    _say_hi(bench)
     return {"messages": messages, "sent": watch.sent(), "picture_error": _picture_error(bench, "first")}
-
-
-def _say_hi(bench: Bench) -> None:
-    for _ in range(50):
-        text = [{"role": "user", "content": "Hi."}]
-        assert bench.proxy.chat("lm_studio/qwen2.5-vl-7b", text).status_code == 200
 
 
 def _picture_error(bench: Bench, marker: str) -> float:
@@ -513,7 +505,9 @@ def test_what_pictures_cost_outlives_the_proxy(later: Bench, kept: dict[str, Any
     """The server's price, learned from one answer, is known in the next process before its first picture."""
     assert kept["picture_error"] > 0.4
     # The first request of a process begins to read what is known, and does not wait for it; the others give it time.
-    _say_hi(later)
+    text = [{"role": "user", "content": "Hi."}]
+    for _ in range(50):
+        assert later.proxy.chat("lm_studio/qwen2.5-vl-7b", text).status_code == 200
     assert abs(_picture_error(later, "second")) < 0.05
 
 

@@ -71,6 +71,15 @@ def test_two_that_ask_at_the_same_time_get_the_same(monkeypatch: pytest.MonkeyPa
     assert known.of("one") is found
 
 
+def test_what_images_cost_holds_whatever_counts_the_text() -> None:
+    """Of the same server, by another template or vocabulary, in this process and in the next."""
+    known, later = Calibrations(), Calibrations()
+    known.of("one").media.note(1000, 600, 0.0)
+    later.take_over(known.as_json())
+    for each in (known, later):
+        assert each.of("another").media.price().factor == 0.6
+
+
 class _Clock:
     now_s = NOW_S
 
