@@ -410,9 +410,8 @@ async def test_a_models_own_switch_ends_every_prompt() -> None:
 
 
 @pytest.mark.parametrize(("limit_s", "asked"), [(600, 3), (60, 2)])
-def test_the_time_limit_is_of_the_whole_job(limit_s: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_is_of_the_whole_job(limit_s: int, asked: int) -> None:
     """Its parts and what merges them: it is not many times as long because the conversation is."""
-    virtual_time.without_threads(monkeypatch)
     ask = FakeAsk(*(numbered(f"of part {part} a line of what was done", 6) for part in "abc"))
 
     async def slowly(messages: Sequence[Message], **options: Any) -> SummaryAnswer:

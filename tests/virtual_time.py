@@ -7,11 +7,9 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import pytest
-
 
 class _Jumping(selectors.SelectSelector):
-    """Waits for nothing but what other threads wake it for; time passes where a timer is next."""
+    """Never waits; time passes where a timer is next."""
 
     now_s = 0.0
 
@@ -23,19 +21,33 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop in virtual time, which begins at 0; code that reads another clock is not fooled."""
+    """A loop in virtual time, which begins at 0; code that reads another clock is not fooled.
 
-    def __init__(self) -> None:
+    What would go to a thread runs at once, but with `in_threads`: timers pass by the thousand while a thread works.
+    """
+
+    def __init__(self, *, in_threads: bool = False) -> None:
+        self._in_threads = in_threads
         self._jumping = _Jumping()
         super().__init__(self._jumping)
 
     def time(self) -> float:
         return self._jumping.now_s
 
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        if self._in_threads:
+            return super().run_in_executor(executor, func, *args)
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            done.set_exception(error)
+        return done
 
-def run(awaitable: Any) -> Any:
+
+def run(awaitable: Any, *, in_threads: bool = False) -> Any:
     """The result of a coroutine, in virtual time."""
-    loop = VirtualLoop()
+    loop = VirtualLoop(in_threads=in_threads)
     try:
         return loop.run_until_complete(awaitable)
     finally:
@@ -43,23 +55,11 @@ def run(awaitable: Any) -> Any:
         loop.close()
 
 
-def played(
-    test: Callable[..., Any], play: Callable[[], Coroutine[Any, Any, None]]
-) -> Callable[[pytest.MonkeyPatch], None]:
-    """A test under the name of `test` that runs `play`, which calls it, in virtual time and without threads."""
+def played(test: Callable[..., Any], play: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """A test under the name of `test` that runs `play`, which calls it, in virtual time."""
 
-    def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-        without_threads(monkeypatch)
+    def in_virtual_time() -> None:
         run(play())
 
     in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
     return in_virtual_time
-
-
-def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs at once what would go to a thread: virtual time does not wait for threads."""
-
-    async def at_once(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return run(*args, **options)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)

@@ -123,9 +123,8 @@ async def test_both_modes_take_from_one_budget() -> None:
     assert (bench.last.outcome, bench.last.reason) == ("fallback", "tool_call")
 
 
-def test_both_modes_share_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_modes_share_one_time_limit() -> None:
     """What the first one used up the second one has not: whoever waits, waits `summary_timeout_s` at most."""
-    virtual_time.without_threads(monkeypatch)
     bench = Bench()
     asked_s: list[float] = []
 

@@ -65,7 +65,7 @@ class Pair:
         return [len(ask.prompts) for ask in self.asks]
 
 
-def together(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> Callable[[pytest.MonkeyPatch], None]:
+def together(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """Runs a test with two processes, in virtual time."""
 
     async def with_pair() -> None:

@@ -292,9 +292,8 @@ async def test_without_a_summary_the_record_is_verbatim(answer: str | Exception,
     assert (bench.last.reason, bench.last.summary_calls) == (reason, 1)
 
 
-def test_a_silent_pruning_model_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_pruning_model_is_given_up() -> None:
     """After `summary_timeout_s` the request goes on without it."""
-    virtual_time.without_threads(monkeypatch)
     bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
     guarded = virtual_time.run(bench.guard(LONG, summary_timeout_s=30))
     sent(LONG, guarded)

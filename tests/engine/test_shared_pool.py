@@ -81,7 +81,7 @@ class Fleet:
 
 def together(
     processes: int = 2,
-) -> Callable[[Callable[[Fleet], Coroutine[Any, Any, None]]], Callable[[pytest.MonkeyPatch], None]]:
+) -> Callable[[Callable[[Fleet], Coroutine[Any, Any, None]]], Callable[[], None]]:
     """Runs a test with so many processes, in virtual time."""
     return lambda test: played(test, lambda: _with_fleet(processes, test))
 

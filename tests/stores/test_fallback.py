@@ -259,7 +259,7 @@ async def test_what_is_too_large_for_the_store_holds_nothing_else_up(caplog: pyt
     assert caplog.records[-1].getMessage().startswith("store_recovered")
 
 
-def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[pytest.MonkeyPatch], None]:
+def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     return played(test, test)
 
 

@@ -270,7 +270,7 @@ def test_no_request_waits_long_for_a_file(downloaded: Path, monkeypatch: pytest.
         assert (await source_of(found, target())).kind == "lm_studio_file"
         assert (await found.source(target(), "", WANTED)).kind == "lm_studio_file"
 
-    virtual_time.run(ask())
+    virtual_time.run(ask(), in_threads=True)
 
 
 async def test_a_pack_that_is_not_loaded_is_not_loaded_instead(
