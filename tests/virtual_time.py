@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Jumping(selectors.SelectSelector):
-    """Never waits; time passes where a timer is next."""
+    """Waits for events alone, never for a timer: time passes to the next one."""
 
     now_s = 0.0
 

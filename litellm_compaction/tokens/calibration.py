@@ -339,7 +339,7 @@ def is_plausible(ratio: float) -> bool:
 class Calibrations:
     """A deployment's calibrations by basis, which is how prompts were counted: of other ways they say nothing.
 
-    What images cost is the server's, whatever vocabulary and template count the text beside them.
+    Images have one price at a server, whatever vocabulary and template count the text.
 
     Args:
         stamps: say when something was learned.
