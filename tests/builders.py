@@ -69,6 +69,7 @@ def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKEN
         messages=tuple(messages),
         sizes=tuple(size(message) for message in messages),
         fixed_tokens=fixed_tokens,
+        count_text=count,
         hashes=chain(messages),
     )
 

@@ -21,7 +21,6 @@ from litellm_compaction.cli.servers import ChatServer
 from litellm_compaction.config import settings_from
 from litellm_compaction.core.clearing import superseded_reads, with_data
 from litellm_compaction.core.compaction import Compaction, edited_part
-from litellm_compaction.core.cut_points import pinned_positions
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, system_prefix_length
 from litellm_compaction.core.plan import Edit, Summarize
 from litellm_compaction.core.strategies import STRATEGIES, chooses
@@ -285,12 +284,12 @@ def _applied(needed: CompactionNeeded, event: CompactionEvent | None, stored: li
 def _covering(needed: CompactionNeeded, covered: int, decision: Summarize | None) -> Compaction:
     conversation = needed.work.conversation
     rung = "truncate" if decision is None or decision.provisional else decision.strategy
-    pinned = pinned_positions(conversation.messages, covered)
+    pinned = conversation.pinned(covered)
     return Compaction(
         covered_messages=covered,
         covered_hash=conversation.hashes[covered],
         pinned=pinned,
-        stubbed=with_data(conversation.messages[system_prefix_length(conversation.messages) :], pinned),
+        stubbed=with_data(conversation.rest, pinned),
         round=1,
         segments=(),
         ledger="",

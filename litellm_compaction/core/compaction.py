@@ -13,12 +13,12 @@ message, so a record that reaches into it says how far.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from litellm_compaction.core.clearing import ImagePlace, called, calls_by_position, edited, image_parts
 from litellm_compaction.core.continuation.text import open_think
-from litellm_compaction.core.cut_points import legal_cuts, pinned_among, request_indices, shows_results
+from litellm_compaction.core.cut_points import shows_results
 from litellm_compaction.core.excerpts import ends
 from litellm_compaction.core.messages import (
     JsonValue,
@@ -257,7 +257,7 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
 
     Args:
-        messages: the original conversation; `is_applicable` holds.
+        messages: the original conversation.
         compaction: made for a conversation that begins with the same messages.
         record: what travels in place of the compaction's own record, or None.
     """
@@ -334,39 +334,6 @@ def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message
         images={(position - start, index) for position, index in compaction.images},
     )
     return _pruned(originals, shown, frozenset(compaction.dropped), compaction.shortened, start=start)
-
-
-def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: Sequence[str]) -> bool:
-    """Whether `compaction` may stand in for the beginning of this conversation; see `applicable`."""
-    return bool(applicable(messages, (compaction,), hashes))
-
-
-def applicable(
-    messages: Sequence[Message], compactions: Iterable[Compaction], hashes: Sequence[str]
-) -> list[Compaction]:
-    """The compactions that may stand in for the beginning of this conversation, in their order.
-
-    Their messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
-    verbatim. The conversation is walked over once, however many there are.
-    """
-    known = [
-        each
-        for each in compactions
-        if each.covered_messages < len(hashes) and hashes[each.covered_messages] == each.covered_hash
-    ]
-    if not known:
-        return []
-    lead, cuts, requests = system_prefix_length(messages), frozenset(legal_cuts(messages)), request_indices(messages)
-
-    def holds(compaction: Compaction) -> bool:
-        covered, begun = compaction.covered_messages, compaction.begun
-        if lead + covered not in cuts:
-            return False
-        if begun is not None and not begins(messages[lead + compaction.replaced_messages], begun):
-            return False
-        return set(pinned_among(requests, lead, covered)) <= set(compaction.pinned)
-
-    return [each for each in known if holds(each)]
 
 
 def _shown(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:

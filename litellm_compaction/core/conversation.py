@@ -1,16 +1,24 @@
-"""A conversation with what it weighs, before and after a compaction is applied to it.
+"""A conversation: its messages, what they weigh, and the facts that every decision goes by.
 
-Asked by the planner for every candidate; tokens throughout.
+The engine makes one of each request; the planner asks it for every candidate. Tokens throughout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from litellm_compaction.core.clearing import ImagePlace, image_parts
-from litellm_compaction.core.compaction import Compaction, edited_part
-from litellm_compaction.core.cut_points import doubted_index, latest_cut, protected_indices, request_indices
+from litellm_compaction.core.compaction import Compaction, begins, edited_part
+from litellm_compaction.core.cut_points import (
+    doubted_index,
+    latest_cut,
+    legal_cuts,
+    pinned_among,
+    protected_indices,
+    request_indices,
+)
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
 from litellm_compaction.core.stretches import without_data
 
@@ -20,15 +28,18 @@ RECORD_TOKENS = 145
 _LABEL_TOKENS = 48
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Messages with what they weigh.
+    """Messages with their sizes. What follows from them is worked out when it is first asked for, and once.
+
+    A position counts from the first message after the leading system ones, an index from the first message.
 
     Attributes:
         messages: n, oldest first.
         sizes: n, tokens; sizes[i] belongs to messages[i].
         fixed_tokens: tools and what the template adds once.
-        hashes: chain entries, one more than there are messages after the lead.
+        count_text: tokens of a text.
+        hashes: chain entries, one more than there are messages after the leading system ones.
         own_tokens: the whole prompt as it came, where it is known better than by its parts; else None.
         staying: indices of messages that stay verbatim although a compaction may cover them.
         words_sizes: of requests with data attached to them: their tokens without it, by index.
@@ -37,6 +48,7 @@ class Conversation:
     messages: tuple[Message, ...]
     sizes: tuple[int, ...]
     fixed_tokens: int
+    count_text: Callable[[str], int] = field(compare=False)
     hashes: tuple[str, ...]
     own_tokens: int | None = None
     staying: tuple[int, ...] = ()
@@ -47,33 +59,79 @@ class Conversation:
         """The whole prompt as it came."""
         return self.fixed_tokens + sum(self.sizes) if self.own_tokens is None else self.own_tokens
 
-    @property
-    def lead_tokens(self) -> int:
-        """Tools, what the template adds, and the leading system messages."""
-        return self.fixed_tokens + sum(self.sizes[: system_prefix_length(self.messages)])
+    @cached_property
+    def prefix(self) -> int:
+        """The number of leading system messages."""
+        return system_prefix_length(self.messages)
+
+    @cached_property
+    def rest(self) -> tuple[Message, ...]:
+        """The messages after those, by position."""
+        return self.messages[self.prefix :]
+
+    @cached_property
+    def requests(self) -> tuple[int, ...]:
+        """The indices of `request_indices`."""
+        return request_indices(self.messages)
+
+    @cached_property
+    def doubted(self) -> int | None:
+        """The index of `doubted_index`."""
+        return doubted_index(self.messages)
+
+    @cached_property
+    def latest_cut(self) -> int:
+        """The index at which the protected tail begins."""
+        return latest_cut(self.messages)
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """The legal cuts, ascending, as numbers of covered messages."""
+        return tuple(cut - self.prefix for cut in legal_cuts(self.messages))
+
+    @cached_property
+    def protected(self) -> frozenset[int]:
+        """The indices of `protected_indices`."""
+        return protected_indices(self.messages)
 
     @property
+    def prefix_tokens(self) -> int:
+        """Tools, what the template adds, and the leading system messages."""
+        return self.fixed_tokens + sum(self.sizes[: self.prefix])
+
+    @cached_property
     def floor_tokens(self) -> int:
         """What no compaction can shrink: tools, system and protected messages, and the bare record."""
-        protected = protected_indices(self.messages)
-        record = RECORD_TOKENS if len(protected) < len(self.messages) else 0
-        return self.fixed_tokens + record + sum(map(self.floor_sizes().__getitem__, protected))
+        record = RECORD_TOKENS if len(self.protected) < len(self.messages) else 0
+        return self.fixed_tokens + record + sum(map(self.floor_sizes().__getitem__, self.protected))
 
     def floor_sizes(self) -> tuple[int, ...]:
         """The messages' sizes, of requests that a compaction may cover without the data that is attached to them."""
         if not self.has_data_to_cover:
             return self.sizes
-        cut = latest_cut(self.messages)
-        return tuple(self.words_size(at) if at < cut else size for at, size in enumerate(self.sizes))
+        return tuple(self.words_size(at) if at < self.latest_cut else size for at, size in enumerate(self.sizes))
 
     @property
     def has_data_to_cover(self) -> bool:
         """True if data is attached to a request that a compaction may cover."""
-        return bool(self.words_sizes) and min(self.words_sizes) < latest_cut(self.messages)
+        return bool(self.words_sizes) and min(self.words_sizes) < self.latest_cut
 
     def words_size(self, index: int) -> int:
         """Returns the tokens of a message, of a request without the data that is attached to it."""
         return self.words_sizes.get(index, self.sizes[index])
+
+    def span_tokens(self, start: int, end: int) -> int:
+        """Returns the tokens of the messages at positions `start` to `end`."""
+        return sum(self.sizes[self.prefix + start : self.prefix + end])
+
+    def pinned(self, covered_messages: int, *others: int) -> tuple[int, ...]:
+        """Returns the positions of covered messages that stay verbatim, ascending: requests, `staying`, and `others`.
+
+        Args:
+            covered_messages: how many are covered.
+            others: indices.
+        """
+        return pinned_among({*self.requests, *self.staying, *others}, self.prefix, covered_messages)
 
 
 def words_sizes(messages: Sequence[Message], sizes: Sequence[int], count: Callable[[str], int]) -> dict[int, int]:
@@ -108,22 +166,49 @@ def grown(conversation: Conversation, tokens: int) -> Conversation:
     )
 
 
-def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
+def usable(conversation: Conversation, stored: Iterable[Compaction]) -> list[Compaction]:
+    """Returns the stored compactions that may stand in for the beginning of a conversation, the one to go by first.
+
+    Their messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
+    verbatim. A record that was made without room comes last: the earlier, richer one may fit again. Else the newest
+    round counts: a summary may cover less than the edit before it.
+    """
+    hashes = conversation.hashes
+    known = [
+        each
+        for each in stored
+        if each.covered_messages < len(hashes) and hashes[each.covered_messages] == each.covered_hash
+    ]
+    if not known:
+        return []
+    cuts = frozenset(conversation.cuts)
+
+    def holds(compaction: Compaction) -> bool:
+        covered, begun = compaction.covered_messages, compaction.begun
+        if covered not in cuts:
+            return False
+        if begun is not None and not begins(conversation.rest[compaction.replaced_messages], begun):
+            return False
+        requests = pinned_among(conversation.requests, conversation.prefix, covered)
+        return set(requests) <= set(compaction.pinned)
+
+    return sorted(filter(holds, known), key=lambda each: (each.provisional, -each.round))
+
+
+def applied_tokens(conversation: Conversation, compaction: Compaction) -> int:
     """The estimated prompt after `compaction` is applied."""
     start, covered = compaction.replaced_messages, compaction.covered_messages
-    behind_record = [position for position in compaction.pinned if position < start]
-    lead = system_prefix_length(conversation.messages)
-    kept = kept_tokens(conversation, start, behind_record, whole=set(behind_record) - set(compaction.stubbed))
-    kept -= sum(conversation.sizes[lead + start : lead + covered])
-    kept -= _begun_tokens(conversation, compaction, count)
-    kept += carried_image_tokens(conversation, compaction.carried_images, count)
-    return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
+    beside_record = [position for position in compaction.pinned if position < start]
+    kept = kept_tokens(conversation, start, beside_record, whole=set(beside_record) - set(compaction.stubbed))
+    kept -= conversation.span_tokens(start, covered) + _begun_tokens(conversation, compaction)
+    kept += carried_image_tokens(conversation, compaction.carried_images)
+    return kept + sum(_edited_sizes(conversation, compaction)) + conversation.count_text(compaction.record) + 8
 
 
 def kept_tokens(
     conversation: Conversation, covered_messages: int, pinned: Iterable[int], *, whole: Collection[int] = ()
 ) -> int:
-    """Returns the tokens that stay if so many messages after the lead are replaced, all but the pinned ones.
+    """Returns the tokens that stay if so many messages are replaced, all but the pinned ones.
 
     Args:
         conversation: the messages.
@@ -131,59 +216,53 @@ def kept_tokens(
         pinned: positions of those among them that stay, without the data that is attached to them.
         whole: positions of pinned ones that keep their data.
     """
-    lead = system_prefix_length(conversation.messages)
-    sizes = conversation.sizes
-    kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
+    prefix, sizes = conversation.prefix, conversation.sizes
+    kept = conversation.prefix_tokens + sum(sizes[prefix + covered_messages :])
     return kept + sum(
-        sizes[lead + position] if position in whole else conversation.words_size(lead + position) for position in pinned
+        sizes[prefix + position] if position in whole else conversation.words_size(prefix + position)
+        for position in pinned
     )
 
 
-def image_tokens(conversation: Conversation, position: int, count: Callable[[str], int]) -> int:
-    """What one image of a message after the lead weighs: its share of what the message's text does not."""
-    index = system_prefix_length(conversation.messages) + position
-    message = conversation.messages[index]
-    return _part_tokens(message, conversation.sizes[index], count)
+def image_tokens(conversation: Conversation, position: int) -> int:
+    """What one image of a message weighs: its share of what the message's text does not."""
+    return _part_tokens(conversation, conversation.prefix + position)
 
 
-def carried_image_tokens(conversation: Conversation, images: Iterable[ImagePlace], count: Callable[[str], int]) -> int:
+def carried_image_tokens(conversation: Conversation, images: Iterable[ImagePlace]) -> int:
     """What images weigh that travel with a record, and the words before them."""
-    return sum(image_tokens(conversation, at, count) + _LABEL_TOKENS for at, _ in images)
+    return sum(image_tokens(conversation, at) + _LABEL_TOKENS for at, _ in images)
 
 
-def _part_tokens(message: Message, size: int, count: Callable[[str], int]) -> int:
-    """What one of the parts weighs that are not text."""
-    left_tokens = max(size - count(message.text) - count(message.reasoning), 0)
+def _part_tokens(conversation: Conversation, index: int) -> int:
+    message, count = conversation.messages[index], conversation.count_text
+    left_tokens = max(conversation.sizes[index] - count(message.text) - count(message.reasoning), 0)
     return -(-left_tokens // max(len(message.other_parts), 1))
 
 
-def _begun_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
+def _begun_tokens(conversation: Conversation, compaction: Compaction) -> int:
     """What the first message that is shown weighs less for what the record stands for."""
-    start, first = (
-        compaction.replaced_messages,
-        system_prefix_length(conversation.messages) + compaction.replaced_messages,
-    )
+    start = compaction.replaced_messages
     is_cut = any(each.position == start for each in compaction.shortened) or start in compaction.dropped
     if compaction.begun is None or is_cut:
         return 0
-    head = normal_text(conversation.messages[first])[: compaction.begun.chars]
-    return min(count(head), max(conversation.sizes[first] - 4, 0))
+    head = normal_text(conversation.rest[start])[: compaction.begun.chars]
+    return min(conversation.count_text(head), max(conversation.sizes[conversation.prefix + start] - 4, 0))
 
 
-def _edited_sizes(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> list[int]:
+def _edited_sizes(conversation: Conversation, compaction: Compaction) -> list[int]:
     """What the edited messages weigh, in their order."""
-    lead = system_prefix_length(conversation.messages)
-    span = slice(lead + compaction.replaced_messages, lead + compaction.covered_messages)
-    shown = edited_part(conversation.messages[lead:], compaction)
-    return [
-        0 if new is None else size if new is old else _edited_size(old, new, size, count)
-        for old, new, size in zip(conversation.messages[span], shown, conversation.sizes[span], strict=True)
-    ]
+    first = conversation.prefix + compaction.replaced_messages
+    shown = edited_part(conversation.rest, compaction)
+    return [0 if new is None else _edited_size(conversation, index, new) for index, new in enumerate(shown, first)]
 
 
-def _edited_size(old: Message, new: Message, size: int, count: Callable[[str], int]) -> int:
+def _edited_size(conversation: Conversation, index: int, new: Message) -> int:
+    old, size, count = conversation.messages[index], conversation.sizes[index], conversation.count_text
+    if new is old:
+        return size
     if old.other_parts and not old.calls:
-        images_tokens = len(image_parts(new)) * _part_tokens(old, size, count)
+        images_tokens = len(image_parts(new)) * _part_tokens(conversation, index)
         return min(count(new.text) + 8 + images_tokens, size)
     dropped = count(old.text) + count(old.reasoning)
     return min(max(size - dropped, 4) + count(new.text), size)

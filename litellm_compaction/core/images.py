@@ -8,12 +8,12 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from litellm_compaction.core.clearing import ImagePlace, image_parts
 from litellm_compaction.core.conversation import Conversation, carried_image_tokens, image_tokens
 from litellm_compaction.core.cut_points import shows_results
-from litellm_compaction.core.messages import Message, system_prefix_length
+from litellm_compaction.core.messages import Message
 
 # What stands for an image that is gone, with its address.
 PLACEHOLDER_TOKENS = 16
@@ -21,25 +21,18 @@ PLACEHOLDER_TOKENS = 16
 
 def going_order(conversation: Conversation, positions: Iterable[int]) -> list[ImagePlace]:
     """The images of some messages after the lead in the order in which they go: the user's last, the newest last."""
-    lead = system_prefix_length(conversation.messages)
-    rest = conversation.messages[lead:]
+    rest = conversation.rest
     places = [(at, index) for at in positions if rest[at].other_parts for index in range(len(image_parts(rest[at])))]
     return sorted(places, key=lambda place: (_is_the_users(rest[place[0]]), place))
 
 
 def of_the_user(conversation: Conversation, positions: Iterable[int]) -> list[ImagePlace]:
     """Those among the images of some messages after the lead that a person sent."""
-    rest = conversation.messages[system_prefix_length(conversation.messages) :]
-    return [place for place in going_order(conversation, positions) if _is_the_users(rest[place[0]])]
+    return [place for place in going_order(conversation, positions) if _is_the_users(conversation.rest[place[0]])]
 
 
 def staying(
-    conversation: Conversation,
-    positions: Sequence[int],
-    *,
-    keep_images: int,
-    most_tokens: int,
-    count: Callable[[str], int],
+    conversation: Conversation, positions: Sequence[int], *, keep_images: int, most_tokens: int
 ) -> tuple[ImagePlace, ...]:
     """The images that stay whether their messages do or not, ascending.
 
@@ -48,19 +41,15 @@ def staying(
         positions: after the lead, of the messages that may be covered.
         keep_images: how many the operator wants to stay.
         most_tokens: of all that stay.
-        count: tokens of a text.
     """
-    lead = system_prefix_length(conversation.messages)
     may_go = frozenset(positions)
-    shown = sum(
-        len(image_parts(message)) for at, message in enumerate(conversation.messages[lead:]) if at not in may_go
-    )
+    shown = sum(len(image_parts(message)) for at, message in enumerate(conversation.rest) if at not in may_go)
     left_tokens = most_tokens
     chosen: list[ImagePlace] = []
     for place in reversed(going_order(conversation, positions)):
         if len(chosen) >= keep_images - shown:
             break
-        tokens = carried_image_tokens(conversation, (place,), count)
+        tokens = carried_image_tokens(conversation, (place,))
         if tokens <= left_tokens:
             left_tokens -= tokens
             chosen.append(place)
@@ -68,7 +57,7 @@ def staying(
 
 
 def without_first(
-    conversation: Conversation, images: Collection[ImagePlace], over_tokens: int, count: Callable[[str], int]
+    conversation: Conversation, images: Collection[ImagePlace], over_tokens: int
 ) -> tuple[tuple[ImagePlace, ...], int]:
     """The images that stay where what they weigh has to shrink by `over_tokens`, and what is then still over.
 
@@ -76,7 +65,6 @@ def without_first(
         conversation: theirs.
         images: in messages that are sent edited.
         over_tokens: above 0 where any have to go.
-        count: tokens of a text.
     """
     left = set(images)
     for place in going_order(conversation, {at for at, _ in images}):
@@ -84,7 +72,7 @@ def without_first(
             break
         if place in left:
             left.discard(place)
-            over_tokens -= max(image_tokens(conversation, place[0], count) - PLACEHOLDER_TOKENS, 0)
+            over_tokens -= max(image_tokens(conversation, place[0]) - PLACEHOLDER_TOKENS, 0)
     return tuple(sorted(left)), over_tokens
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeGuard
 
 from litellm_compaction.core import images
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.clearing import ImagePlace, stubs, with_data
-from litellm_compaction.core.compaction import Compaction, applicable
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import (
     RECORD_TOKENS,
     Conversation,
@@ -23,15 +23,10 @@ from litellm_compaction.core.conversation import (
     carried_image_tokens,
     grown,
     kept_tokens,
+    usable,
 )
-from litellm_compaction.core.cut_points import (
-    answered_round,
-    doubted_index,
-    legal_cuts,
-    pinned_among,
-    request_indices,
-)
-from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
+from litellm_compaction.core.cut_points import answered_round
+from litellm_compaction.core.messages import Message, parse_message, user_message
 from litellm_compaction.core.pruning import Wishes, pruned
 from litellm_compaction.core.record import joined, read_record, taken_out
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
@@ -228,13 +223,7 @@ class CompactionOptions:
     strategy: Strategy = STRATEGIES["summary"]
 
 
-def plan(
-    conversation: Conversation,
-    budget: Budget,
-    depth: CompactionOptions,
-    stored: Sequence[Compaction],
-    count: Callable[[str], int],
-) -> Plan:
+def plan(conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
     """What to do with a conversation.
 
     Args:
@@ -242,10 +231,9 @@ def plan(
         budget: of the window that it has to fit.
         depth: how deep to compact.
         stored: compactions found under this conversation's hashes, longest first.
-        count: tokens of a text.
     """
     if budget.rules.keeps_what_fits:
-        return _plan_client_summary(conversation, budget, depth, stored, count)
+        return _plan_client_summary(conversation, budget, depth, stored)
     known = usable(conversation, stored)
     conversation, budget = _with_answered_round(conversation, budget, known)
     shallow, budget = budget, _deep(budget) if depth.rereads else budget
@@ -258,7 +246,7 @@ def plan(
     after: list[int] = []
     for each in applied:
         # One by one: of fifty rounds the newest does nearly always.
-        after.append(applied_tokens(conversation, each, count))
+        after.append(applied_tokens(conversation, each))
         if not budget.is_wanted and not budget.triggers(after[-1]):
             return Reuse(compaction=each)
     reused_tokens, base = min(zip(after, applied, strict=True), key=lambda pair: pair[0], default=(None, None))
@@ -267,12 +255,12 @@ def plan(
     now_tokens = conversation.tokens if reused_tokens is None else min(conversation.tokens, reused_tokens)
     for each in known if not budget.is_wanted else ():
         # What was written ahead is for now.
-        tokens = applied_tokens(conversation, each, count) if each.ahead else now_tokens
+        tokens = applied_tokens(conversation, each) if each.ahead else now_tokens
         if tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens):
             return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
-    fresh = _fresh(conversation, budget, depth, rich, count) if fits_at_all else None
+    fresh = _fresh(conversation, budget, depth, rich) if fits_at_all else None
     if fresh is not None and fresh.provisional and budget.is_wanted and not budget.own.triggers(conversation.tokens):
         # Without room for a summary the conversation itself says more.
         fresh = None
@@ -283,12 +271,12 @@ def plan(
             _new_tokens(conversation, rich, fresh) >= _WORTH_SAYING_RATIO * budget.window_tokens
         )
         if not is_worth_a_call:
-            fresh = _fresh(conversation, budget, depth, rich, count, asks=False)
+            fresh = _fresh(conversation, budget, depth, rich, asks=False)
     is_early = fresh is not None and fresh.predicted_tokens <= budget.latest_start_tokens < now_tokens
     if fresh is not None and (is_worth_a_call or is_early):
         is_chosen = is_worth_a_call and depth.strategy.chooses
-        making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if is_chosen else None
-        edit = _edit(conversation, shallow, depth, rich, making or fresh, count) if depth.edits else None
+        making = _prune(conversation, budget, depth, rich, fresh, now_tokens) if is_chosen else None
+        edit = _edit(conversation, shallow, depth, rich, making or fresh) if depth.edits else None
         return edit or making or fresh
     # No cut gains enough to be worth a model call: send what fits.
     if base and reused_tokens is not None and budget.fits(reused_tokens):
@@ -300,9 +288,7 @@ def plan(
 
 def _new_tokens(conversation: Conversation, base: Compaction | None, fresh: Summarize) -> int:
     """What a new summary would stand for besides what the one before it says, in tokens as the client sent it."""
-    lead = system_prefix_length(conversation.messages)
-    start = lead + (base.covered_messages if base else 0)
-    return sum(conversation.sizes[start : lead + fresh.covered_messages])
+    return conversation.span_tokens(base.covered_messages if base else 0, fresh.covered_messages)
 
 
 def _with_answered_round(
@@ -312,22 +298,21 @@ def _with_answered_round(
 
     What a record stands for already does not come back.
     """
-    lead = system_prefix_length(conversation.messages)
     staying = answered_round(conversation.messages)
     gone = {at for each in known for at in range(each.replaced_messages) if at not in each.pinned}
     tokens = sum(conversation.sizes[index] for index in staying)
     held = replace(budget, floor_tokens=budget.floor_tokens + tokens)
-    if not staying or held.least_target_tokens > held.early_start_tokens or any(at - lead in gone for at in staying):
+    if (
+        not staying
+        or held.least_target_tokens > held.early_start_tokens
+        or any(at - conversation.prefix in gone for at in staying)
+    ):
         return conversation, budget
     return replace(conversation, staying=staying), held
 
 
 def _plan_client_summary(
-    conversation: Conversation,
-    budget: Budget,
-    depth: CompactionOptions,
-    stored: Sequence[Compaction],
-    count: Callable[[str], int],
+    conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
 ) -> Plan:
     """Decides about a request for a summary that the client goes on with in place of its history.
 
@@ -339,26 +324,22 @@ def _plan_client_summary(
     known = usable(conversation, stored)
     base = next((each for each in known if each.segments and not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
-    filled = _filled(conversation, budget, base, count) if fits_at_all else None
+    filled = _filled(conversation, budget, base) if fits_at_all else None
     if filled is not None and filled.predicted_tokens < conversation.tokens:
         may_edit = base is None and depth.edits
-        return (_edit(conversation, budget, depth, None, filled, count) if may_edit else None) or filled
+        return (_edit(conversation, budget, depth, None, filled) if may_edit else None) or filled
     return Keep() if budget.own.fits(conversation.tokens) else Refuse() if filled is None else filled
 
 
-def _filled(
-    conversation: Conversation, budget: Budget, base: Compaction | None, count: Callable[[str], int]
-) -> Summarize | None:
+def _filled(conversation: Conversation, budget: Budget, base: Compaction | None) -> Summarize | None:
     """A record without a new summary that covers as little as it can; None without a legal cut.
 
     Args:
         conversation: as the client sent it.
         budget: with `keeps_what_fits`.
         base: its summaries are carried on whole; it may cover more than has to go now.
-        count: tokens of a text.
     """
-    messages, lead = conversation.messages, system_prefix_length(conversation.messages)
-    cuts = legal_cuts(messages)
+    cuts, count = conversation.cuts, conversation.count_text
     if not cuts:
         return None
     most_tokens = budget.target_tokens(conversation.tokens)
@@ -367,21 +348,20 @@ def _filled(
     target = min(usual.target_tokens(conversation.tokens), most_tokens)
     room = max(target - budget.floor_tokens, 0)
     summary_tokens = min(count(base.summary) if base else 0, room)
-    words_tokens = _words_tokens(conversation, cuts[-1] - lead, budget, target, room - summary_tokens)
+    words_tokens = _words_tokens(conversation, cuts[-1], budget, target, room - summary_tokens)
     ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(room - summary_tokens - words_tokens, 0))
     if base is not None:
         # As long as it has been; what it does not need is the newest messages'.
         ledger_tokens = min(ledger_tokens, count(base.ledger))
-    pinned = set(request_indices(messages))
 
     def total(cut: int) -> int:
-        kept = kept_tokens(conversation, cut - lead, pinned_among(pinned, lead, cut - lead))
+        kept = kept_tokens(conversation, cut, conversation.pinned(cut))
         return kept + RECORD_TOKENS + summary_tokens + ledger_tokens
 
     cut = cuts[min(bisect_left(cuts, True, key=lambda cut: total(cut) <= most_tokens), len(cuts) - 1)]
     return Summarize(
-        covered_messages=cut - lead,
-        pinned=pinned_among(pinned, lead, cut - lead),
+        covered_messages=cut,
+        pinned=conversation.pinned(cut),
         base=base,
         integrates=True,
         provisional=True,
@@ -406,11 +386,7 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
 
 
 def plan_ahead(
-    conversation: Conversation,
-    budget: Budget,
-    depth: CompactionOptions,
-    stored: Sequence[Compaction],
-    count: Callable[[str], int],
+    conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
 ) -> Summarize | None:
     """What to write now for the compaction that the conversation will need when it has grown to the trigger.
 
@@ -426,26 +402,22 @@ def plan_ahead(
     covered = base.covered_messages if base else 0
     if depth.strategy.chooses or any(each.ahead and each.covered_messages > covered for each in known):
         return None
-    now_tokens = min([conversation.tokens, *(applied_tokens(conversation, each, count) for each in known)])
+    now_tokens = min([conversation.tokens, *(applied_tokens(conversation, each) for each in known)])
     trigger_tokens = budget.trigger_tokens
     growth_tokens = max(trigger_tokens - now_tokens, 0)
-    fresh = _summarize(conversation, budget, depth, base, count, growth_tokens=growth_tokens)
+    fresh = _summarize(conversation, budget, depth, base, growth_tokens=growth_tokens)
     if fresh is None or fresh.provisional or fresh.covered_messages <= covered:
         return None
     later_tokens = fresh.predicted_tokens + growth_tokens
     if later_tokens > (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2:
         return None
-    if depth.edits and _edit(conversation, budget, depth, base, fresh, count) is not None:
+    if depth.edits and _edit(conversation, budget, depth, base, fresh) is not None:
         return None
     return replace(fresh, ahead=True)
 
 
 def plan_reading(
-    conversation: Conversation,
-    budget: Budget,
-    depth: CompactionOptions,
-    stored: Sequence[Compaction],
-    count: Callable[[str], int],
+    conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
 ) -> Reading | None:
     """What the server is best made to read for the next turn; None where its cache holds what will be sent.
 
@@ -455,19 +427,19 @@ def plan_reading(
 
     Arguments as `plan`; the conversation is one of `turn_ended`.
     """
-    now = plan(conversation, budget, depth, stored, count)
+    now = plan(conversation, budget, depth, stored)
     if _is_new(now):
         return Reading(decision=now, is_certain=True)
     if isinstance(now, Keep):
         left_tokens = budget.own.trigger_tokens - conversation.tokens
     elif isinstance(now, Reuse):
-        left_tokens = budget.trigger_tokens - applied_tokens(conversation, now.compaction, count)
+        left_tokens = budget.trigger_tokens - applied_tokens(conversation, now.compaction)
     else:
         return None
     if expected_growth_tokens(conversation, budget.window_tokens) <= left_tokens:
         return None
     later = grown(conversation, max(left_tokens + 1, 0))
-    then = plan(later, replace(budget, floor_tokens=later.floor_tokens), depth, stored, count)
+    then = plan(later, replace(budget, floor_tokens=later.floor_tokens), depth, stored)
     return Reading(decision=then, is_certain=False) if _is_new(then) else None
 
 
@@ -507,16 +479,6 @@ def _steps(conversation: Conversation) -> Iterator[tuple[bool, int]]:
         step = size if is_call else 0
 
 
-def usable(conversation: Conversation, stored: Sequence[Compaction]) -> list[Compaction]:
-    """The stored compactions that belong to a conversation, the one to go by first.
-
-    A record that was made without room comes last: the earlier, richer one may fit again. Else the newest round counts:
-    a summary may cover less than the edit before it.
-    """
-    found = applicable(conversation.messages, stored, conversation.hashes)
-    return sorted(found, key=lambda each: (each.provisional, -each.round))
-
-
 def _deep(budget: Budget) -> Budget:
     """The same with a lower target: less is read again, and less often."""
     rules = budget.rules
@@ -528,16 +490,15 @@ def _fresh(
     budget: Budget,
     depth: CompactionOptions,
     base: Compaction | None,
-    count: Callable[[str], int],
     *,
     asks: bool = True,
 ) -> Summarize | None:
     """The compaction that reaches the target by a model's words, or by what is copied alone."""
-    fresh = _summarize(conversation, budget, depth, base, count, asks=asks)
+    fresh = _summarize(conversation, budget, depth, base, asks=asks)
     if fresh is None or depth.strategy.keeps_recent:
         return fresh
     keeping = replace(depth, strategy=replace(depth.strategy, keeps_recent=True, lead_in=""))
-    return _with_fallback(fresh, _summarize(conversation, budget, keeping, base, count, asks=asks))
+    return _with_fallback(fresh, _summarize(conversation, budget, keeping, base, asks=asks))
 
 
 def _with_fallback(whole: Summarize, keeping: Summarize | None) -> Summarize:
@@ -552,7 +513,6 @@ def _summarize(
     budget: Budget,
     depth: CompactionOptions,
     base: Compaction | None,
-    count: Callable[[str], int],
     *,
     growth_tokens: int | None = None,
     asks: bool = True,
@@ -561,25 +521,24 @@ def _summarize(
 
     Unless it `asks` a model, it is provisional.
     """
-    messages = conversation.messages
-    lead = system_prefix_length(messages)
-    target = budget.target_tokens(conversation.tokens)
+    target, count = budget.target_tokens(conversation.tokens), conversation.count_text
     if growth_tokens is not None:
         target = min(max(target - growth_tokens, budget.least_target_tokens), target)
     room = max(target - budget.floor_tokens, 0)
-    cuts = legal_cuts(messages)
+    cuts = conversation.cuts
+    last = cuts[-1] if cuts else 0
     # The user's own words come first: what they take is shared out no more.
-    words_tokens = _words_tokens(conversation, (cuts[-1] if cuts else lead) - lead, budget, target, room)
-    kept_images = _kept_images(conversation, depth, cuts[-1] if cuts else lead, int(_IMAGES_SHARE * room), count)
-    rest = room - words_tokens - carried_image_tokens(conversation, kept_images, count)
+    words_tokens = _words_tokens(conversation, last, budget, target, room)
+    kept_images = _kept_images(conversation, depth, last, int(_IMAGES_SHARE * room))
+    rest = room - words_tokens - carried_image_tokens(conversation, kept_images)
     summary_tokens = _summary_tokens(depth, budget.window_tokens, rest)
     frozen_tokens = count(base.summary) if base else 0
     integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - summary_tokens)
     if base is not None:
-        beyond = tuple(cut for cut in cuts if cut > lead + base.replaced_messages)
+        beyond = tuple(cut for cut in cuts if cut > base.replaced_messages)
         # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
         integrates = integrates or not beyond
-        cuts = tuple(cut for cut in cuts if cut >= lead + base.replaced_messages) if integrates else beyond
+        cuts = tuple(cut for cut in cuts if cut >= base.replaced_messages) if integrates else beyond
     if not cuts:
         return None
     if not depth.strategy.keeps_recent:
@@ -599,33 +558,33 @@ def _summarize(
     record_tokens = (
         RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
     )
-
-    pinned = {*request_indices(messages), *conversation.staying}
+    doubted: tuple[int, ...] = ()
 
     def total(cut: int) -> int:
-        carried = (place for place in kept_images if place[0] < cut - lead)
-        beside = record_tokens + carried_image_tokens(conversation, carried, count)
-        return kept_tokens(conversation, cut - lead, pinned_among(pinned, lead, cut - lead)) + beside
+        carried = (place for place in kept_images if place[0] < cut)
+        beside = record_tokens + carried_image_tokens(conversation, carried)
+        return kept_tokens(conversation, cut, conversation.pinned(cut, *doubted)) + beside
 
-    doubted = doubted_index(messages)
-    if doubted is not None and total(cuts[-1]) + conversation.sizes[doubted] <= target:
-        pinned.add(doubted)
+    at = conversation.doubted
+    if at is not None and total(cuts[-1]) + conversation.sizes[at] <= target:
+        doubted = (at,)
     # What is kept never grows with the cut; one look at each of 40,000 messages' cuts would add them all up every time.
     first = bisect_left(cuts, True, key=lambda cut: total(cut) <= target)
     cut = cuts[min(first, len(cuts) - 1)]
-    recent = max((each for each in cuts if each <= len(messages) - depth.keep_recent_messages), default=cut)
+    recent = max((each for each in cuts if each <= len(conversation.rest) - depth.keep_recent_messages), default=cut)
     # For the recent messages the ledger's lines may give way, never the target: depth is what makes it rare.
     over = total(recent) - target
     if recent < cut and over <= int(_GIVES_WAY_SHARE * (ledger_tokens - words_tokens)):
         cut, ledger_tokens, record_tokens = recent, ledger_tokens - over, record_tokens - over
     # What a coarse cut leaves free up to the target, the ledger may have: it costs a little prefill and no decoding.
     spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
-    carried, _ = taken_out(messages[lead:cut])
+    carried, _ = taken_out(conversation.rest[:cut])
+    pinned = conversation.pinned(cut, *doubted)
     return Summarize(
         carried_round=carried.round if carried else 0,
         strategy=writer_of(depth.strategy.name),
-        covered_messages=cut - lead,
-        pinned=pinned_among(pinned, lead, cut - lead),
+        covered_messages=cut,
+        pinned=pinned,
         base=base,
         integrates=integrates,
         provisional=provisional,
@@ -633,7 +592,7 @@ def _summarize(
         ledger_tokens=ledger_tokens + spare,
         ledger_min_tokens=max(words_tokens, min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))),
         predicted_tokens=total(cut) + spare,
-        images=tuple(place for place in kept_images if place[0] < cut - lead and lead + place[0] not in pinned),
+        images=tuple(place for place in kept_images if place[0] < cut and place[0] not in pinned),
     )
 
 
@@ -654,13 +613,11 @@ def _kept_images(
     depth: CompactionOptions,
     last_cut: int,
     most_tokens: int,
-    count: Callable[[str], int],
 ) -> tuple[ImagePlace, ...]:
     """The images that stay although their messages may be covered, ascending."""
-    lead, requests = system_prefix_length(conversation.messages), request_indices(conversation.messages)
-    may_go = [index - lead for index in range(lead, last_cut) if index not in requests]
-    keep_images = depth.keep_images
-    return images.staying(conversation, may_go, keep_images=keep_images, most_tokens=most_tokens, count=count)
+    stays = {index - conversation.prefix for index in conversation.requests}
+    may_go = [position for position in range(last_cut) if position not in stays]
+    return images.staying(conversation, may_go, keep_images=depth.keep_images, most_tokens=most_tokens)
 
 
 def _words_tokens(conversation: Conversation, covered_messages: int, budget: Budget, target: int, room: int) -> int:
@@ -668,16 +625,13 @@ def _words_tokens(conversation: Conversation, covered_messages: int, budget: Bud
 
     Never so much that no summary has room, which is given up only where there was none anyway.
     """
-    messages = conversation.messages
-    lead = system_prefix_length(messages)
-    requests = request_indices(messages)
     needed = sum(
-        conversation.sizes[index] * len(words) // max(len(messages[index].text), 1) + 2
-        for index in range(lead, lead + covered_messages)
-        if messages[index].role == "user"
-        and index not in requests
-        and not messages[index].is_ours
-        and (words := own_words(messages[index]))
+        conversation.sizes[index] * len(words) // max(len(message.text), 1) + 2
+        for index, message in enumerate(conversation.rest[:covered_messages], conversation.prefix)
+        if message.role == "user"
+        and index not in conversation.requests
+        and not message.is_ours
+        and (words := own_words(message))
     )
     most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
     for summary_tokens in (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(budget.window_tokens)):
@@ -694,23 +648,20 @@ def _edit(
     depth: CompactionOptions,
     base: Compaction | None,
     otherwise: Prune | Summarize,
-    count: Callable[[str], int],
 ) -> Edit | None:
     """The edit that reaches the target with as few stubs as possible, or None when none does.
 
     Only if it reaches the target: an edit that gains a little would be followed by another one a turn later.
     """
-    lead = system_prefix_length(conversation.messages)
-    covered = lead + (base.covered_messages if base else 0)
-    cuts = [cut for cut in legal_cuts(conversation.messages) if cut > covered]
-    recent = [cut for cut in cuts if cut <= len(conversation.messages) - depth.keep_recent_messages]
+    cuts = [cut for cut in conversation.cuts if cut > (base.covered_messages if base else 0)]
+    recent = [cut for cut in cuts if cut <= len(conversation.rest) - depth.keep_recent_messages]
     # The recent messages are spared where that is enough; only the protected tail is spared whatever happens.
     target = budget.target_tokens(conversation.tokens)
     # Where one turn could fill what is left, an edit goes deeper if it can: a stub costs nothing.
     targets = (min(target, budget.narrow_target_tokens), target) if budget.is_narrow else (target,)
     for target_tokens in dict.fromkeys(targets):
         for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
-            edit = _edit_up_to(conversation, cut - lead, budget, depth, base, otherwise, target_tokens, count)
+            edit = _edit_up_to(conversation, cut, budget, depth, base, otherwise, target_tokens)
             if edit is not None:
                 return edit
     return None
@@ -724,19 +675,17 @@ def _edit_up_to(
     base: Compaction | None,
     otherwise: Prune | Summarize,
     target: int,
-    count: Callable[[str], int],
 ) -> Edit | None:
-    lead = system_prefix_length(conversation.messages)
-    start = base.replaced_messages if base else 0
+    start, count = base.replaced_messages if base else 0, conversation.count_text
     room = max(target - budget.floor_tokens, 0)
-    kept_images = _kept_images(conversation, depth, lead + covered_messages, target, count)
+    kept_images = _kept_images(conversation, depth, covered_messages, target)
     # A tool can be called again, so its text goes before the images that a person sent.
     own_images = images.of_the_user(conversation, range(start, covered_messages))
     compaction = _editing(conversation, covered_messages, budget, base, "edit", {*kept_images, *own_images})
     words_tokens = _words_tokens(conversation, start, budget, target, room)
     ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
-    tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
-    covered = conversation.messages[lead + start : lead + covered_messages]
+    tokens = applied_tokens(conversation, compaction) + RECORD_TOKENS + ledger_tokens
+    covered = conversation.rest[start:covered_messages]
     chosen = set(compaction.stubbed)
     shortened = (each.position for each in compaction.shortened)
     gone = {*compaction.stubbed, *compaction.dropped, *shortened, *compaction.pinned}
@@ -746,7 +695,7 @@ def _edit_up_to(
         if start + position not in gone:
             chosen.add(start + position)
             tokens -= count(covered[position].text) - count(line)
-    left_images, over = images.without_first(conversation, compaction.images, tokens - target, count)
+    left_images, over = images.without_first(conversation, compaction.images, tokens - target)
     tokens = target + over
     if tokens > target:
         return None
@@ -765,29 +714,27 @@ def _prune(
     base: Compaction | None,
     otherwise: Summarize,
     now_tokens: int,
-    count: Callable[[str], int],
 ) -> Prune | None:
     """What a pruning model may be asked; None where even the best answer would leave too much.
 
     Not while an answer is carried over: its client waits, and the messages of ours are no one's to judge.
     """
-    messages = conversation.messages
-    if otherwise.provisional or messages[-1].is_ours:
+    if otherwise.provisional or conversation.messages[-1].is_ours:
         return None
-    lead = system_prefix_length(messages)
-    cuts = [cut for cut in legal_cuts(messages) if cut > lead + (base.covered_messages if base else 0)]
-    recent = [cut for cut in cuts if cut <= len(messages) - depth.keep_recent_messages]
+    count = conversation.count_text
+    cuts = [cut for cut in conversation.cuts if cut > (base.covered_messages if base else 0)]
+    recent = [cut for cut in cuts if cut <= len(conversation.rest) - depth.keep_recent_messages]
     target = budget.target_tokens(conversation.tokens)
     room = max(target - budget.floor_tokens, 0)
     for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
-        kept_images = _kept_images(conversation, depth, cut, int(_IMAGES_SHARE * room), count)
-        compaction = _editing(conversation, cut - lead, budget, base, depth.strategy.name, kept_images)
-        words_tokens = _words_tokens(conversation, cut - lead, budget, target, room)
+        kept_images = _kept_images(conversation, depth, cut, int(_IMAGES_SHARE * room))
+        compaction = _editing(conversation, cut, budget, base, depth.strategy.name, kept_images)
+        words_tokens = _words_tokens(conversation, cut, budget, target, room)
         ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
         carried_tokens = count(compaction.omissions) - count(base.omissions) if base else count(compaction.omissions)
         said_tokens = otherwise.summary_tokens + carried_tokens
         record_tokens = RECORD_TOKENS + said_tokens + ledger_tokens + count(compaction.summary)
-        least_tokens = kept_tokens(conversation, cut - lead, compaction.pinned) + record_tokens
+        least_tokens = kept_tokens(conversation, cut, compaction.pinned) + record_tokens
         if least_tokens > now_tokens * (1 - MIN_GAIN_RATIO) or budget.triggers(least_tokens):
             continue
         return Prune(
@@ -813,25 +760,23 @@ def _editing(
     kept_images: Collection[ImagePlace],
 ) -> Compaction:
     """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger."""
-    lead, start = system_prefix_length(conversation.messages), base.replaced_messages if base else 0
-    pinned = {*request_indices(conversation.messages), *conversation.staying}
-    doubted = doubted_index(conversation.messages)
-    if doubted is not None and (doubted - lead >= start or (base and doubted - lead in base.pinned)):
-        pinned.add(doubted)
-    rest = conversation.messages[lead:]
-    pinned |= {lead + at for at in (base.pinned if base else ()) if at < start and rest[at].role != "user"}
+    rest, prefix, start = conversation.rest, conversation.prefix, base.replaced_messages if base else 0
+    stay = {prefix + at for at in (base.pinned if base else ()) if at < start and rest[at].role != "user"}
+    doubted = conversation.doubted
+    if doubted is not None and (doubted - prefix >= start or (base and doubted - prefix in base.pinned)):
+        stay.add(doubted)
+    pinned = conversation.pinned(covered_messages, *stay)
     # What is gone stays gone: the server's cache ends where something comes back.
     known = base.covered_messages if base else 0
     shown = [place for place in kept_images if place[0] >= known or (base and place in base.images)]
-    stays = pinned_among(pinned, lead, covered_messages)
     stubbed = base.stubbed if base else ()
     if rung != "edit":
         # A model chooses among messages, and none of it is the person's request.
-        stubbed = tuple(sorted({*stubbed, *with_data(conversation.messages[lead:], stays)}))
+        stubbed = tuple(sorted({*stubbed, *with_data(rest, pinned)}))
     compaction = Compaction(
         covered_messages=covered_messages,
         covered_hash=conversation.hashes[covered_messages],
-        pinned=stays,
+        pinned=pinned,
         round=(base.round if base else 0) + 1,
         segments=base.segments if base else (),
         ledger="",
@@ -843,7 +788,7 @@ def _editing(
         shortened=base.shortened if base else (),
         omissions=base.omissions if base else "",
         begun=base.begun if base else None,
-        images=tuple(sorted(place for place in shown if place[0] < covered_messages and lead + place[0] not in pinned)),
+        images=tuple(sorted(place for place in shown if place[0] < covered_messages and place[0] not in pinned)),
     )
     return _with_records(rest, compaction)
 

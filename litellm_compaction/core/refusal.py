@@ -5,15 +5,13 @@ Called by the engine when the planner refuses: the itemised error, or excerpts o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
 from litellm_compaction.core.clearing import calls_by_position
 from litellm_compaction.core.conversation import Conversation
-from litellm_compaction.core.cut_points import latest_cut, legal_cuts, request_indices
 from litellm_compaction.core.excerpts import common_level, excerpt
-from litellm_compaction.core.messages import Message, system_prefix_length, with_text
+from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.errors import DoesNotFit, Share
 
@@ -26,14 +24,13 @@ _USERS = frozenset({"newest user message", "last request of the user"})
 def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
     """Who fills the floor: system, tools, what is being worked on, each result that nobody has read and its call."""
     messages, sizes = conversation.messages, conversation.floor_sizes()
-    lead = system_prefix_length(messages)
     found = [
         Share("tools", tools_tokens),
         Share("template", conversation.fixed_tokens - tools_tokens),
-        Share("system messages", sum(sizes[:lead])),
+        Share("system messages", sum(sizes[: conversation.prefix])),
     ]
-    requests, calls = request_indices(messages), calls_by_position(messages)
-    for index in sorted({*requests, *range(max(latest_cut(messages), lead), len(messages))}):
+    requests, calls = conversation.requests, calls_by_position(messages)
+    for index in sorted({*requests, *_tail(conversation)}):
         message = messages[index]
         if message.role == "tool":
             name = f"result of tool {calls[index].name if index in calls else '(unknown)'}"
@@ -99,7 +96,6 @@ def shortened(
     *,
     tool_results: bool,
     user_message: bool,
-    count: Callable[[str], int],
 ) -> tuple[Message, ...] | None:
     """The messages with the largest protected texts cut to head and tail, or None when even that does not fit.
 
@@ -110,19 +106,18 @@ def shortened(
         budget: of its window.
         tool_results: whether results in the open tool round may be cut.
         user_message: whether user messages that nobody has answered, and the requests, may be cut.
-        count: tokens of a text.
     """
-    messages, sizes = conversation.messages, conversation.sizes
-    open_tail = range(latest_cut(messages), len(messages))
+    messages, sizes, count = conversation.messages, conversation.sizes, conversation.count_text
+    open_tail = range(conversation.latest_cut, len(messages))
     candidates = [index for index in open_tail if tool_results and messages[index].role == "tool"]
     if user_message:
         behind = (index for index in open_tail if messages[index].role == "user" and not messages[index].is_ours)
-        candidates += sorted({*request_indices(messages), *behind})
+        candidates += sorted({*conversation.requests, *behind})
     if not candidates:
         return None
     fixed = budget.floor_tokens - sum(sizes[index] for index in candidates)
     room = budget.prompt_limit_tokens - fixed
-    if len(legal_cuts(messages)) > 0:
+    if conversation.cuts:
         # There is history to record: a summary and a ledger need room beside the excerpts.
         room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens))
     level = common_level([sizes[index] for index in candidates], [1] * len(candidates), room)
@@ -136,9 +131,7 @@ def shortened(
     return tuple(changed)
 
 
-def with_less_data(
-    conversation: Conversation, budget: Budget, limit_tokens: int, count: Callable[[str], int]
-) -> tuple[Message, ...] | None:
+def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
     """The messages with less of the data that is attached to those that nobody has answered; None where all may stay.
 
     A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
@@ -149,13 +142,12 @@ def with_less_data(
         conversation: as the client sent it.
         budget: of its window.
         limit_tokens: what the protected messages may take without giving up any of it.
-        count: tokens of a text.
     """
-    messages = conversation.messages
+    messages, count = conversation.messages, conversation.count_text
     if budget.floor_tokens <= limit_tokens:
         return None
     # Below the trigger, and with room for a record of the history.
-    room_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if legal_cuts(messages) else 0
+    room_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if conversation.cuts else 0
     excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - room_tokens)
 
     def shorten(data: str) -> str | None:
@@ -168,7 +160,10 @@ def with_less_data(
         excess_tokens -= size - (count(shown) if shown else REMOVED_TOKENS)
         return shown
 
-    tail = range(max(latest_cut(messages), system_prefix_length(messages)), len(messages))
-    changed = {index: with_shorter_data(messages[index], shorten) for index in tail}
+    changed = {index: with_shorter_data(messages[index], shorten) for index in _tail(conversation)}
     shown = tuple(changed.get(index, message) for index, message in enumerate(messages))
     return None if all(new is old for new, old in zip(shown, messages, strict=True)) else shown
+
+
+def _tail(conversation: Conversation) -> range:
+    return range(max(conversation.latest_cut, conversation.prefix), len(conversation.messages))

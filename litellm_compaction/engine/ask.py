@@ -25,7 +25,7 @@ from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
 from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, Request, system_prefix_length, user_message
+from litellm_compaction.core.messages import Message, Request, user_message
 from litellm_compaction.core.plan import Prune, Summarize
 from litellm_compaction.core.prompts import appended, is_refusal, unanswered_calls
 from litellm_compaction.core.pruning import (
@@ -303,7 +303,7 @@ class SummaryClient:
         base, conversation = decision.base, work.conversation
         if not _shows_everything(base) or not _may_answer_freely(work.request):
             return None
-        messages, lead = conversation.messages, system_prefix_length(conversation.messages)
+        messages, lead = conversation.messages, conversation.prefix
         cut = lead + decision.covered_messages
         begin = lead + (base.replaced_messages if base else 0)
         if sum(conversation.sizes[begin:cut]) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
@@ -317,7 +317,7 @@ class SummaryClient:
         media_tokens = math.ceil(counted.media_tokens * counted.media_factor)
         if max(counted.tokens + doubt_tokens, (told or 0) + media_tokens) > job.prompt_limit_tokens:
             return None
-        lead_tokens = conversation.fixed_tokens + sum(conversation.sizes[:lead])
+        lead_tokens = conversation.prefix_tokens
         new_tokens = counted.tokens - self._cached_tokens(work, base, cut, sum(counted.sizes[: len(prefix)]))
         text_tokens = await off_loop(
             job.messages,
@@ -343,9 +343,9 @@ class SummaryClient:
         sent = self._sent.last(work.case.scope, work.case.target.key, conversation.hashes)
         if sent is None:
             return 0
-        lead = system_prefix_length(conversation.messages)
+        lead = conversation.prefix
         if sent.covered_hash != (base.covered_hash if base else ""):
-            return 0 if work.rereads else conversation.fixed_tokens + sum(conversation.sizes[:lead])
+            return 0 if work.rereads else conversation.prefix_tokens
         return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
 
     async def prompt_limit(self, work: MeasuredRequest, model: PruningModel, answer_tokens: int) -> PromptLimit:
@@ -532,7 +532,7 @@ class Pruner:
             prompt = _prompt(work, decision, choices, limit_tokens, limit.count)
             if not prompt:
                 return None
-            lead = system_prefix_length(work.conversation.messages)
+            lead = work.conversation.prefix
             most_tokens = roomy_answer_tokens(
                 room_tokens,
                 spare_tokens=limit_tokens - limit.count(prompt),
@@ -558,17 +558,15 @@ async def _answered(work: MeasuredRequest, decision: Prune, model: PruningModel,
 
 
 def _choices(work: MeasuredRequest, decision: Prune) -> list[int]:
-    messages, compaction = work.conversation.messages, decision.compaction
-    rest = messages[system_prefix_length(messages) :]
-    return offered(rest, compaction)
+    return offered(work.conversation.rest, decision.compaction)
 
 
 def _prompt(
     work: MeasuredRequest, decision: Prune, choices: list[int], limit_tokens: int, count: Callable[[str], int]
 ) -> str:
     conversation, compaction = work.conversation, decision.compaction
-    lead = system_prefix_length(conversation.messages)
-    shown = edited_part(conversation.messages[lead:], compaction)
+    lead = conversation.prefix
+    shown = edited_part(conversation.rest, compaction)
     unanswered = unanswered_calls(conversation.messages)
     offered_now = [(at, shown[at - compaction.replaced_messages]) for at in choices]
     return pruning_prompt(
@@ -599,9 +597,8 @@ def _prompt(
 
 def _compaction(work: MeasuredRequest, decision: Prune, question: _Question, answer: str) -> Compaction | None:
     """What the answer makes of the conversation; None where it is no answer, or changes nothing."""
-    messages, base = work.conversation.messages, decision.compaction
-    rest = messages[system_prefix_length(messages) :]
-    decided = decide(answer, rest, base, question.choices, prompt=question.prompt)
+    base = decision.compaction
+    decided = decide(answer, work.conversation.rest, base, question.choices, prompt=question.prompt)
     if decided is None:
         return None
     compaction, summary = decided

@@ -362,7 +362,7 @@ class Background:
     async def _keep(self, work: MeasuredRequest, base: Compaction | None, made: BuiltCompaction) -> bool:
         """Whether a record is worth it, and is stored; never in place of one that is applied."""
         compaction = made.kept
-        after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
+        after_tokens = applied_tokens(work.conversation, compaction)
         is_summary = compaction.rung != "truncate"
         if not is_summary or after_tokens > work.count.tokens * (1 - MIN_GAIN_RATIO):
             made = replace(made, reason=made.reason or "no_gain")
@@ -385,13 +385,13 @@ def _planned_ahead(work: MeasuredRequest, stored: Sequence[Compaction]) -> Summa
     if work.rereads and is_same and not work.budget.own.triggers(work.count.tokens):
         # Behind the instruction the server cannot go back to the conversation: it would read all of the next turn.
         return None
-    return plan_ahead(work.conversation, work.budget, work.depth, stored, work.count_text)
+    return plan_ahead(work.conversation, work.budget, work.depth, stored)
 
 
 def _to_read(work: MeasuredRequest, stored: Sequence[Compaction]) -> Reading | None:
     if not any(model.is_same for model in work.case.pruning_models):
         return None
-    reading = plan_reading(work.conversation, work.budget, work.depth, stored, work.count_text)
+    reading = plan_reading(work.conversation, work.budget, work.depth, stored)
     if reading is not None and work.rereads and not reading.is_certain:
         # Behind what it was made to read the server cannot go on with another ending: it would read all of it again.
         return None

@@ -18,10 +18,9 @@ from litellm_compaction.core.clearing import with_data
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.conversation import applied_tokens
-from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.ledger import ledger
-from litellm_compaction.core.messages import Message, system_prefix_length, visible_text
+from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
 from litellm_compaction.core.record import ledger_messages, read_record, taken_out
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
@@ -134,7 +133,7 @@ class CompactionBuilder:
         reason = found.reason
         if found.compaction is not None:
             compaction = await self._with_ledger(work, decision, found.compaction)
-            after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
+            after_tokens = applied_tokens(work.conversation, compaction)
             if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
                 return BuiltCompaction(
                     compaction=compaction,
@@ -156,8 +155,7 @@ class CompactionBuilder:
 
     async def _with_ledger(self, work: MeasuredRequest, decision: Edit | Prune, compaction: Compaction) -> Compaction:
         """`compaction` with a ledger of what it does not show any more."""
-        messages = work.conversation.messages
-        rest = messages[system_prefix_length(messages) :]
+        messages, rest = work.conversation.messages, work.conversation.rest
         shortened = (each.position for each in compaction.shortened)
         replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
         gone = {*replaced, *compaction.dropped, *shortened}
@@ -250,17 +248,16 @@ class CompactionBuilder:
 
     def bare(self, work: MeasuredRequest) -> Compaction | None:
         """The hardest compaction: everything that may go goes, and the record says no more than that."""
-        messages = work.conversation.messages
-        cuts = legal_cuts(messages)
-        if not cuts:
+        conversation = work.conversation
+        if not conversation.cuts:
             return None
-        lead = system_prefix_length(messages)
-        covered, pinned = cuts[-1] - lead, pinned_positions(messages, cuts[-1] - lead)
+        covered = conversation.cuts[-1]
+        pinned = conversation.pinned(covered)
         return Compaction(
             covered_messages=covered,
-            covered_hash=work.conversation.hashes[covered],
+            covered_hash=conversation.hashes[covered],
             pinned=pinned,
-            stubbed=with_data(messages[lead:], pinned),
+            stubbed=with_data(conversation.rest, pinned),
             round=1,
             segments=(),
             ledger="",
@@ -277,9 +274,8 @@ class CompactionBuilder:
         summary: Summary,
     ) -> str:
         """What the record holds verbatim beside its summaries and the messages that stay."""
-        messages = work.conversation.messages
         hidden = _hidden(covered, set(range(len(covered))) - {*pinned}, with_data(covered, pinned))
-        kept = messages[system_prefix_length(messages) + decision.covered_messages :]
+        kept = work.conversation.rest[decision.covered_messages :]
         spare_tokens = _spare(decision, summary, work.count_text)
         redact = _redact(work)
 
@@ -360,9 +356,7 @@ def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compactio
 
 def _covered(work: MeasuredRequest, decision: Summarize) -> tuple[Sequence[Message], tuple[int, ...]]:
     """The messages that a decision covers, and the positions of those among them that stay verbatim."""
-    messages = work.conversation.messages
-    lead = system_prefix_length(messages)
-    return messages[lead : lead + decision.covered_messages], decision.pinned
+    return work.conversation.rest[: decision.covered_messages], decision.pinned
 
 
 def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int]) -> list[Message]:

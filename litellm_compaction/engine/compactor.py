@@ -18,10 +18,11 @@ from typing import Literal, NamedTuple, TypeVar
 from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, Flights
-from litellm_compaction.core.compaction import Compaction, is_applicable
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way, asked_to_go_on, can_end_in_answer, carried_over
+from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
+from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, unprepared, with_less_data
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
@@ -406,7 +407,7 @@ class Compactor:
     async def _does(self, flown: _Flown, work: MeasuredRequest, decision: Making) -> bool:
         """Whether a compaction that was made for another request's conversation does for this one's."""
         compaction = flown.made.compaction
-        if not is_applicable(work.conversation.messages, compaction, work.conversation.hashes):
+        if not usable(work.conversation, [compaction]):
             return False
         guarded = await self._outgoing.applied(work, compaction, "compacted")
         return is_enough(work, decision, compaction, guarded)
@@ -645,7 +646,7 @@ class Compactor:
         budget = replace(work.budget, is_wanted=True) if work.case.is_wanted else work.budget
         return await off_loop_if(
             is_long(conversation.messages),
-            lambda: plan(conversation, budget, work.depth, stored, work.count_text),
+            lambda: plan(conversation, budget, work.depth, stored),
         )
 
     async def _has_small_ones(self, scope: str) -> bool:
@@ -776,7 +777,7 @@ class Compactor:
         """The request with less of the data that is attached to what nobody has answered; None where all may stay."""
         return await off_loop_if(
             is_long(work.conversation.messages),
-            lambda: with_less_data(work.conversation, work.budget, limit_tokens, work.count_text),
+            lambda: with_less_data(work.conversation, work.budget, limit_tokens),
         )
 
     async def _shortened(self, work: MeasuredRequest) -> tuple[Message, ...] | None:
@@ -788,7 +789,6 @@ class Compactor:
                 work.budget,
                 tool_results=settings.oversized_tool_result == "excerpt",
                 user_message=settings.oversized_user_message == "excerpt",
-                count=work.count_text,
             ),
         )
 

@@ -192,7 +192,6 @@ class MeasuredRequest:
 
     Attributes:
         tokens_before: the estimated prompt as it came, before any text was cut to an excerpt.
-        count_text: tokens of a text, for this model.
         rereads: whether the server reads a whole prompt again after any change, as far as anybody knows.
         is_shortened: whether its messages are excerpts of the client's, so that they must be sent in any case.
         floor_count: of what no compaction can shrink, as a request of its own, where the server was asked for it.
@@ -204,7 +203,6 @@ class MeasuredRequest:
     conversation: Conversation
     count: Count
     tokens_before: int
-    count_text: Callable[[str], int]
     budget: Budget
     window: Window
     family: Family
@@ -212,6 +210,11 @@ class MeasuredRequest:
     is_shortened: bool = False
     floor_count: Count | None = None
     started_s: float
+
+    @property
+    def count_text(self) -> Callable[[str], int]:
+        """Tokens of a text, for this model."""
+        return self.conversation.count_text
 
     @property
     def depth(self) -> CompactionOptions:

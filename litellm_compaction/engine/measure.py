@@ -22,7 +22,6 @@ from litellm_compaction.core.messages import (
     Message,
     Request,
     chain,
-    system_prefix_length,
     user_message,
     with_only_text,
 )
@@ -158,7 +157,7 @@ class RequestMeasurer:
             count: of the floor as a request of its own.
         """
         conversation, budget = work.conversation, work.budget
-        protected = protected_indices(conversation.messages)
+        protected = conversation.protected
         if len(protected) == len(conversation.messages) == len(count.sizes) and not conversation.has_data_to_cover:
             # Nothing of it can be covered: the floor is the request.
             weighed = self._work(
@@ -186,7 +185,7 @@ class RequestMeasurer:
             budget=replace(
                 budget,
                 floor_tokens=conversation.floor_tokens,
-                fixed_tokens=conversation.lead_tokens,
+                fixed_tokens=conversation.prefix_tokens,
                 error_ratio=error_ratio,
             ),
             floor_count=count,
@@ -275,6 +274,7 @@ class RequestMeasurer:
             sizes=sizes,
             words_sizes=words_sizes(request.messages, sizes, count_text),
             fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.text_ratio),
+            count_text=count_text,
             hashes=hashes,
             own_tokens=count.tokens,
         )
@@ -284,14 +284,13 @@ class RequestMeasurer:
             conversation=conversation,
             count=count,
             tokens_before=count.tokens,
-            count_text=count_text,
             budget=Budget(
                 rules=case.rules(reasons=family.reasons),
                 window_tokens=window.tokens,
                 floor_tokens=conversation.floor_tokens,
                 error_ratio=count.text_error_ratio,
                 own_error_ratio=count.error_ratio,
-                fixed_tokens=conversation.lead_tokens,
+                fixed_tokens=conversation.prefix_tokens,
             ),
             window=window,
             family=family,
@@ -340,7 +339,7 @@ def _within_reach(request: Request, reach_chars: int) -> _Counted | None:
         left -= size
     left_out = [0] * len(messages)
     kept = list(messages)
-    protected = {*range(system_prefix_length(messages)), *protected_indices(messages)}
+    protected = protected_indices(messages)
     for index in (*sorted(protected), *(index for index in range(len(messages) - 1, -1, -1) if index not in protected)):
         # Templates leave out the white space around a text.
         size = sizes[index] if sizes[index] <= left else min(sizes[index], _chars(messages[index], str.strip))

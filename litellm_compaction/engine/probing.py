@@ -17,7 +17,6 @@ from functools import partial
 
 from litellm_compaction.concurrency import Bounded, Flights, Rests
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.cut_points import latest_cut, protected_indices
 from litellm_compaction.core.excerpts import common_level
 from litellm_compaction.core.messages import (
     Request,
@@ -429,10 +428,10 @@ def _hopeful_tokens(count: Count, known: Sequence[Count]) -> int:
 def _floor(work: MeasuredRequest) -> Request:
     """What no compaction can shrink, as a request of its own."""
     messages = work.request.messages
-    cut = latest_cut(messages)
+    cut = work.conversation.latest_cut
     kept = tuple(
         without_data(messages[index]) if index < cut else messages[index]
-        for index in sorted(protected_indices(messages))
+        for index in sorted(work.conversation.protected)
     )
     lead = system_prefix_length(kept)
     if len(kept) == lead or kept[lead].role != "user":

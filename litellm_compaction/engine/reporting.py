@@ -101,7 +101,7 @@ class Reporter:
         result_tokens = _result_tokens(work)
         projected_tokens = work.tokens_before
         if result_tokens and known is not None:
-            projected_tokens = applied_tokens(work.conversation, known, work.count_text)
+            projected_tokens = applied_tokens(work.conversation, known)
         self._tell(
             CompactionEvent(
                 outcome=outcome,

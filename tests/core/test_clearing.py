@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.clearing import edited, stubs, superseded_reads
-from litellm_compaction.core.compaction import Compaction, apply, is_applicable
-from litellm_compaction.core.conversation import applied_tokens
+from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.conversation import applied_tokens, usable
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from litellm_compaction.core.plan import Edit, plan
 from tests.builders import (
@@ -25,7 +25,6 @@ from tests.builders import (
     budget,
     calls,
     conversation,
-    count,
     image,
     parsed,
     raw_conversations,
@@ -101,7 +100,7 @@ def test_an_edit_is_planned_where_it_reaches_the_target() -> None:
         raw += read(number, f"src/file_{number}.py", text=f"line {number} of it\n" * 120)
     weighed = conversation(parsed(raw))
     limits = budget(8192, weighed)
-    decision = plan(weighed, limits, DEPTH, [], count)
+    decision = plan(weighed, limits, DEPTH, [])
     assert isinstance(decision, Edit)
     assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens)
     stubbed = decision.compaction.stubbed
@@ -110,7 +109,7 @@ def test_an_edit_is_planned_where_it_reaches_the_target() -> None:
     sent = apply(weighed.messages, decision.compaction)
     assert broken_promises(weighed.messages, sent) == []
     assert [(message.role, message.text) for message in sent[-2:]] == [("assistant", ""), ("tool", raw[-1]["content"])]
-    assert applied_tokens(weighed, decision.compaction, count) <= decision.predicted_tokens
+    assert applied_tokens(weighed, decision.compaction) <= decision.predicted_tokens
 
 
 def test_an_edit_that_misses_the_target_is_none() -> None:
@@ -119,7 +118,7 @@ def test_an_edit_that_misses_the_target_is_none() -> None:
     for number in range(40):
         raw += [assistant("I think about it. " * 40), user(f"And {number}?")]
     weighed = conversation(parsed(raw))
-    assert not isinstance(plan(weighed, budget(8192, weighed), DEPTH, [], count), Edit)
+    assert not isinstance(plan(weighed, budget(8192, weighed), DEPTH, []), Edit)
 
 
 def test_the_edit_of_a_longer_conversation_is_no_harder() -> None:
@@ -166,7 +165,7 @@ def test_an_edit_keeps_every_promise(made: tuple[list[JsonDict], Compaction]) ->
     raw, compaction = made
     before = copy.deepcopy(raw)
     messages = parsed(raw)
-    if not is_applicable(messages, compaction, chain(messages)):
+    if not usable(conversation(messages), [compaction]):
         return
     sent = apply(messages, compaction)
     assert raw == before

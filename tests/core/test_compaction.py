@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
+from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
 from litellm_compaction.core.messages import Message, chain, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
@@ -22,6 +23,7 @@ from tests.builders import (
     broken_promises,
     calls,
     chat,
+    conversation,
     image,
     next_turns,
     parsed,
@@ -50,8 +52,7 @@ def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happ
 
 
 def applicable(raw: Sequence[JsonDict], compaction: Compaction) -> bool:
-    messages = parsed(raw)
-    return is_applicable(messages, compaction, chain(messages))
+    return bool(usable(conversation(parsed(raw)), [compaction]))
 
 
 @st.composite

@@ -11,9 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
+from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.continuation.request import Partial, carried_over, keyed
-from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
+from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens, usable
 from litellm_compaction.core.cut_points import answered_round, legal_cuts, protected_indices
 from litellm_compaction.core.messages import system_prefix_length
 from litellm_compaction.core.plan import (
@@ -59,7 +59,7 @@ def decide(
 ) -> tuple[Plan, Conversation, Budget]:
     weighed = conversation(parsed(raw))
     limits = budget(window, weighed)
-    return plan(weighed, limits, depth, stored, count), weighed, limits
+    return plan(weighed, limits, depth, stored), weighed, limits
 
 
 def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -> Compaction:
@@ -207,7 +207,7 @@ def test_what_is_reused_is_the_only_one_that_is_weighed() -> None:
         records.append(text)
         return count(text)
 
-    assert plan(weighed, limits, DEPTH, stored, counting) == Reuse(compaction=stored[-1])
+    assert plan(replace(weighed, count_text=counting), limits, DEPTH, stored) == Reuse(compaction=stored[-1])
     assert records == [stored[-1].record]
 
 
@@ -220,7 +220,7 @@ def test_a_shrunk_window_rewrites_the_record() -> None:
     second, weighed, limits = decide(raw, 4096, [stored])
     assert isinstance(second, Summarize)
     assert (second.base, second.integrates) == (stored, True)
-    assert limits.fits(applied_tokens(weighed, written(second, weighed), count))
+    assert limits.fits(applied_tokens(weighed, written(second, weighed)))
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_frozen_segments_are_appended_to_until_they_take_a_quarter() -> None:
         if isinstance(decision, Summarize):
             stored.insert(0, written(decision, weighed))
             integrated.append(decision.integrates)
-            assert limits.fits(applied_tokens(weighed, stored[0], count))
+            assert limits.fits(applied_tokens(weighed, stored[0]))
     assert not integrated[0]
     assert True in integrated
     assert False in integrated[1:]
@@ -256,14 +256,14 @@ def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: i
         assert cut in legal_cuts(weighed.messages)
         assert decision.predicted_tokens < weighed.tokens
         assert limits.fits(decision.predicted_tokens)
-        assert applied_tokens(weighed, written(decision, weighed), count) <= decision.predicted_tokens
+        assert applied_tokens(weighed, written(decision, weighed)) <= decision.predicted_tokens
         assert decision.ledger_min_tokens <= decision.ledger_tokens
     elif isinstance(decision, Edit):
         cut = system_prefix_length(weighed.messages) + decision.compaction.covered_messages
         assert cut in legal_cuts(weighed.messages)
         assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens) < weighed.tokens
         full = replace(decision.compaction, ledger="x" * 4 * decision.ledger_tokens)
-        assert applied_tokens(weighed, full, count) <= decision.predicted_tokens
+        assert applied_tokens(weighed, full) <= decision.predicted_tokens
     else:
         assert decision == Refuse()
         protected = [weighed.sizes[index] for index in protected_indices(weighed.messages)]
@@ -323,7 +323,7 @@ def sent_tokens(decision: Plan, weighed: Conversation) -> int:
         case Keep():
             return weighed.tokens
         case Reuse(compaction=compaction):
-            return applied_tokens(weighed, compaction, count)
+            return applied_tokens(weighed, compaction)
         case Refuse():
             return 0
         case _:
@@ -365,14 +365,14 @@ def test_an_answer_keeps_the_round_that_it_is_about(
         carried = carried_over(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
         weighed = conversation(carried)
         limits = budget(window, weighed)
-        decision = plan(weighed, limits, DEPTH, stored, count)
+        decision = plan(weighed, limits, DEPTH, stored)
         words += data.draw(st.integers(1, 1500))
         if not isinstance(decision, Summarize):
             continue
         made = written(decision, weighed)
         sent = apply(carried, made)
         assert broken_promises(carried, sent) == []
-        assert applied_tokens(weighed, made, count) <= decision.predicted_tokens
+        assert applied_tokens(weighed, made) <= decision.predicted_tokens
         answered = answered_round(carried)
         plain = [{**message.raw, "content": message.raw.get("content") or ""} for message in (*carried, *sent)]
         shown = [at for at in answered if plain[at] in plain[len(carried) :]]
@@ -422,7 +422,7 @@ def test_a_compacted_list_is_left_alone(raw: list[JsonDict], window: int) -> Non
     assert broken_promises(weighed.messages, sent) == []
     again = conversation(sent)
     if not limits.triggers(again.tokens):
-        assert plan(again, limits, DEPTH, (), count) == Keep()
+        assert plan(again, limits, DEPTH, ()) == Keep()
 
 
 @given(raw_conversations(max_turns=8), WINDOWS, st.data())
@@ -452,14 +452,14 @@ def test_a_second_round_goes_on_from_the_first(
     later = grown if raw[-1]["role"] != "assistant" else data.draw(next_turns(raw))
     second, weighed, limits = decide(later, window, [stored])
     if isinstance(second, Reuse):
-        assert is_applicable(weighed.messages, stored, weighed.hashes)
-        assert limits.fits(applied_tokens(weighed, stored, count))
+        assert usable(weighed, [stored])
+        assert limits.fits(applied_tokens(weighed, stored))
     elif isinstance(second, Summarize):
         assert system_prefix_length(weighed.messages) + second.covered_messages in legal_cuts(weighed.messages)
         if second.base is not None:
             assert second.covered_messages >= stored.covered_messages
         made = written(second, weighed)
-        assert limits.fits(applied_tokens(weighed, made, count))
+        assert limits.fits(applied_tokens(weighed, made))
         assert broken_promises(weighed.messages, apply(weighed.messages, made)) == []
     elif isinstance(second, Keep):
         assert limits.fits(weighed.tokens)

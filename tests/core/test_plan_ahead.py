@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, apply, is_applicable
-from litellm_compaction.core.conversation import applied_tokens, grown
-from litellm_compaction.core.messages import parse_message, system_prefix_length
+from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.conversation import applied_tokens, grown, usable
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     CompactionOptions,
@@ -37,7 +36,6 @@ from tests.builders import (
     calls,
     chat,
     conversation,
-    count,
     next_turns,
     parsed,
     raw_conversations,
@@ -63,7 +61,7 @@ def ahead(
 ) -> Compaction | None:
     """The record that is written ahead behind the answer to `raw`, as long as it may be."""
     weighed = conversation(turn_ended(parsed(raw), answer))
-    decision = plan_ahead(weighed, budget(window, weighed), depth, stored, count)
+    decision = plan_ahead(weighed, budget(window, weighed), depth, stored)
     if decision is None:
         return None
     assert isinstance(decision, Summarize)
@@ -77,7 +75,7 @@ def test_all_that_the_cache_holds_is_covered() -> None:
     assert made is not None
     assert made.covered_messages == len(FILLED)
     assert made.pinned == (len(FILLED) - 2,)
-    assert is_applicable(parsed(chats := [*FILLED, assistant("It is done."), user("Next?")]), made, hashes(chats))
+    assert usable(conversation(parsed([*FILLED, assistant("It is done."), user("Next?")])), [made])
 
 
 def test_a_call_belongs_to_the_round_that_follows() -> None:
@@ -87,7 +85,7 @@ def test_a_call_belongs_to_the_round_that_follows() -> None:
     assert made is not None
     assert made.covered_messages == len(raw) - 1
     later = [*raw, calls("next"), result("next", "done " * 50)]
-    assert is_applicable(parsed(later), made, hashes(later))
+    assert usable(conversation(parsed(later)), [made])
 
 
 def test_below_the_trigger_it_changes_nothing() -> None:
@@ -106,7 +104,7 @@ def test_at_the_trigger_it_is_what_the_conversation_needs() -> None:
     assert isinstance(decide(later, WINDOW)[0], Summarize)
     decision, weighed, limits = decide(later, WINDOW, [made])
     assert decision == Reuse(compaction=made)
-    assert not limits.triggers(tokens := applied_tokens(weighed, made, count))
+    assert not limits.triggers(tokens := applied_tokens(weighed, made))
     assert tokens < 0.55 * WINDOW
     assert broken_promises(parsed(later), apply(parsed(later), made)) == []
 
@@ -175,11 +173,11 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
         return
     later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
     without, weighed, limits = decide(later, window)
-    decided = plan(weighed, limits, DEPTH, [made], count)
+    decided = plan(weighed, limits, DEPTH, [made])
     if not limits.triggers(weighed.tokens):
         assert decided == without
     elif isinstance(decided, Reuse):
-        assert not limits.triggers(applied_tokens(weighed, made, count))
+        assert not limits.triggers(applied_tokens(weighed, made))
         assert broken_promises(parsed(later), apply(parsed(later), made)) == []
 
 
@@ -188,7 +186,7 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
 
 def reading(raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], *, answer: str = "") -> Reading | None:
     weighed = conversation(turn_ended(parsed(raw), answer))
-    return plan_reading(weighed, budget(window, weighed), DEPTH, stored, count)
+    return plan_reading(weighed, budget(window, weighed), DEPTH, stored)
 
 
 def test_what_the_client_usually_adds_decides_whether_it_is_read() -> None:
@@ -291,14 +289,8 @@ def test_whatever_was_read_is_what_the_next_turn_begins_with(
     effective = replace(chosen, ahead=False, early=True, window_tokens=window)
     assert broken_promises(parsed(later), apply(parsed(later), effective)) == []
     decided, whole, limits = decide(later, window, [effective])
-    if not limits.triggers(applied_tokens(whole, effective, count)) and whole.tokens >= weighed.tokens:
+    if not limits.triggers(applied_tokens(whole, effective)) and whole.tokens >= weighed.tokens:
         assert decided == Reuse(compaction=effective)
     if not found.is_certain:
-        least_tokens = applied_tokens(weighed, chosen, count)
+        least_tokens = applied_tokens(weighed, chosen)
         assert least_tokens <= (1 - MIN_GAIN_RATIO) * (budget(window, weighed).trigger_tokens + 1)
-
-
-def hashes(raw: Sequence[JsonDict]) -> tuple[str, ...]:
-    weighed = conversation(tuple(parse_message(each) for each in raw))
-    assert len(weighed.hashes) == len(raw) - system_prefix_length(weighed.messages) + 1
-    return weighed.hashes

@@ -21,7 +21,6 @@ from tests.builders import (
     calls,
     chat,
     conversation,
-    count,
     image,
     parsed,
     raw_conversations,
@@ -38,9 +37,7 @@ def cut(
     raw: list[JsonDict], window: int = 8192, *, tool_results: bool = True, user_message: bool = True
 ) -> tuple[Message, ...] | None:
     weighed = conversation(parsed(raw))
-    return shortened(
-        weighed, budget(window, weighed), tool_results=tool_results, user_message=user_message, count=count
-    )
+    return shortened(weighed, budget(window, weighed), tool_results=tool_results, user_message=user_message)
 
 
 def test_every_protected_message_has_its_share() -> None:

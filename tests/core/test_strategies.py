@@ -139,7 +139,7 @@ def test_a_handoff_leaves_the_record_the_last_request_and_the_open_round(raw: li
     """System, one user message, and the tool round that nobody has answered yet, whatever else would fit."""
     weighed = conversation(parsed(raw))
     depth = replace(DEPTH, edits=False, strategy=STRATEGIES["handoff"])
-    decision = plan(weighed, budget(8192, weighed), depth, (), count)
+    decision = plan(weighed, budget(8192, weighed), depth, ())
     assert isinstance(decision, Summarize)
     assert decision.fallback is not None
     assert decision.fallback.covered_messages <= decision.covered_messages

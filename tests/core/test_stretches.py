@@ -186,6 +186,7 @@ def test_a_record_keeps_a_request_without_its_data() -> None:
         sizes=sizes,
         words_sizes=words_sizes(messages, sizes, count),
         fixed_tokens=0,
+        count_text=count,
         hashes=chain(messages),
     )
     assert weighed.floor_tokens < sum(sizes[index] for index in (0, 1, 4, 5)) + RECORD_TOKENS - count(BODY) // 2
@@ -203,7 +204,7 @@ def test_a_record_keeps_a_request_without_its_data() -> None:
     assert "line 20" not in sent[1].text
     assert ASKED in sent[1].text
     open_only = parsed(_talk()[:2])
-    alone = Conversation(messages=open_only, sizes=sizes[:2], fixed_tokens=0, hashes=chain(open_only))
+    alone = Conversation(messages=open_only, sizes=sizes[:2], fixed_tokens=0, count_text=count, hashes=chain(open_only))
     assert alone.floor_tokens == sum(sizes[:2])
 
 
@@ -211,10 +212,12 @@ def test_open_data_gives_way_oldest_first_and_only_as_far_as_needed() -> None:
     """What nobody has answered keeps the newest data; the one at the border keeps its head and its tail."""
     files = [f"<file name='{n}'>\n" + f"word{n} of the file\n" * 400 + f"end {n}\n</file>" for n in range(3)]
     messages = (message(*files, ASKED),)
-    weighed = Conversation(messages=messages, sizes=tuple(map(size, messages)), fixed_tokens=0, hashes=chain(messages))
+    weighed = Conversation(
+        messages=messages, sizes=tuple(map(size, messages)), fixed_tokens=0, count_text=count, hashes=chain(messages)
+    )
     window = int(weighed.tokens / 1.1)
     planned = budget(window, weighed)
-    changed = with_less_data(weighed, planned, int(0.9 * window), count)
+    changed = with_less_data(weighed, planned, int(0.9 * window))
     assert changed is not None
     text = changed[0].text
     assert text.endswith(ASKED)
@@ -224,7 +227,7 @@ def test_open_data_gives_way_oldest_first_and_only_as_far_as_needed() -> None:
     assert "end 1" in text
     assert "word0 of the file" not in text
     assert count(text) <= planned.trigger_tokens
-    assert with_less_data(weighed, planned, weighed.tokens, count) is None
+    assert with_less_data(weighed, planned, weighed.tokens) is None
 
 
 def test_the_request_is_quoted_without_what_is_attached() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import JsonValue, Message, Request, system_prefix_length
+from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext
 from litellm_compaction.errors import CompactionError, is_crash
 from litellm_compaction.proxy.deployments import metadata_of
@@ -119,7 +119,7 @@ class Announced:
     def is_next_in_a_row(self, pending: CompactionNeeded) -> bool:
         """Whether the request before this one of its conversation was compacted, too; remembers this one."""
         scope, conversation = pending.work.case.scope, pending.work.conversation
-        roles = [message.role for message in conversation.messages[system_prefix_length(conversation.messages) :]]
+        roles = [message.role for message in conversation.rest]
         if not roles:
             return False
         self._known[scope, conversation.hashes[-1]] = None
