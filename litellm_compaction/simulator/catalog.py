@@ -25,7 +25,6 @@ class Model:
 
     `tokens_factor` scales true token counts (1.2: this tokenizer gives 20 % more than o200k_base); a `tokenizer` says
     more than that, and then stands alone.
-    `fitted_context_length` is what AutoFit loads whatever was asked for (bt#2318); None loads as asked.
     `goes_back` False is a model with sliding windows or running states, whose cache only goes on behind its end.
     `strict_template` None means the simulator's. `default_context_length` is what JIT loading uses.
     """
@@ -36,7 +35,6 @@ class Model:
     architecture: str = "qwen3"
     max_context_length: int = 131_072
     default_context_length: int = 4096
-    fitted_context_length: int | None = None
     format: Literal["gguf", "mlx"] = "gguf"
     quantization: str = "Q4_K_M"
     parallel: int = 4

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from litellm_compaction.simulator.answers import Answer, Connection, Dialect, Envelope, now_s
+from litellm_compaction.simulator.answers import Answer, Connection
 from litellm_compaction.simulator.catalog import Instance
 from litellm_compaction.simulator.generation import Ending, Generation, visible_reply
 from litellm_compaction.simulator.messages import ChatRequest, parse_chat, parse_completion, template_error
@@ -150,15 +150,14 @@ class Inference:
     connection: Connection
     record: RequestRecord
     body: JsonObject
-    dialect: Dialect
+    is_text: bool
     _generation: Generation | None = field(default=None, init=False)
 
     async def serve(self) -> None:
         """Answer the request."""
         try:
             takes_ids = self.simulator.api == "llama.cpp"
-            is_text = self.dialect == "text"
-            request = parse_completion(self.body, takes_ids=takes_ids) if is_text else parse_chat(self.body)
+            request = parse_completion(self.body, takes_ids=takes_ids) if self.is_text else parse_chat(self.body)
             self.record.streamed = request.stream
             instance = await self.simulator.resolve(request.model, request.ttl_s)
             prompt = await self._render(request, instance)
@@ -180,7 +179,7 @@ class Inference:
         model, record = instance.model, self.record
         record.model, record.instance_id = model.key, instance.id
         record.context_length = instance.context_length
-        if self.dialect == "text":
+        if self.is_text:
             prompt = render_text(request.messages[0].text, request.ids)
         else:
             rule = model.strict_template or self.simulator.strict_template
@@ -211,7 +210,7 @@ class Inference:
             record=record,
             instance=instance,
             generation=generation,
-            envelope=self._envelope(instance),
+            is_text=self.is_text,
             include_usage=request.include_usage,
             echo=self._echo(request),
             release=lambda ending: self._release(seat, ending),
@@ -223,7 +222,7 @@ class Inference:
         self.record.seen_text = said if kept is prompt else self._text(request, kept)
         return ChatCall(
             body=self.body,
-            messages=[] if self.dialect == "text" else list(self.body["messages"]),
+            messages=[] if self.is_text else list(self.body["messages"]),
             model=request.model,
             instance_id=instance.id,
             prompt_text=self.record.seen_text,
@@ -296,18 +295,9 @@ class Inference:
         )
         return self._generation
 
-    def _envelope(self, instance: Instance) -> Envelope:
-        return Envelope(
-            id=self.simulator.new_id("cmpl-" if self.dialect == "text" else "chatcmpl-"),
-            created_s=now_s(),
-            model=instance.id,
-            dialect=self.dialect,
-            reasoning_field=self.simulator.reasoning_field,
-        )
-
     def _echo(self, request: ChatRequest) -> str:
         last = request.messages[-1]
-        is_prefill = self.dialect != "text" and last.role == "assistant" and not last.tool_calls
+        is_prefill = not self.is_text and last.role == "assistant" and not last.tool_calls
         return last.text if is_prefill and self.simulator.echoes_prefill else ""
 
     def _shares_pool(self, instance: Instance) -> bool:

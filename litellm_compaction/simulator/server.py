@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
 
-from litellm_compaction.simulator.answers import Connection, Dialect, Send
+from litellm_compaction.simulator.answers import Connection, Send
 from litellm_compaction.simulator.catalog import (
     Instance,
     find_model,
@@ -50,11 +50,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Closes the connection that comes from this client address.
 CloseConnection = Callable[[Any], None]
 
-_COMPLETIONS: dict[str, Dialect] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "text",
-    "/api/v0/chat/completions": "v0",
-}
+_COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 _OFFERED: dict[Api, tuple[str, ...]] = {
     "v1": ("/v1/", "/api/v0/", "/api/v1/", "/lmstudio-greeting"),
     "v0": ("/v1/", "/api/v0/", "/lmstudio-greeting"),
@@ -141,12 +137,11 @@ class Application:
         await self._stopping.wait()
 
     async def _answer(self, record: RequestRecord, body: JsonObject | None, connection: Connection) -> None:
-        dialect = _COMPLETIONS.get(record.path) if record.method == "POST" else None
         status, answer = 200, unknown_path(record.method, record.path)
         try:
             self._check_token(record)
             is_offered = record.path.startswith(_OFFERED[self._simulator.api])
-            if is_offered and dialect is not None:
+            if is_offered and record.method == "POST" and record.path in _COMPLETIONS:
                 if body is None:
                     raise bad_field("The request body is not a JSON object")
                 inference = Inference(
@@ -154,7 +149,7 @@ class Application:
                     connection=connection,
                     record=record,
                     body=body,
-                    dialect=dialect,
+                    is_text=record.path == "/v1/completions",
                 )
                 await inference.serve()
                 return

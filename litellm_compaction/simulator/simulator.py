@@ -40,8 +40,8 @@ class Simulator:
     None are as fast as possible. `truncated_usage` says which count a truncated prompt is reported with.
     `reports_cached` adds what was found in the cache, as llama.cpp and vLLM do; LM Studio does not (bt#778, bt#2390).
     `reports_usage` False leaves it out of streams, as servers do that do not know `stream_options`.
-    `jit_race` lets concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv`
-    makes parallel requests share the window. `runs_on` generates a plain answer to its end when its client has
+    Concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv` makes parallel requests
+    share the window. `runs_on` generates a plain answer to its end when its client has
     gone (measured with llama.cpp, 2026-11-22); a streamed one always ends. `echoes_prefill` repeats a final
     assistant message at the beginning of the answer that continues it (bt#2041 in 0.4.16; llama.cpp).
     """
@@ -54,8 +54,6 @@ class Simulator:
     tells_whole: bool = True
     api_token: str | None = None
     jit: bool = True
-    jit_race: bool = True
-    auto_evict: bool = True
     load_ms: int = 0
     tokens_per_second: float | None = None
     prompt_tokens_per_second: float | None = None
@@ -82,7 +80,6 @@ class Simulator:
         self._random = random.Random(self.seed)  # noqa: S311 - ids only
         self._changed = threading.Condition()
         self._formatted: OrderedDict[str, Prompt] = OrderedDict()
-        self._loading: dict[str, asyncio.Task[Instance]] = {}
 
     def load(
         self,
@@ -231,27 +228,15 @@ class Simulator:
 
     def forget_connections(self) -> None:
         """Drop what belonged to an event loop that has ended."""
-        self._loading.clear()
         for instance in self.instances:
             instance.flights.clear()
             instance.queue.reset()
             instance.cache.free_all()
 
     async def _load_just_in_time(self, model: Model, ttl_s: float | None) -> Instance:
-        if self.jit_race:
-            return await self._load_and_evict(model, ttl_s)
-        task = self._loading.get(model.key)
-        if task is None:
-            task = asyncio.create_task(self._load_and_evict(model, ttl_s))
-            self._loading[model.key] = task
-            task.add_done_callback(lambda _: self._loading.pop(model.key, None))
-        return await asyncio.shield(task)
-
-    async def _load_and_evict(self, model: Model, ttl_s: float | None) -> Instance:
         await asyncio.sleep(self.load_ms / 1000)
-        if self.auto_evict:
-            for other in [one for one in self.instances if one.is_jit and one.model.key != model.key]:
-                self.unload(other.id)
+        for other in [one for one in self.instances if one.is_jit and one.model.key != model.key]:
+            self.unload(other.id)
         instance = self._create(model, min(model.default_context_length, model.max_context_length))
         instance.is_jit = True
         instance.ttl_s = ttl_s if ttl_s is not None else 3600.0
@@ -273,7 +258,7 @@ class Simulator:
         instance = Instance(
             id=instance_id or free_instance_id(model.key, self.instances),
             model=model,
-            context_length=model.fitted_context_length or window,
+            context_length=window,
             parallel=parallel or model.parallel,
         )
         self.instances.append(instance)

@@ -123,15 +123,6 @@ def test_reasoning_inline(bench: BenchFactory) -> None:
     assert deltas(served.events(user("go"))) == "<think>\nHm.\n</think>\n\nAnswer."
 
 
-def test_v0_answers_add_statistics(served: Bench) -> None:
-    """REST v0 adds stats, model_info with the loaded window, and runtime, streamed or not."""
-    whole = served.chat(user("hi"), path="/api/v0/chat/completions").json()
-    assert whole["model_info"]["context_length"] == 8192
-    assert whole["stats"]["stop_reason"] == "eosFound"
-    text = served.chat(user("hi"), path="/api/v0/chat/completions", stream=True).text
-    assert '"model_info"' in text
-
-
 def test_text_completion(served: Bench, client: openai.OpenAI) -> None:
     """The completions endpoint answers without a template, streamed or not."""
     served.simulator.script = lambda call: Reply(f"seen: {call.prompt_text}")
