@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 
 from litellm_compaction.simulator.catalog import Instance
 from litellm_compaction.simulator.refusals import POOL_EXCEEDED
-from litellm_compaction.simulator.rendering import MidOverflow, call_opening
-from litellm_compaction.simulator.script import Fault, FinishReason, Gate, Outcome, Reply
+from litellm_compaction.simulator.rendering import call_opening
+from litellm_compaction.simulator.script import Fault, FinishReason, Gate, Outcome, ReasoningField, Reply, RequestRecord
+from litellm_compaction.simulator.simulator import Simulator
 from litellm_compaction.simulator.slots import Flight, FlightFailed
 from litellm_compaction.simulator.vocabulary import count, encode, token_bytes
 
-ReasoningField = Literal["reasoning_content", "reasoning", "think"]
 PieceKind = Literal["reasoning", "content", "tool_start", "tool_arguments", "hidden"]
 
 
@@ -116,32 +116,30 @@ class Ending(NamedTuple):
 class Generation:
     """The generation of `reply` for one request.
 
-    Token limits are scaled (as the client counts); `window_tokens` None never fills (context shift). A
-    `preset` ending, as for a prompt that does not fit, comes before any delta.
+    `max_tokens` is scaled (as the client counts). A `preset` ending, as for a prompt that does not fit, comes before
+    any delta.
     """
 
+    simulator: Simulator
+    record: RequestRecord
     reply: Reply
     fault: Fault | None
     preset: Ending | None = None
     instance: Instance
     flight: Flight
-    shares_pool: bool
-    tokens_factor: float
     max_tokens: int | None
-    window_tokens: int | None
-    mid_overflow: MidOverflow
-    chunk_tokens: int
-    tokens_per_second: float | None
-    prefill_s: float
-    new_call_id: Callable[[], str]
     reasoning: str = ""
     content: str = ""
     calls: list[ToolCallSoFar] = field(default_factory=list)
     raw_tokens: int = 0
 
+    @property
+    def _factor(self) -> float:
+        return self.instance.model.counting.factor
+
     def completion_tokens(self) -> int:
         """The tokens generated so far, as the server counts them."""
-        generated = math.ceil(self.raw_tokens * self.tokens_factor)
+        generated = math.ceil(self.raw_tokens * self._factor)
         return generated if self.max_tokens is None else min(generated, self.max_tokens)
 
     async def run(self) -> AsyncGenerator[Piece | Ending, None]:
@@ -154,7 +152,8 @@ class Generation:
             await self._prefill()
             limits = self._limits()
             started_s = asyncio.get_running_loop().time()
-            for piece in pieces(self.reply, self.chunk_tokens, limits.stop_at, self.new_call_id):
+            chunk_tokens = self.reply.chunk_tokens or self.simulator.chunk_tokens
+            for piece in pieces(self.reply, chunk_tokens, limits.stop_at, self.simulator.new_id):
                 await self._pace(started_s, piece.tokens)
                 self._account(piece)
                 if piece.kind != "hidden":
@@ -168,26 +167,27 @@ class Generation:
             yield Ending("error", failure.outcome, message=failure.message, status=400)
 
     async def _prefill(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.flight.prefill_ends_s = loop.time() + self.prefill_s
-        await self.flight.sleep(self.prefill_s)
+        speed = self.simulator.prompt_tokens_per_second
+        prefill_s = self.record.computed_tokens / speed if speed else 0.0
+        self.flight.prefill_ends_s = asyncio.get_running_loop().time() + prefill_s
+        await self.flight.sleep(prefill_s)
         await self.flight.sleep(self.reply.delay_ms / 1000)
         await self._wait_at_gate(0)
         if self.fault and self.fault.kind == "slow" and self.fault.at == "before_first_delta":
             await self._be_slow()
 
     async def _pace(self, started_s: float, tokens: int) -> None:
-        if self.tokens_per_second is None:
+        speed = self.reply.tokens_per_second or self.simulator.tokens_per_second
+        if speed is None:
             await self.flight.sleep(0)
         else:
-            scaled = (self.raw_tokens + tokens) * self.tokens_factor
-            await self.flight.sleep_until(started_s + scaled / self.tokens_per_second)
+            await self.flight.sleep_until(started_s + (self.raw_tokens + tokens) * self._factor / speed)
 
     def _account(self, piece: Piece) -> None:
         before = self.completion_tokens()
         self.raw_tokens += piece.tokens
         self.flight.used_tokens += self.completion_tokens() - before
-        if self.shares_pool and self.instance.pool_tokens() > self.instance.context_length:
+        if self.simulator.is_pool_full(self.instance):
             self.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
             self.flight.check()
         if piece.kind == "reasoning":
@@ -214,7 +214,8 @@ class Generation:
     def _limits(self) -> _Limits:
         total = reply_tokens(self.reply)
         max_at = None if self.max_tokens is None else self._raw(self.max_tokens, minimum=min(1, self.max_tokens))
-        window_at = None if self.window_tokens is None else self._raw(self.window_tokens, minimum=0)
+        room_tokens = self.instance.context_length - self.record.kept_tokens
+        window_at = None if self.simulator.mid_overflow == "shift" else self._raw(room_tokens, minimum=0)
         fault_at, slow_at = None, None
         if self.fault is not None:
             point = 0
@@ -229,7 +230,7 @@ class Generation:
         return _Limits(total, min(ends), max_at, window_at, fault_at, slow_at)
 
     def _raw(self, scaled_tokens: int, *, minimum: int) -> int:
-        return max(minimum, math.floor(scaled_tokens / self.tokens_factor))
+        return max(minimum, math.floor(scaled_tokens / self._factor))
 
     async def _ending(self, limits: _Limits) -> Ending:
         if self.fault is not None and limits.fault_at is not None and limits.fault_at <= limits.stop_at:
@@ -239,11 +240,10 @@ class Generation:
             return Ending("finish", "ok", finish)
         if limits.max_at is not None and limits.max_at <= limits.stop_at:
             return Ending("finish", "ok", "length")
-        if self.mid_overflow == "length":
-            return Ending("finish", "mid_overflow", "length")
-        if self.mid_overflow == "stop":
-            return Ending("finish", "mid_overflow", "stop")
-        if self.mid_overflow == "drop":
+        overflow = self.simulator.mid_overflow
+        if overflow in ("length", "stop"):
+            return Ending("finish", "mid_overflow", overflow)
+        if overflow == "drop":
             return Ending("drop", "mid_overflow", status=0)
         return Ending("error", "mid_overflow", message=POOL_EXCEEDED, status=400)
 

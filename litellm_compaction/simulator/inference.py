@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from litellm_compaction.simulator.answers import Answer, Connection
 from litellm_compaction.simulator.catalog import Instance
@@ -38,32 +37,26 @@ from litellm_compaction.simulator.rendering import (
 )
 from litellm_compaction.simulator.script import ChatCall, Fault, Reply, RequestRecord, default_reply
 from litellm_compaction.simulator.simulator import Simulator
-from litellm_compaction.simulator.slots import Flight, FlightFailed, Reuse
+from litellm_compaction.simulator.slots import Flight, FlightFailed, Slot
 
 
 class Seat:
-    """The place of one request; `take` waits for it."""
+    """The place of one request, after it has waited for one in the instance's queue."""
 
     def __init__(self, instance: Instance, client_left: asyncio.Event) -> None:
         self.instance = instance
         self.flight = Flight(used_tokens=0, client_left=client_left)
-        self._reuse: Reuse | None = None
+        self._slot: Slot | None = None
         self._segments: tuple[Segment, ...] = ()
         self._is_left = False
         instance.flights.append(self.flight)
-
-    @classmethod
-    async def take(cls, instance: Instance, client_left: asyncio.Event) -> Seat:
-        """A place in `instance`, first come, first served."""
-        await instance.queue.acquire()
-        return cls(instance, client_left)
 
     def start(self, segments: tuple[Segment, ...], raw_tokens: int, used_tokens: int) -> int:
         """Begin computing a prompt; returns how many of its tokens (unscaled) the cache already holds."""
         self.flight.used_tokens = used_tokens
         self._segments = segments
-        self._reuse = self.instance.cache.take(segments, raw_tokens)
-        return self._reuse.cached_tokens
+        self._slot, cached_tokens = self.instance.cache.take(segments, raw_tokens)
+        return cached_tokens
 
     def leave(self, answer: tuple[str, str, Sequence[tuple[str, str]]]) -> None:
         """Give the place back; the slot then holds the prompt and `answer` (reasoning, content, calls).
@@ -82,22 +75,17 @@ class Seat:
             self._free()
 
     def _free(self) -> None:
-        if self._reuse is not None:
-            self.instance.cache.give_back(self._reuse.slot, self._segments)
+        if self._slot is not None:
+            self.instance.cache.give_back(self._slot, self._segments)
         if self.flight in self.instance.flights:
             self.instance.flights.remove(self.flight)
         self.instance.queue.release()
 
 
-class Met(NamedTuple):
-    """What is left of the prompt; `ending` is set when the overflow ends the answer before it begins."""
-
-    kept: Prompt
-    ending: Ending | None = None
-
-
-def meet_window(prompt: Prompt, simulator: Simulator, instance: Instance, record: RequestRecord) -> Met:
-    """What the window leaves of a prompt; notes a truncation in `record`.
+def meet_window(
+    prompt: Prompt, simulator: Simulator, instance: Instance, record: RequestRecord
+) -> tuple[Prompt, Ending | None]:
+    """Returns what the window leaves of a prompt, and the ending if there is no answer; notes a truncation in `record`.
 
     A prompt as long as the window overflows too, since no token of an answer would fit.
 
@@ -106,12 +94,12 @@ def meet_window(prompt: Prompt, simulator: Simulator, instance: Instance, record
     """
     sent_tokens, window_tokens = record.prompt_tokens, instance.context_length
     if sent_tokens < window_tokens:
-        return Met(prompt)
+        return prompt, None
     if simulator.overflow in ("truncate_middle", "rolling"):
         kept = _truncate(prompt, simulator, instance)
         record.truncated = True
         record.kept_tokens = instance.model.counting.prompt(kept)
-        return Met(kept)
+        return kept, None
     record.kept_tokens = 0
     message = does_not_fit(sent_tokens, window_tokens)
     if simulator.overflow == "error_400_string":
@@ -121,10 +109,10 @@ def meet_window(prompt: Prompt, simulator: Simulator, instance: Instance, record
     if simulator.overflow == "crash":
         instance.cache.clear()
         instance.fail_all(CRASHED, "error")
-        return Met(prompt, Ending("error", "overflow", message=CRASHED, status=400))
+        return prompt, Ending("error", "overflow", message=CRASHED, status=400)
     if simulator.overflow == "empty":
-        return Met(prompt, Ending("empty", "overflow"))
-    return Met(prompt, Ending("error", "overflow", message=message))
+        return prompt, Ending("empty", "overflow")
+    return prompt, Ending("error", "overflow", message=message)
 
 
 def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Prompt:
@@ -161,7 +149,8 @@ class Inference:
             self.record.streamed = request.stream
             instance = await self.simulator.resolve(request.model, request.ttl_s)
             prompt = await self._render(request, instance)
-            seat = await Seat.take(instance, self.connection.client_left)
+            await instance.queue.acquire()
+            seat = Seat(instance, self.connection.client_left)
             try:
                 if instance not in self.simulator.instances:
                     raise Refusal(400, error_body(MODEL_UNLOADED, self.simulator.error_shape))
@@ -203,7 +192,16 @@ class Inference:
             self._account_prompt(seat, kept)
             if await self._answered_at_once(reply, fault, seat):
                 return
-        generation = self._generate(request, seat, reply, fault, preset)
+        self._generation = generation = Generation(
+            simulator=self.simulator,
+            record=record,
+            reply=visible_reply(reply, request.stop, self.simulator.reasoning_field),
+            fault=fault,
+            preset=preset,
+            instance=instance,
+            flight=seat.flight,
+            max_tokens=request.max_tokens,
+        )
         answer = Answer(
             simulator=self.simulator,
             connection=self.connection,
@@ -253,7 +251,7 @@ class Inference:
         cached_tokens = seat.start(kept.segments(), raw_tokens, record.kept_tokens)
         record.cached_tokens = record.kept_tokens * cached_tokens // max(1, raw_tokens)
         record.computed_tokens = record.kept_tokens - record.cached_tokens
-        if self._shares_pool(seat.instance) and seat.instance.pool_tokens() > seat.instance.context_length:
+        if self.simulator.is_pool_full(seat.instance):
             seat.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
 
     async def _answered_at_once(self, reply: Reply, fault: Fault | None, seat: Seat) -> bool:
@@ -271,37 +269,10 @@ class Inference:
         await self.connection.drop()
         return True
 
-    def _generate(
-        self, request: ChatRequest, seat: Seat, reply: Reply, fault: Fault | None, preset: Ending | None
-    ) -> Generation:
-        simulator, instance, record = self.simulator, seat.instance, self.record
-        room_tokens = instance.context_length - record.kept_tokens
-        prompt_speed = simulator.prompt_tokens_per_second
-        self._generation = Generation(
-            reply=visible_reply(reply, request.stop, simulator.reasoning_field),
-            fault=fault,
-            preset=preset,
-            instance=instance,
-            flight=seat.flight,
-            shares_pool=self._shares_pool(instance),
-            tokens_factor=instance.model.counting.factor,
-            max_tokens=request.max_tokens,
-            window_tokens=None if simulator.mid_overflow == "shift" else room_tokens,
-            mid_overflow=simulator.mid_overflow,
-            chunk_tokens=reply.chunk_tokens or simulator.chunk_tokens,
-            tokens_per_second=reply.tokens_per_second or simulator.tokens_per_second,
-            prefill_s=record.computed_tokens / prompt_speed if prompt_speed else 0.0,
-            new_call_id=simulator.new_id,
-        )
-        return self._generation
-
     def _echo(self, request: ChatRequest) -> str:
         last = request.messages[-1]
         is_prefill = not self.is_text and last.role == "assistant" and not last.tool_calls
         return last.text if is_prefill and self.simulator.echoes_prefill else ""
-
-    def _shares_pool(self, instance: Instance) -> bool:
-        return self.simulator.unified_kv and instance.parallel > 1
 
     def _release(self, seat: Seat, ending: Ending) -> None:
         self._note_generated()

@@ -48,6 +48,7 @@ class RequestRecord:
     seen_text: str = field(default="", repr=False)
 
 
+ReasoningField = Literal["reasoning_content", "reasoning", "think"]
 FaultKind = Literal["500", "drop", "hang", "empty", "error_event", "slow"]
 FaultPoint = Literal["before_first_delta", "mid_text"]
 FinishReason = Literal["stop", "length", "tool_calls"]

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from litellm_compaction.simulator.generation import ReasoningField
 from litellm_compaction.simulator.messages import TemplateRule, parse_chat
 from litellm_compaction.simulator.rendering import MidOverflow, Overflow, Prompt, render_chat
-from litellm_compaction.simulator.script import Outcome, RequestRecord
+from litellm_compaction.simulator.script import Outcome, ReasoningField, RequestRecord
 from litellm_compaction.simulator.sdk import Sdk
 
 from .catalog import Instance, Model, find_model, find_target, free_instance_id
@@ -169,6 +168,11 @@ class Simulator:
         """Returns the tokens of a text, as the server counts; may be called from any thread."""
         prompt = self._formatted.get(text)
         return model.counting.text(text) if prompt is None else model.counting.prompt(prompt)
+
+    def is_pool_full(self, instance: Instance) -> bool:
+        """Returns True if the requests that share an instance's window have more tokens than it."""
+        shares = self.unified_kv and instance.parallel > 1
+        return shares and instance.pool_tokens() > instance.context_length
 
     def notify(self) -> None:
         """Tell those who wait that a record has changed."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from litellm_compaction.simulator.rendering import Segment
 
@@ -136,13 +136,6 @@ class Slot:
     busy: bool = False
 
 
-class Reuse(NamedTuple):
-    """The slot of a request and how many of its prompt's tokens (unscaled) it already holds."""
-
-    slot: Slot
-    cached_tokens: int
-
-
 class KvCache:
     """The slots of one instance; without `goes_back` a slot only serves a prompt that goes on behind all of it."""
 
@@ -151,8 +144,11 @@ class KvCache:
         self._slots = [Slot() for _ in range(parallel)]
         self._clock = 0
 
-    def take(self, segments: tuple[Segment, ...], prompt_tokens: int) -> Reuse:
-        """The slot for a prompt, marked busy; the caller makes sure that one of them is free."""
+    def take(self, segments: tuple[Segment, ...], prompt_tokens: int) -> tuple[Slot, int]:
+        """Returns the slot for a prompt, and how many of its tokens (unscaled) it already holds.
+
+        The caller makes sure that one is free.
+        """
         free = [slot for slot in self._slots if not slot.busy]
         shared = [(common_prefix_tokens(slot.segments, segments), slot) for slot in free]
         cached_tokens, slot = max(shared, key=lambda item: item[0])
@@ -163,7 +159,7 @@ class KvCache:
         slot.busy = True
         slot.segments = segments
         self._touch(slot)
-        return Reuse(slot, cached_tokens)
+        return slot, cached_tokens
 
     def give_back(self, slot: Slot, segments: tuple[Segment, ...]) -> None:
         """Free the slot, which now holds prompt and answer."""
