@@ -35,25 +35,20 @@ class Connection:
         self.client_left = asyncio.Event()
 
     async def send_json(self, status: int, body: object) -> None:
-        """Send a whole JSON response."""
         await self.send_whole(status, to_json(body), b"application/json; charset=utf-8")
 
     async def send_whole(self, status: int, body: bytes, content_type: bytes) -> None:
-        """Send a whole response."""
         headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def start_stream(self) -> None:
-        """Send the head of an event stream with HTTP 200."""
         await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
 
     async def send_bytes(self, data: bytes) -> None:
-        """Send a part of the stream."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self) -> None:
-        """End the stream regularly."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def drop(self) -> None:
@@ -70,7 +65,6 @@ def to_json(body: object) -> bytes:
 
 
 def event(data: object, name: str | None = None) -> bytes:
-    """One server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + (data if isinstance(data, bytes) else to_json(data)) + b"\n\n"
 
@@ -102,7 +96,6 @@ class Answer:
         }
 
     async def stream(self) -> None:
-        """Send the answer as server-sent events."""
         self.record.status = 200
         await self.connection.start_stream()
         is_first = True
@@ -123,7 +116,6 @@ class Answer:
                 await self.connection.send_bytes(event(self._chunk(delta)))
 
     async def send(self) -> None:
-        """Send the answer as one JSON body."""
         async with aclosing(self.generation.run()) as items:
             async for item in items:
                 if isinstance(item, Ending):

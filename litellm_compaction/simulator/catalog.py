@@ -55,7 +55,6 @@ class Model:
 
     @property
     def counting(self) -> Tokenizer:
-        """How its server counts."""
         return self.tokenizer or Tokenizer(factor=self.tokens_factor)
 
     def all_variants(self) -> tuple[str, ...]:
@@ -92,12 +91,10 @@ class Instance:
         return sum(min(flight.used_tokens, self.context_length) for flight in self.flights)
 
     def fail_all(self, message: str, outcome: Literal["error", "pool_overflow"]) -> None:
-        """Make every request in flight fail with `message`."""
         for flight in list(self.flights):
             flight.fail(message, outcome)
 
     def has_expired(self, now_s: float) -> bool:
-        """Whether the idle time to live has passed with nothing in flight."""
         return self.ttl_s is not None and not self.flights and now_s - self.last_used_s > self.ttl_s
 
 
@@ -118,7 +115,6 @@ def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model
 
 
 def find_model(name: str, models: Iterable[Model]) -> Model | None:
-    """The download that `name` addresses, or None."""
     target = find_target(name, (), models)
     return target if isinstance(target, Model) else None
 

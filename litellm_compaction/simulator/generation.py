@@ -49,12 +49,10 @@ def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: Reasoni
 
 
 def reply_tokens(reply: Reply) -> int:
-    """The tokens of the whole reply, unscaled."""
     return sum(len(run.token_ids) for run in _runs(reply))
 
 
 def reasoning_tokens(reply: Reply) -> int:
-    """The tokens of its reasoning, unscaled."""
     return count(reply.reasoning)
 
 
@@ -260,8 +258,6 @@ class Generation:
 
 @dataclass
 class ToolCallSoFar:
-    """A call as far as it has been generated."""
-
     id: str
     name: str
     arguments: str = ""

@@ -132,8 +132,6 @@ _THREAD_ABOVE_CHARS = 200_000
 
 @dataclass(kw_only=True)
 class Inference:
-    """One request to a completion endpoint."""
-
     simulator: Simulator
     connection: Connection
     record: RequestRecord
@@ -142,7 +140,6 @@ class Inference:
     _generation: Generation | None = field(default=None, init=False)
 
     async def serve(self) -> None:
-        """Answer the request."""
         try:
             takes_ids = self.simulator.api == "llama.cpp"
             request = parse_completion(self.body, takes_ids=takes_ids) if self.is_text else parse_chat(self.body)

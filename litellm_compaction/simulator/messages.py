@@ -42,7 +42,6 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The text parts, joined; images are left out."""
         return "".join(part for part in self.parts if isinstance(part, str))
 
 

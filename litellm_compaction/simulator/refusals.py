@@ -55,7 +55,6 @@ def bad_payload(reason: str) -> Refusal:
 
 
 def bad_field(message: str) -> Refusal:
-    """The 400 for one wrong field, in LM Studio's bare-string shape."""
     return Refusal(400, {"error": message})
 
 

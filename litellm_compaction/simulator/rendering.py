@@ -97,7 +97,6 @@ class Segment(NamedTuple):
         return array("I", [_FIRST_IMAGE_ID + int(self.text[:6], 16)]) * IMAGE_TOKENS
 
     def count_tokens(self) -> int:
-        """The number of tokens."""
         return IMAGE_TOKENS if self.is_image else len(self.ids or encode(self.text))
 
 
@@ -109,7 +108,6 @@ class Block(NamedTuple):
     text: str
 
     def count_tokens(self) -> int:
-        """The number of tokens."""
         return sum(segment.count_tokens() for segment in self.segments)
 
 
@@ -121,7 +119,6 @@ class Prompt:
     opening: tuple[Segment, ...]
 
     def segments(self) -> tuple[Segment, ...]:
-        """All segments in order, the opening last."""
         return tuple(segment for block in self.blocks for segment in block.segments) + self.opening
 
     def count_tokens(self) -> int:
@@ -158,11 +155,9 @@ class Tokenizer:
         return (_JINJA_WITHOUT_TOOLS if self.ignores_tools else "") + template
 
     def text(self, text: str) -> int:
-        """Returns the tokens of a text that is no prompt."""
         return math.ceil(self.pieces([Segment(text)]))
 
     def blocks(self, blocks: Iterable[Block]) -> float:
-        """Returns the tokens of turns."""
         return sum(self.pieces(block.segments) + self.message_tokens for block in blocks)
 
     def pieces(self, segments: Iterable[Segment]) -> float:
@@ -213,7 +208,6 @@ def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject], tokeni
 
 
 def render_text(text: str, ids: tuple[int, ...] = ()) -> Prompt:
-    """The prompt of a text completion: the text, or the ids, as they are."""
     return Prompt((Block("user", (Segment(text, ids=ids),), text),), ())
 
 
@@ -230,7 +224,6 @@ def tool_calls_text(calls: Iterable[tuple[str, str]], after_text: bool) -> str:
 
 
 def call_opening(name: str) -> str:
-    """What the model writes before the arguments of a call."""
     return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
 
 

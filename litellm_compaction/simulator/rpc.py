@@ -174,8 +174,6 @@ class _Unreadable(Exception):
 
 
 class SdkConnection:
-    """One WebSocket of an SDK, from its handshake to its end."""
-
     def __init__(self, simulator: Simulator, socket: SdkSocket, receive: Receive, send: Send, cut: Callable[[], None]):
         self._simulator = simulator
         self._sdk = simulator.sdk
@@ -187,7 +185,6 @@ class SdkConnection:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Answer until either side ends it."""
         try:
             await self._receive()  # websocket.connect
             if await self._accepted() and await self._has_key():

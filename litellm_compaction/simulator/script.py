@@ -129,7 +129,6 @@ Script = Callable[[ChatCall], "Reply | None"]
 
 
 def default_reply(call: ChatCall) -> Reply:
-    """A short answer that depends only on the number of the call."""
     return Reply(f"This is answer {call.index + 1} of the simulated model.")
 
 

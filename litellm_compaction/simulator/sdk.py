@@ -104,9 +104,7 @@ class Sdk:
         return [socket for socket in self.sockets if socket.is_accepted and socket.closed_s is None]
 
     def endpoints(self) -> list[str]:
-        """Returns the endpoints of the calls, oldest first."""
         return [call.endpoint for call in self.calls if call.kind == "rpcCall"]
 
     def parameters(self, endpoint: str) -> list[JsonObject]:
-        """Returns the parameters that an endpoint was called with, oldest first."""
         return [call.parameter for call in self.calls if call.endpoint == endpoint and isinstance(call.parameter, dict)]

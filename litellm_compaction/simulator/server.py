@@ -72,8 +72,6 @@ _LOAD_KEYS = {
 
 
 class Application:
-    """The ASGI application over a simulator."""
-
     def __init__(self, simulator: Simulator, close: CloseConnection) -> None:
         self._simulator = simulator
         self._close = close
@@ -104,7 +102,7 @@ class Application:
         self._simulator.add_record(record)
         connection = Connection(send, partial(self._close, scope.get("client")))
         work = asyncio.ensure_future(self._answer(record, body, connection))
-        watch = asyncio.ensure_future(_wait_for_disconnect(receive))
+        watch: asyncio.Future[Any] = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -112,7 +110,7 @@ class Application:
                 connection.client_left.set()
                 self._simulator.notify()
                 if self._simulator.runs_on and not record.streamed:
-                    watch = asyncio.ensure_future(self._stopped())
+                    watch = asyncio.ensure_future(self._stopping.wait())
                     await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (work, watch):
@@ -132,9 +130,6 @@ class Application:
         self._simulator.notify()
         cut = partial(self._close, scope.get("client"))
         await SdkConnection(self._simulator, socket, receive, send, cut).serve()
-
-    async def _stopped(self) -> None:
-        await self._stopping.wait()
 
     async def _answer(self, record: RequestRecord, body: JsonObject | None, connection: Connection) -> None:
         status, answer = 200, unknown_path(record.method, record.path)
@@ -256,14 +251,11 @@ _STOP_LIMIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a simulator listens."""
-
     host: str
     port: int
 
     @property
     def base_url(self) -> str:
-        """The URL without a path, such as http://127.0.0.1:43211."""
         return f"http://{self.host}:{self.port}"
 
 
@@ -341,7 +333,6 @@ class _Server:
         self._uvicorn.lifespan = config.lifespan_class(config)
 
     def run(self) -> None:
-        """Serve until `stop` is called."""
         asyncio.run(self._run())
 
     def stop(self) -> None:

@@ -131,7 +131,6 @@ class Simulator:
     # What follows is for the simulator's own HTTP side, in the server's thread.
 
     def add_record(self, record: RequestRecord) -> None:
-        """Append a record and tell those who wait."""
         with self._changed:
             self.requests.append(record)
             self._changed.notify_all()
@@ -175,7 +174,6 @@ class Simulator:
         return shares and instance.pool_tokens() > instance.context_length
 
     def notify(self) -> None:
-        """Tell those who wait that a record has changed."""
         with self._changed:
             self._changed.notify_all()
 
@@ -185,7 +183,6 @@ class Simulator:
         return self._calls - 1
 
     def take_fault(self) -> Fault | None:
-        """The fault queued for this call, if any."""
         return self._faults.popleft() if self._faults else None
 
     def new_id(self, prefix: str = "") -> str:

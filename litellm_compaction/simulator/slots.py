@@ -44,7 +44,6 @@ class Flight:
             self._loop.call_soon_threadsafe(self._failed.set)
 
     def check(self) -> None:
-        """Raise the failure, if there is one."""
         if self._failure is not None:
             raise self._failure
 
@@ -62,7 +61,6 @@ class Flight:
         self.check()
 
     async def sleep_until(self, moment_s: float) -> None:
-        """Wait until the event loop's clock shows `moment_s`."""
         await self.sleep(moment_s - self._loop.time())
 
     async def hang(self) -> None:
@@ -90,11 +88,9 @@ class SlotQueue:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a slot."""
         return len(self._waiting)
 
     async def acquire(self) -> None:
-        """Take a slot, waiting for one if all are taken."""
         if self._taken < self._slots and not self._waiting:
             self._taken += 1
             return
@@ -110,7 +106,6 @@ class SlotQueue:
             raise
 
     def release(self) -> None:
-        """Give the slot to the next in line, or back."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -162,18 +157,15 @@ class KvCache:
         return slot, cached_tokens
 
     def give_back(self, slot: Slot, segments: tuple[Segment, ...]) -> None:
-        """Free the slot, which now holds prompt and answer."""
         slot.segments = segments
         slot.busy = False
         self._touch(slot)
 
     def clear(self) -> None:
-        """Forget everything, as after a crash."""
         for slot in self._slots:
             slot.segments = ()
 
     def free_all(self) -> None:
-        """Free every slot, when the requests that used them are gone."""
         for slot in self._slots:
             slot.busy = False
 

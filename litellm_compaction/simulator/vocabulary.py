@@ -39,13 +39,7 @@ _SLICE_CHARS = 100_000
 _CACHED_TEXTS = 16_384
 
 
-def encode(text: str) -> array[int]:
-    """The token ids of `text`, special tokens included; the array is shared and must not be changed."""
-    return _encode_cached(text)
-
-
 def count(text: str) -> int:
-    """The number of tokens of `text`."""
     return len(encode(text))
 
 
@@ -55,10 +49,9 @@ def count_wide(text: str) -> int:
 
 
 def token_bytes(token_id: int) -> bytes:
-    """The bytes of one token, possibly a part of a UTF-8 character."""
     if token_id >= _FIRST_SPECIAL_ID:
         return SPECIAL_TOKENS[token_id - _FIRST_SPECIAL_ID].encode()
-    piece: bytes = _vocabulary().decode_single_token_bytes(token_id)
+    piece: bytes = load_vocabulary().decode_single_token_bytes(token_id)
     return piece
 
 
@@ -67,13 +60,9 @@ def decode(token_ids: array[int]) -> str:
     return b"".join(token_bytes(token_id) for token_id in token_ids).decode("utf-8", errors="replace")
 
 
-def load_vocabulary() -> None:
-    """Load the vocabulary now (about 0.3 s), so that the first request does not wait for it."""
-    _vocabulary()
-
-
 @lru_cache(maxsize=_CACHED_TEXTS)
-def _encode_cached(text: str) -> array[int]:
+def encode(text: str) -> array[int]:
+    """Returns the token ids of `text`, special tokens included; the array is shared and must not be changed."""
     token_ids: array[int] = array("I")
     for piece in _SPECIAL_PATTERN.split(text):
         special_id = _SPECIAL_IDS.get(piece)
@@ -81,12 +70,13 @@ def _encode_cached(text: str) -> array[int]:
             token_ids.append(special_id)
             continue
         for start in range(0, len(piece), _SLICE_CHARS):
-            token_ids.extend(_vocabulary().encode_ordinary(piece[start : start + _SLICE_CHARS]))
+            token_ids.extend(load_vocabulary().encode_ordinary(piece[start : start + _SLICE_CHARS]))
     return token_ids
 
 
 @lru_cache(maxsize=1)
-def _vocabulary() -> tiktoken.Encoding:
+def load_vocabulary() -> tiktoken.Encoding:
+    """Returns the vocabulary; the first call takes about 0.3 s."""
     folder = _bundled_folder()
     if folder is None or "TIKTOKEN_CACHE_DIR" in os.environ:
         return tiktoken.get_encoding("o200k_base")

@@ -152,14 +152,14 @@ def test_replaying_a_long_conversation_tokenizes_only_what_is_new(
     assert len(messages) == 142
     served.chat(*messages, max_tokens=1)
     tokenized: list[str] = []
-    known = vocabulary._vocabulary()
+    known = vocabulary.load_vocabulary()
 
     class Telling:
         def encode_ordinary(self, text: str) -> list[int]:
             tokenized.append(text)
             return known.encode_ordinary(text)
 
-    monkeypatch.setattr(vocabulary, "_vocabulary", Telling)
+    monkeypatch.setattr(vocabulary, "load_vocabulary", Telling)
     served.chat(*messages, max_tokens=1)
     assert tokenized == []
     served.chat(*messages, assistant("It was the parser."), user("And what is new?"), max_tokens=1)
