@@ -1,8 +1,6 @@
 """`litellm-compaction demo`: a long conversation through a real proxy, with a small simulated LM Studio behind it.
 
-The simulator runs in this process, because it is the witness: its records say what was really sent, cut and computed.
-The client sends streamed chat completions over plain HTTP, as any OpenAI client does. Shown is one line a turn with a
-bar, one a compaction, and one summary.
+The simulator runs in this process: its records say what was really sent, cut and computed.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -59,82 +57,55 @@ _GREEN, _YELLOW, _RED, _BOLD, _DIM = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How lines are drawn.
-
-    Attributes:
-        trigger_ratio: where the bar is marked.
-        unicode: whether the terminal can show blocks and arrows.
-    """
+    """How lines are drawn: where the bar is marked, and if the terminal shows colors, blocks and arrows."""
 
     trigger_ratio: float
     color: bool
     unicode: bool
 
+    def turn(self, turn: int, used_tokens: int, window_tokens: int, what: str) -> str:
+        ratio = used_tokens / window_tokens
+        color = _RED if ratio > 0.95 else _YELLOW if ratio > self.trigger_ratio else _GREEN
+        numbers = f"{used_tokens:>7,}/{window_tokens:,}"
+        return f"turn {turn:>3}  {self._painted(color, self._bar(ratio))} {numbers} {ratio:>5.0%}  {what}"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compacted:
-    """One compaction as the demo saw it; `announced` says whether the stream carried the notice."""
+    def compaction(self, number: int, before_tokens: int, after_tokens: int, calls: int, *, is_announced: bool) -> str:
+        how = f"{calls} summary call{'s' if calls > 1 else ''}" if calls else "without a model call"
+        told = ", announced in the stream" if is_announced else ""
+        return self._event(f"round {number}", before_tokens, after_tokens, f" ({how}{told})")
 
-    round: int
-    before_tokens: int
-    after_tokens: int
-    summary_calls: int
-    announced: bool
+    def restart(self, number: int, used_tokens: int, prompt_tokens: int) -> str:
+        return self._event(f"restart {number} in mid-answer", used_tokens, prompt_tokens)
 
+    def truncation(self, sent_tokens: int, kept_tokens: int) -> str:
+        text = f"! the server cut the prompt: {sent_tokens:,} tokens were sent, {kept_tokens:,} were seen"
+        return f"          {self._painted(_RED, text)}"
 
-def turn_line(look: Look, turn: int, used_tokens: int, window_tokens: int, what: str) -> str:
-    ratio = used_tokens / window_tokens
-    color = _RED if ratio > 0.95 else _YELLOW if ratio > look.trigger_ratio else _GREEN
-    numbers = f"{used_tokens:>7,}/{window_tokens:,}"
-    return f"turn {turn:>3}  {_painted(look, color, _bar(look, ratio))} {numbers} {ratio:>5.0%}  {what}"
+    def legend(self, window_tokens: int) -> str:
+        mark = "│" if self.unicode else "|"
+        trigger = f"{self.trigger_ratio:.0%} of the window ({round(self.trigger_ratio * window_tokens):,} tokens)"
+        return self._painted(
+            _DIM, f"{mark} marks {trigger}: prompt + room for the answer stay below it, or are compacted"
+        )
 
+    def _event(self, name: str, before_tokens: int, after_tokens: int, rest: str = "") -> str:
+        arrow, gear = ("→", "⚙") if self.unicode else ("->", "*")
+        text = f"{gear} {name}: {before_tokens:,} {arrow} {after_tokens:,} tokens{rest}"
+        return f"          {self._painted(_BOLD, text)}"
 
-def compaction_line(look: Look, compacted: Compacted) -> str:
-    arrow, gear = ("→", "⚙") if look.unicode else ("->", "*")
-    how = "without a model call"
-    if compacted.summary_calls:
-        how = f"{compacted.summary_calls} summary call{'s' if compacted.summary_calls > 1 else ''}"
-    told = ", announced in the stream" if compacted.announced else ""
-    text = (
-        f"{gear} round {compacted.round}: {compacted.before_tokens:,} {arrow} {compacted.after_tokens:,} tokens "
-        f"({how}{told})"
-    )
-    return f"          {_painted(look, _BOLD, text)}"
+    def _bar(self, ratio: float) -> str:
+        full, empty, mark = ("█", "░", "│") if self.unicode else ("#", ".", "|")
+        filled = min(WIDTH, round(ratio * WIDTH))
+        trigger = round(self.trigger_ratio * WIDTH)
+        cells = full * filled + empty * (WIDTH - filled)
+        return f"{cells[:trigger]}{mark}{cells[trigger:]}"
 
-
-def restart_line(look: Look, number: int, used_tokens: int, prompt_tokens: int) -> str:
-    arrow, gear = ("→", "⚙") if look.unicode else ("->", "*")
-    text = f"{gear} restart {number} in mid-answer: {used_tokens:,} {arrow} {prompt_tokens:,} tokens"
-    return f"          {_painted(look, _BOLD, text)}"
-
-
-def truncation_line(look: Look, sent_tokens: int, kept_tokens: int) -> str:
-    text = f"! the server cut the prompt: {sent_tokens:,} tokens were sent, {kept_tokens:,} were seen"
-    return f"          {_painted(look, _RED, text)}"
-
-
-def legend(look: Look, window_tokens: int) -> str:
-    mark = "│" if look.unicode else "|"
-    trigger_tokens = round(look.trigger_ratio * window_tokens)
-    text = f"{mark} marks {look.trigger_ratio:.0%} of the window ({trigger_tokens:,} tokens): "
-    text += "prompt + room for the answer stay below it, or are compacted"
-    return _painted(look, _DIM, text)
-
-
-def _bar(look: Look, ratio: float) -> str:
-    full, empty, mark = ("█", "░", "│") if look.unicode else ("#", ".", "|")
-    filled = min(WIDTH, round(ratio * WIDTH))
-    trigger = round(look.trigger_ratio * WIDTH)
-    cells = full * filled + empty * (WIDTH - filled)
-    return f"{cells[:trigger]}{mark}{cells[trigger:]}"
-
-
-def _painted(look: Look, color: str, text: str) -> str:
-    return f"{color}{text}{_RESET}" if look.color else text
+    def _painted(self, color: str, text: str) -> str:
+        return f"{color}{text}{_RESET}" if self.color else text
 
 
 class Answer(NamedTuple):
-    """One streamed answer; the proxy tells programs of a compaction in `thoughts`, before the answer begins."""
+    """The proxy tells programs of a compaction in `thoughts`."""
 
     text: str
     calls: list[JsonObject]
@@ -142,11 +113,6 @@ class Answer(NamedTuple):
 
 
 def ask(http: httpx.Client, key: str, model: str, messages: list[JsonObject]) -> Answer:
-    """One streamed answer.
-
-    Raises:
-        CompactionError: the proxy refused, or the stream ended with an error.
-    """
     body = {"model": model, "messages": messages, "tools": list(TOOLS), "stream": True}
     content: list[str] = []
     thoughts: list[str] = []
@@ -187,22 +153,10 @@ _ANSWER_LIMIT_S = 120.0
 _LOG_LINES = 15
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What the summary line says; filled while the demo runs."""
-
-    turns: int = 0
-    compactions: int = 0
-    truncated: int = 0
-    report_is_whole: bool = True
-    last_body: JsonObject = field(default_factory=dict)
-
-
 def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: bool, environ: Mapping[str, str]) -> int:
-    """Shows the conversation; 0 when nothing was cut by the server, else 1.
+    """Shows the conversation; returns 0 if nothing was cut by the server, else 1.
 
     Args:
-        turns: requests of the conversation.
         context_tokens: context length with which the simulated model is loaded.
         guarded: False leaves the plug-in out, for comparison.
 
@@ -214,136 +168,134 @@ def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: b
         color=color,
         unicode=_can_encode("█░│→⚙", sys.stdout.encoding),
     )
-    conversation = Conversation(context_tokens)
-    stage = _Stage(conversation, report_of(context_tokens))
-    # Only whole answers are shown: what the proxy would do for each token is time in which nobody sees anything.
-    simulator = Simulator([Model(MODEL)], script=stage.reply, chunk_tokens=8)
-    simulator.load(MODEL, context_tokens)
+    stage = _Stage(look, context_tokens)
     # SIGTERM ends the block as Ctrl-C does, so that the proxy is ended, too.
-    with signals_to(_interrupt, signal.SIGTERM), serve(simulator) as address, tempfile.TemporaryDirectory() as folder:
+    with (
+        signals_to(_interrupt, signal.SIGTERM),
+        serve(stage.simulator) as address,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         plugin = "with the plug-in" if guarded else "WITHOUT the plug-in"
         _say(f"Simulated LM Studio with {MODEL}, {context_tokens:,} tokens; a stock LiteLLM proxy {plugin} before it.")
         key = f"sk-{secrets.token_urlsafe(32)}"
         with _proxy(Path(folder), f"{address.base_url}/v1", key, guarded=guarded, environ=environ) as base_url:
-            _say(legend(look, context_tokens))
-            tally = _Tally()
+            _say(look.legend(context_tokens))
             try:
                 with httpx.Client(base_url=base_url, trust_env=False, timeout=_ANSWER_LIMIT_S) as http:
-                    for turn in range(turns):
-                        stage.turn = turn
-                        _play(http, key, simulator, conversation, turn, look, tally)
+                    for _ in range(turns):
+                        stage.play(http, key)
                         if not fast:
                             time.sleep(_PAUSE_S)
-                    _finale(http, key, simulator, stage, look, tally)
+                    stage.finish(http, key)
             finally:
-                _say(_summary(tally, simulator, conversation))
-    return 1 if tally.truncated or not tally.report_is_whole else 0
+                _say(stage.summary())
+    return 1 if stage.truncated or not stage.report_is_whole else 0
 
 
 class _Stage:
-    """The simulated model: the script's answer to the conversation, a summary to anything else.
+    """The conversation, the simulated model that answers it, and what the summary line says of both."""
 
-    Args:
-        conversation: whose last message is being answered.
-        report: what it answers at the end, over as many requests as it is given.
-    """
+    def __init__(self, look: Look, context_tokens: int) -> None:
+        self._look = look
+        self._conversation = Conversation(context_tokens)
+        self._report = report_of(context_tokens)
+        self._turns = self._compactions = self.truncated = 0
+        self.report_is_whole = True
+        self._last_messages: list[JsonObject] = []
+        self._last_length = 0
+        # Only whole answers are shown: chunks of one token are work that shows nothing.
+        self.simulator = Simulator([Model(MODEL)], script=self._reply, chunk_tokens=8)
+        self.simulator.load(MODEL, context_tokens)
 
-    def __init__(self, conversation: Conversation, report: str) -> None:
-        self.turn = 0
-        self.conversation = conversation
-        self.report = report
+    def play(self, http: httpx.Client, key: str) -> None:
+        answer, records = self._ask(http, key)
+        self._show_compaction(records, is_announced=START_NOTICE in answer.thoughts)
+        for record in records:
+            if record.truncated:
+                _say(self._look.truncation(record.prompt_tokens, record.kept_tokens))
+        self._last_messages, self._last_length = _messages(records[-1]), len(self._conversation.messages)
+        step = step_of(self._turns)
+        self._show_turn(
+            records[-1], " ".join((step.call[0], *step.call[1].values())) if step.call else "answers the user"
+        )
+        self._conversation.add_answer(self._turns, answer.text, answer.calls)
+        self._turns += 1
 
-    def reply(self, call: ChatCall) -> Reply:
+    def finish(self, http: httpx.Client, key: str) -> None:
+        """The report: an answer that is longer than the window."""
+        self._conversation.ask(REPORT_REQUEST)
+        answer, records = self._ask(http, key)
+        parts = [record for record in records if len(_messages(record)) > 1]
+        for number, part in enumerate(parts):
+            if number:
+                before = parts[number - 1]
+                used_tokens = before.prompt_tokens + before.completion_tokens
+                _say(self._look.restart(number, used_tokens, part.prompt_tokens))
+            self._show_turn(part, "report")
+        self._turns += 1
+        self.report_is_whole = answer.text == self._report
+        whole = "each once" if self.report_is_whole else "NOT whole"
+        lines = len(self._report.splitlines())
+        _say(f"          the report has {lines} lines; the client has them in one answer: {whole}")
+
+    def summary(self) -> str:
+        records = self.simulator.inference_requests()
+        computed = sum(record.computed_tokens for record in records)
+        cached = sum(record.cached_tokens for record in records)
+        share = cached / max(1, computed + cached)
+        return (
+            f"\n{self._turns} turns, {self._compactions} compactions, {self.truncated} truncations by the server. "
+            f"The client's conversation has {_count(self._conversation.messages):,} tokens.\n"
+            f"Engine work: {computed:,} prompt tokens computed, {cached:,} taken from its cache ({share:.0%})."
+        )
+
+    def _ask(self, http: httpx.Client, key: str) -> tuple[Answer, list[RequestRecord]]:
+        seen = len(self.simulator.inference_requests())
+        answer = ask(http, key, f"lm_studio/{MODEL}", self._conversation.messages)
+        records = self.simulator.inference_requests()[seen:]
+        if not records:
+            raise ServerUnavailable("The proxy answered without asking the simulator.")
+        self.simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
+        self.truncated += sum(record.truncated for record in records)
+        return answer, records
+
+    def _show_turn(self, record: RequestRecord, what: str) -> None:
+        used_tokens = record.prompt_tokens + record.completion_tokens
+        _say(self._look.turn(self._turns + 1, used_tokens, record.context_length, what))
+
+    def _show_compaction(self, records: list[RequestRecord], *, is_announced: bool) -> None:
+        """A prompt that does not begin with the one of the turn before was compacted."""
+        before, sent = self._last_messages, records[-1]
+        if not before or _messages(sent)[: len(before)] == before:
+            return
+        self._compactions += 1
+        before_tokens = _count([*before, *self._conversation.messages[self._last_length :]])
+        calls = len(records) - 1
+        _say(
+            self._look.compaction(
+                self._compactions, before_tokens, sent.prompt_tokens, calls, is_announced=is_announced
+            )
+        )
+
+    def _reply(self, call: ChatCall) -> Reply:
         """Called in the simulator's thread; the conversation does not change while a request is open."""
         newest = call.messages[-1] if call.messages else {}
+        said = newest.get("content")
         if newest.get("role") == "assistant":
             # The server lets the model go on inside its own message.
-            return Reply(rest_of(self.report, str(newest.get("content"))))
-        if str(newest.get("content")).startswith(GO_ON_START):
-            return Reply(rest_of(self.report, str(call.messages[-2].get("content"))))
+            return Reply(rest_of(self._report, str(said)))
+        if str(said).startswith(GO_ON_START):
+            return Reply(rest_of(self._report, str(call.messages[-2].get("content"))))
         # A summary may stand before the user's own words.
-        said = newest.get("content")
-        if not isinstance(said, str) or not said.endswith(self.conversation.messages[-1]["content"]):
+        if not isinstance(said, str) or not said.endswith(self._conversation.messages[-1]["content"]):
             return Reply(scripted_summary(call.prompt_text))
         if said.endswith(REPORT_REQUEST):
-            return Reply(self.report)
-        step = step_of(self.turn)
+            return Reply(self._report)
+        step = step_of(self._turns)
         if step.call is None:
             return Reply(step.text)
         name, arguments = step.call
         return Reply(step.text, tool_calls=((name, json.dumps(arguments, ensure_ascii=False)),))
-
-
-def _play(
-    http: httpx.Client,
-    key: str,
-    simulator: Simulator,
-    conversation: Conversation,
-    turn: int,
-    look: Look,
-    tally: _Tally,
-) -> None:
-    seen = len(simulator.inference_requests())
-    content, calls, thoughts = ask(http, key, f"lm_studio/{MODEL}", conversation.messages)
-    records = simulator.inference_requests()[seen:]
-    if not records:
-        raise ServerUnavailable("The proxy answered without asking the simulator.")
-    simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
-    sent = records[-1]
-    compacted = _compacted(tally, conversation, records, announced=START_NOTICE in thoughts)
-    if compacted is not None:
-        tally.compactions = compacted.round
-        _say(compaction_line(look, compacted))
-    for record in records:
-        if record.truncated:
-            tally.truncated += 1
-            _say(truncation_line(look, record.prompt_tokens, record.kept_tokens))
-    tally.turns += 1
-    tally.last_body = {"tools": list(TOOLS), "messages": _messages(sent), "length": len(conversation.messages)}
-    step = step_of(turn)
-    what = " ".join((step.call[0], *step.call[1].values())) if step.call else "answers the user"
-    _say(turn_line(look, turn + 1, sent.prompt_tokens + sent.completion_tokens, sent.context_length, what))
-    conversation.add_answer(turn, content, calls)
-
-
-def _finale(http: httpx.Client, key: str, simulator: Simulator, stage: _Stage, look: Look, tally: _Tally) -> None:
-    stage.conversation.ask(REPORT_REQUEST)
-    seen = len(simulator.inference_requests())
-    content = ask(http, key, f"lm_studio/{MODEL}", stage.conversation.messages).text
-    records = simulator.inference_requests()[seen:]
-    simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
-    parts = [record for record in records if len(_messages(record)) > 1]
-    for number, part in enumerate(parts):
-        if number:
-            used = parts[number - 1].prompt_tokens + parts[number - 1].completion_tokens
-            _say(restart_line(look, number, used, part.prompt_tokens))
-        _say(
-            turn_line(look, tally.turns + 1, part.prompt_tokens + part.completion_tokens, part.context_length, "report")
-        )
-    tally.turns += 1
-    tally.truncated += sum(record.truncated for record in records)
-    lines = stage.report.splitlines()
-    tally.report_is_whole = content == stage.report
-    whole = "each once" if tally.report_is_whole else "NOT whole"
-    _say(f"          the report has {len(lines)} lines; the client has them in one answer: {whole}")
-
-
-def _compacted(
-    tally: _Tally, conversation: Conversation, records: list[RequestRecord], *, announced: bool
-) -> Compacted | None:
-    """The compaction of this turn: what was sent no longer begins with what was sent in the turn before."""
-    before = tally.last_body
-    now = _messages(records[-1])
-    if not before or now[: len(before["messages"])] == before["messages"]:
-        return None
-    grown = [*before["messages"], *conversation.messages[before["length"] :]]
-    return Compacted(
-        round=tally.compactions + 1,
-        before_tokens=_count({"messages": grown, "tools": before["tools"]}),
-        after_tokens=records[-1].prompt_tokens,
-        summary_calls=len(records) - 1,
-        announced=announced,
-    )
 
 
 @contextlib.contextmanager
@@ -372,26 +324,13 @@ def _proxy(folder: Path, api_base: str, key: str, *, guarded: bool, environ: Map
             raise
 
 
-def _summary(tally: _Tally, simulator: Simulator, conversation: Conversation) -> str:
-    records = simulator.inference_requests()
-    computed = sum(record.computed_tokens for record in records)
-    cached = sum(record.cached_tokens for record in records)
-    whole = _count({"messages": conversation.messages, "tools": list(TOOLS)})
-    share = cached / max(1, computed + cached)
-    return (
-        f"\n{tally.turns} turns, {tally.compactions} compactions, {tally.truncated} truncations by the server. "
-        f"The client's conversation has {whole:,} tokens.\n"
-        f"Engine work: {computed:,} prompt tokens computed, {cached:,} taken from its cache ({share:.0%})."
-    )
-
-
 def _messages(record: RequestRecord) -> list[JsonObject]:
     messages = (record.body or {}).get("messages")
     return messages if isinstance(messages, list) else []
 
 
-def _count(body: JsonObject) -> int:
-    request = parse_chat(body)
+def _count(messages: list[JsonObject]) -> int:
+    request = parse_chat({"messages": messages, "tools": list(TOOLS)})
     return render_chat(request.messages, request.tools).count_tokens()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from litellm_compaction.cli.demo import Compacted, Look, compaction_line, demo, legend, truncation_line, turn_line
+from litellm_compaction.cli.demo import Look, demo
 from litellm_compaction.cli.demo_conversation import Conversation, scripted_summary, step_of
 from tests.cli import copied
 
@@ -13,39 +13,37 @@ PLAIN = Look(trigger_ratio=0.8, color=False, unicode=False)
 
 def test_a_turn_is_one_line_with_a_marked_bar() -> None:
     """Bar, X/Y tokens, percent; the mark stands at 80 %."""
-    assert turn_line(PLAIN, 7, 4096, 8192, "reads") == (
+    assert PLAIN.turn(7, 4096, 8192, "reads") == (
         "turn   7  ####################............|........   4,096/8,192   50%  reads"
     )
 
 
 def test_a_bar_never_overflows() -> None:
     """More than the window is a full bar and more than 100 %."""
-    assert turn_line(PLAIN, 7, 9000, 8192, "reads") == (
+    assert PLAIN.turn(7, 9000, 8192, "reads") == (
         "turn   7  ################################|########   9,000/8,192  110%  reads"
     )
 
 
 def test_a_compaction_is_before_and_after_with_its_round() -> None:
     """And how it was made."""
-    compacted = Compacted(round=2, before_tokens=6740, after_tokens=2725, summary_calls=1, announced=True)
-    assert compaction_line(PLAIN, compacted).strip() == (
+    assert PLAIN.compaction(2, 6740, 2725, 1, is_announced=True).strip() == (
         "* round 2: 6,740 -> 2,725 tokens (1 summary call, announced in the stream)"
     )
 
 
 def test_plain_lines_are_ascii_without_escapes() -> None:
     """What a log file or an old terminal shows."""
-    compacted = Compacted(round=1, before_tokens=2, after_tokens=1, summary_calls=0, announced=False)
-    lines = [turn_line(PLAIN, 1, 1, 2, "x"), compaction_line(PLAIN, compacted), legend(PLAIN, 8192)]
-    lines.append(truncation_line(PLAIN, 2, 1))
+    lines = [PLAIN.turn(1, 1, 2, "x"), PLAIN.compaction(1, 2, 1, 0, is_announced=False), PLAIN.legend(8192)]
+    lines.append(PLAIN.truncation(2, 1))
     assert all(line.isascii() and line.isprintable() for line in lines)
 
 
 def test_color_surrounds_the_bar_only() -> None:
     """A full window is red."""
     look = Look(trigger_ratio=0.8, color=True, unicode=True)
-    assert "\x1b[31m" in turn_line(look, 1, 99, 100, "x")
-    assert turn_line(look, 1, 99, 100, "x").endswith("99%  x")
+    assert "\x1b[31m" in look.turn(1, 99, 100, "x")
+    assert look.turn(1, 99, 100, "x").endswith("99%  x")
 
 
 def test_every_call_of_the_script_gets_its_result() -> None:
