@@ -8,13 +8,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from litellm_compaction.simulator.catalog import Instance
 from litellm_compaction.simulator.generation import Ending, Generation, Piece, reasoning_tokens
 from litellm_compaction.simulator.refusals import JsonObject, error_body, event_body
-from litellm_compaction.simulator.script import RequestRecord
+from litellm_compaction.simulator.script import ReasoningField, RequestRecord
 from litellm_compaction.simulator.simulator import Simulator
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -69,12 +69,49 @@ def event(data: object, name: str | None = None) -> bytes:
     return head + b"data: " + (data if isinstance(data, bytes) else to_json(data)) + b"\n\n"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Envelope:
+    """What all JSON of one answer has in common; `is_text` is that of a text completion."""
+
+    id: str
+    model: str
+    is_text: bool = False
+    reasoning_field: ReasoningField = "reasoning_content"
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    def body(self, kind: str, **fields: object) -> JsonObject:
+        frame = {"id": self.id, "created": self.created_s, "model": self.model, "system_fingerprint": self.model}
+        return {"object": "text_completion" if self.is_text else kind} | frame | fields
+
+    def chunk(self, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
+        said: JsonObject = {"text": delta.get("content", "")} if self.is_text else {"delta": delta}
+        choice = {"index": 0} | said | {"logprobs": None, "finish_reason": finish_reason}
+        return self.body("chat.completion.chunk", choices=[choice])
+
+    def delta(self, piece: Piece) -> JsonObject:
+        """The delta of one piece; a tool call begins with id and name, and goes on with both null."""
+        if piece.kind == "content":
+            return {"content": piece.text}
+        if piece.kind == "reasoning":
+            return {self.reasoning_field: piece.text}
+        is_start = piece.kind == "tool_start"
+        function: JsonObject = (
+            {"name": piece.text, "arguments": ""} if is_start else {"name": None, "arguments": piece.text}
+        )
+        call = {
+            "index": piece.call_index,
+            "id": piece.call_id if is_start else None,
+            "type": "function",
+            "function": function,
+        }
+        return {"tool_calls": [call]}
+
+
 @dataclass(kw_only=True)
 class Answer:
     """One generation on its way to the client; `release` gives back the slot and closes the record.
 
-    `is_text` answers a text completion. `echo` is what the server repeats before it: no token of it is generated, so
-    none is counted.
+    `echo` is what the server repeats before it: no token of it is generated, so none is counted.
     """
 
     simulator: Simulator
@@ -82,18 +119,10 @@ class Answer:
     record: RequestRecord
     instance: Instance
     generation: Generation
-    is_text: bool
+    envelope: Envelope
     include_usage: bool
     echo: str
     release: Callable[[Ending], None]
-
-    def __post_init__(self) -> None:
-        self._frame = {
-            "id": self.simulator.new_id("cmpl-" if self.is_text else "chatcmpl-"),
-            "created": int(time.time()),
-            "model": self.instance.id,
-            "system_fingerprint": self.instance.id,
-        }
 
     async def stream(self) -> None:
         self.record.status = 200
@@ -104,16 +133,16 @@ class Answer:
                 if isinstance(item, Ending):
                     await self._end_stream(item, is_first)
                     continue
-                delta = self._delta(item)
+                delta = self.envelope.delta(item)
                 if is_first and self.echo:
                     echoed: JsonObject = {"role": "assistant", "content": self.echo}
-                    await self.connection.send_bytes(event(self._chunk(echoed)))
+                    await self.connection.send_bytes(event(self.envelope.chunk(echoed)))
                 elif is_first:
                     delta = {"role": "assistant"} | delta
                 if is_first:
                     self._note_first_delta()
                     is_first = False
-                await self.connection.send_bytes(event(self._chunk(delta)))
+                await self.connection.send_bytes(event(self.envelope.chunk(delta)))
 
     async def send(self) -> None:
         async with aclosing(self.generation.run()) as items:
@@ -135,9 +164,9 @@ class Answer:
         tail = b""
         if ending.kind == "finish":
             delta: JsonObject = {"role": "assistant", "content": ""} if is_first else {}
-            tail += event(self._chunk(delta, ending.finish_reason))
+            tail += event(self.envelope.chunk(delta, ending.finish_reason))
         if self.include_usage and self.simulator.reports_usage:
-            tail += event(self._body("chat.completion.chunk", choices=[], usage=self._usage()))
+            tail += event(self.envelope.body("chat.completion.chunk", choices=[], usage=self._usage()))
         await self.connection.send_bytes(tail + event(b"[DONE]"))
         await self.connection.end_stream()
 
@@ -154,32 +183,6 @@ class Answer:
         else:
             await self.connection.send_json(200, self._whole(ending))
 
-    def _body(self, kind: str, **fields: object) -> JsonObject:
-        return {"object": "text_completion" if self.is_text else kind} | self._frame | fields
-
-    def _chunk(self, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
-        said: JsonObject = {"text": delta.get("content", "")} if self.is_text else {"delta": delta}
-        choice = {"index": 0} | said | {"logprobs": None, "finish_reason": finish_reason}
-        return self._body("chat.completion.chunk", choices=[choice])
-
-    def _delta(self, piece: Piece) -> JsonObject:
-        """The delta of one piece; a tool call begins with id and name, and goes on with both null."""
-        if piece.kind == "content":
-            return {"content": piece.text}
-        if piece.kind == "reasoning":
-            return {self.simulator.reasoning_field: piece.text}
-        is_start = piece.kind == "tool_start"
-        function: JsonObject = (
-            {"name": piece.text, "arguments": ""} if is_start else {"name": None, "arguments": piece.text}
-        )
-        call = {
-            "index": piece.call_index,
-            "id": piece.call_id if is_start else None,
-            "type": "function",
-            "function": function,
-        }
-        return {"tool_calls": [call]}
-
     def _whole(self, ending: Ending) -> JsonObject:
         generation = self.generation
         content = self.echo + generation.content
@@ -188,19 +191,19 @@ class Answer:
             "logprobs": None,
             "finish_reason": "stop" if ending.kind == "empty" else ending.finish_reason,
         }
-        if self.is_text:
+        if self.envelope.is_text:
             choice["text"] = content
         else:
             message: JsonObject = {"role": "assistant", "content": content}
             if generation.reasoning:
-                message[self.simulator.reasoning_field] = generation.reasoning
+                message[self.envelope.reasoning_field] = generation.reasoning
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call, (_, arguments) in zip(generation.calls, generation.reply.tool_calls, strict=False)
                 if call.arguments == arguments
             ]
             choice["message"] = message
-        return self._body("chat.completion", choices=[choice], usage=self._usage())
+        return self.envelope.body("chat.completion", choices=[choice], usage=self._usage())
 
     def _note_first_delta(self) -> None:
         self.record.first_delta_s = time.monotonic()

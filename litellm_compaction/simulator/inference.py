@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from litellm_compaction.simulator.answers import Answer, Connection
+from litellm_compaction.simulator.answers import Answer, Connection, Envelope
 from litellm_compaction.simulator.catalog import Instance
 from litellm_compaction.simulator.generation import Ending, Generation, visible_reply
 from litellm_compaction.simulator.messages import ChatRequest, parse_chat, parse_completion, template_error
@@ -205,7 +205,12 @@ class Inference:
             record=record,
             instance=instance,
             generation=generation,
-            is_text=self.is_text,
+            envelope=Envelope(
+                id=self.simulator.new_id("cmpl-" if self.is_text else "chatcmpl-"),
+                model=instance.id,
+                is_text=self.is_text,
+                reasoning_field=self.simulator.reasoning_field,
+            ),
             include_usage=request.include_usage,
             echo=self._echo(request),
             release=lambda ending: self._release(seat, ending),

@@ -161,9 +161,7 @@ class Server:
     async def _generate(
         self, turn: Turn, opened: Opened, messages: Sequence[Message], number: int
     ) -> AsyncGenerator[Chunk, None]:
-        envelope = Envelope(
-            id=f"chatcmpl-{number}", created_s=number, model="m", dialect="chat", reasoning_field=turn.reasoning_field
-        )
+        envelope = Envelope(id=f"chatcmpl-{number}", created_s=number, model="m", reasoning_field=turn.reasoning_field)
         reply = turn.reply if isinstance(turn.reply, Reply) else turn.reply(messages)
         reply = visible_reply(reply, (), turn.reasoning_field)
         room = self.window_tokens - opened.prompt_tokens
@@ -191,7 +189,8 @@ class Server:
         if turn.usage is not False:
             generated = opened.completion_tokens if turn.usage is True else turn.usage
             usage = {"prompt_tokens": turn.prompt_tokens or opened.prompt_tokens, "completion_tokens": generated}
-            yield envelope.usage_chunk({**usage, "total_tokens": sum(usage.values())})
+            usage |= {"total_tokens": sum(usage.values())}
+            yield envelope.body("chat.completion.chunk", choices=[], usage=usage)
 
     async def _hang(self) -> None:
         self.hanging.set()
