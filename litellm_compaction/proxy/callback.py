@@ -143,9 +143,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 Surroundings(
                     live=self._live,
                     guards=self._gate.guards,
-                    windows=self._compactor.windows,
-                    sources=self._compactor.sources,
-                    going_on=self._compactor.going_on,
+                    compactor=self._compactor,
                     store=self._store,
                     turns=self._turns,
                     router=_router,

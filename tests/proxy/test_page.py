@@ -16,19 +16,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.config import DeploymentSettings, settings_from
 from litellm_compaction.engine import Standing
 from litellm_compaction.events import CarryEvent, CompactionEvent, TruncationAlarm, event_to_json
+from litellm_compaction.proxy.deployments import GuardedDeployment
 from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.content import Content, Field, Notice, Row
 from litellm_compaction.proxy.page.data import events_for, useless_models
 from litellm_compaction.proxy.page.turns import Accuracy, Drop, Talk, Turn
 from litellm_compaction.proxy.page.view import (
     SECURITY_HEADERS,
     STYLE,
+    Content,
+    Field,
+    Notice,
+    Row,
     clock_text,
     page,
     plain_page,
 )
+from litellm_compaction.proxy.report import DeploymentReport
+from litellm_compaction.proxy.routing import Deployment
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.sources import TokenizerSource
+from litellm_compaction.windows.windows import Target, Window
 from tests.stores.made import MemoryStore
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &amp; \x00\ud800\u202e"
@@ -82,6 +92,27 @@ def talk(model: str = "local", turns: int = 5) -> Talk:
     return made
 
 
+ADMIN = Visitor(role="proxy_admin", tenant="t", auth=None)
+FAMILY = family_of("qwen3", "")
+
+
+def row(word: str, family: Any, **fields: Any) -> Row:
+    """A deployment's, which is called `word`; without a window if it has no family."""
+    target = Target(key="1|m", model=word, api_base=None, api_key=None, context_length=None)
+    deployment = Deployment(
+        id="1", group=word, provider="lm_studio", kind="lm_studio", target=target, settings=DeploymentSettings()
+    )
+    report = DeploymentReport(target=target, carrier="transport")
+    if family is not None:
+        report = replace(
+            report,
+            window=Window(tokens=8192, source="api/v1", architecture="", instance_id=word, parallel=2, read_s=0.0),
+            source=TokenizerSource(kind="pack", family=family),
+            standing=Standing(("prefill", "turn"), ("prefill",)),
+        )
+    return Row(guard=GuardedDeployment(deployment, settings_from(None)), report=report, **fields)
+
+
 def content(word: str = "local", **changes: Any) -> Content:
     field = Field(
         key="mode",
@@ -94,21 +125,8 @@ def content(word: str = "local", **changes: Any) -> Content:
         problem=word,
     )
     number = Field(key="target_ratio", label="Down to", description=word, value=word, configured="0.4")
-    row = Row(
-        group=word,
-        model=word,
-        mode="guard",
-        window_tokens=8192,
-        source="api/v1",
-        parallel=2,
-        family=word,
-        tokenizer=word,
-        carrier="transport",
-        goes_on=word,
-        accuracy=Accuracy(1000, 900),
-        own=(word,),
-        conflict=word,
-    )
+    family = replace(FAMILY, name=word, vocabulary=word, owns_vocabulary=False)
+    shown = row(word, family, accuracy=Accuracy(1000, 900), own=[word], conflict=word)
     event = CompactionEvent(
         outcome="compacted",
         phase="pre_request",
@@ -138,13 +156,11 @@ def content(word: str = "local", **changes: Any) -> Content:
         when_s=1e9,
     )
     known: dict[str, Any] = {
-        "role": word,
-        "may_write": True,
-        "sees_all": True,
+        "visitor": ADMIN,
         "revision": word,
         "fields": [field, number],
-        "notices": [Notice(kind="problem", text=word)],
-        "rows": [row, Row(group=word, model=word, mode="observe", state=word)],
+        "notices": [Notice("problem", word)],
+        "rows": [shown, row(word, None, state=word)],
         "talks": [talk(word)],
         "more_talks": 3,
         "events": [event, alarm, cut],
@@ -170,6 +186,8 @@ def skeleton(text: str) -> list[tuple[str, tuple[str, ...]]]:
 def test_no_value_becomes_markup(word: str) -> None:
     """Whatever a client calls its model: the same elements with the same attributes as for a plain name."""
     assert skeleton(page(content(word or "x"))) == skeleton(page(content("plain")))
+    visitors = [Visitor(role=role, tenant="t", auth=None) for role in (word, "plain")]
+    assert len({str(skeleton(page(content(visitor=visitor)))) for visitor in visitors}) == 1
     assert skeleton(plain_page(word)) == skeleton(plain_page("plain"))
 
 
@@ -232,7 +250,7 @@ def test_enter_saves_and_never_resets() -> None:
 
 def test_whoever_may_not_write_gets_no_controls() -> None:
     """But sees what is in force, and where it comes from."""
-    text = page(content(may_write=False))
+    text = page(content(visitor=Visitor(role="internal_user", tenant="t", auth=None)))
     reader = _Reader(text)
     assert not [name for name, _ in reader.elements if name in ("form", "select", "input", "button")]
     assert "config.yaml says local, changed here to guard at 2026 by local." in "".join(reader.texts)
@@ -255,23 +273,18 @@ def test_what_a_row_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "cell"),
-    [
-        ({"owns_vocabulary": True}, "qwen3 · qwen2 (own vocabulary)"),
-        ({"owns_vocabulary": False}, "qwen3 · qwen2 (stand-in)"),
-    ],
+    ("owns_vocabulary", "cell"), [(True, "qwen3 · qwen2 (own vocabulary)"), (False, "qwen3 · qwen2 (stand-in)")]
 )
-def test_a_row_says_what_counts(known: dict[str, Any], cell: str) -> None:
+def test_a_row_says_what_counts(owns_vocabulary: bool, cell: str) -> None:
     """By which vocabulary, and whose it is."""
-    row = Row(group="local", model="m", mode="guard", family="qwen3", tokenizer="qwen2", **known)
-    assert f"<td>{cell}</td>" in page(content(rows=[row]))
+    family = replace(FAMILY, name="qwen3", vocabulary="qwen2", owns_vocabulary=owns_vocabulary)
+    assert f"<td>{cell}</td>" in page(content(rows=[row("m", family)]))
 
 
 def test_a_row_says_how_an_answer_goes_on() -> None:
     """What carries it over the limit, and in which way its server has shown to go on."""
-    goes_on = Standing(("prefill", "turn"), ("prefill",)).in_words()
-    row = Row(group="local", model="m", mode="guard", carrier="transport", goes_on=goes_on)
-    text = " ".join(_Reader(page(content(rows=[row]))).texts)
+    made = row("m", FAMILY)
+    text = " ".join(_Reader(page(content(rows=[made]))).texts)
     assert "transport prefill: the answer's end is the last message, which the server goes on with, as it has" in text
 
 
@@ -329,7 +342,11 @@ async def test_a_tenant_s_events_are_found_behind_thousands_of_others() -> None:
 
 def test_an_empty_page_says_so() -> None:
     """Tables without rows are sentences."""
-    text = "".join(_Reader(page(content(rows=[], talks=[], more_talks=0, events=[], sees_all=False))).texts)
+    text = "".join(
+        _Reader(
+            page(content(rows=[], talks=[], more_talks=0, events=[], visitor=Visitor(role="", tenant="t", auth=None)))
+        ).texts
+    )
     assert "None that you may see." in text
     assert "None yet of your team, user or key." in text
 

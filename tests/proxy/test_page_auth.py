@@ -100,8 +100,7 @@ async def _ask(monkeypatch: pytest.MonkeyPatch, path: str, method: str = "GET", 
     app = FastAPI()
     served = routes._Page(None)  # type: ignore[arg-type] # nothing is looked at for a stranger
     for each in ("/compaction", "/compaction/"):
-        app.add_api_route(each, served.get, methods=["GET"])
-        app.add_api_route(each, served.post, methods=["POST"])
+        app.add_api_route(each, served.answer, methods=["GET", "POST"])
     form: Mapping[str, str] | None = {"do": "save"} if method == "POST" else None
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.example") as client:
         return await client.request(method, path, headers=headers, data=form)

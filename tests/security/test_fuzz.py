@@ -314,15 +314,13 @@ async def test_forms_of_the_page(do: str, fields: dict[str, str], is_current: bo
     around = Surroundings(
         live=handler._live,
         guards=handler._gate.guards,
-        windows=handler._compactor.windows,
-        sources=handler._compactor.sources,
+        compactor=handler._compactor,
         store=handler._store,
         turns=handler._turns,
-        going_on=handler._compactor.going_on,
         router=Router,
     )
     app = FastAPI()
-    app.add_api_route("/", routes._Page(around).post, methods=["POST"])
+    app.add_api_route("/", routes._Page(around).answer, methods=["POST"])
     known = await handler._live.read()
     form = {"do": do, "revision": revision_of(known) if is_current else "old", **fields}
     body = urlencode(form, errors="replace").encode() + (b"&" + noise if noise else b"")

@@ -124,8 +124,7 @@ async def test_the_page_itself_allows_no_other_origin(method: str) -> None:
     """A preflight finds no route of ours; what answers it on a proxy is LiteLLM's own CORS."""
     served = routes._Page(SimpleNamespace(store=MemoryStore(ttl_s=60, max_bytes=1 << 20)))  # type: ignore[arg-type]
     app = FastAPI()
-    app.add_api_route("/", served.get, methods=["GET"])
-    app.add_api_route("/", served.post, methods=["POST"])
+    app.add_api_route("/", served.answer, methods=["GET", "POST"])
     asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.example") as client:
         answer = await client.request(method, "/", headers=asked)
@@ -181,17 +180,14 @@ async def test_an_administrators_browser_cannot_be_used(monkeypatch: pytest.Monk
     around = Surroundings(
         live=handler._live,
         guards=handler._gate.guards,
-        windows=handler._compactor.windows,
-        sources=handler._compactor.sources,
+        compactor=handler._compactor,
         store=handler._store,
         turns=handler._turns,
-        going_on=handler._compactor.going_on,
         router=Router,
     )
     served = routes._Page(around)
     app = FastAPI()
-    app.add_api_route("/", served.get, methods=["GET"])
-    app.add_api_route("/", served.post, methods=["POST"])
+    app.add_api_route("/", served.answer, methods=["GET", "POST"])
     method, path, headers, body, status = _ODD[odd]
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy.example") as client:

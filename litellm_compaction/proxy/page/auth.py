@@ -1,9 +1,7 @@
 """The key that a request to the page shows, and who it belongs to.
 
-LiteLLM's own answer decides, with each look and each change. Administrators see everything and may write; those who may
-only view see everything; everybody else sees their own team's, user's or key's numbers, and the models that they may
-call. A browser sends the key by HTTP's own Basic scheme, also with requests that other sites make it send:
-`is_own_request` tells those apart.
+LiteLLM decides with each request whose key it is; `docs/page.md` says who may see and write what. A browser sends the
+key by HTTP's own Basic scheme, also with requests that other sites make it send: `is_own_request` tells those apart.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from fastapi import Request
 from litellm_compaction.proxy.deployments import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_api import may_use
 
-# LiteLLM refuses a path that it does not know to everybody but administrators (auth/route_checks.py, 1.106.2). Whoever
-# may list models may look here.
+# LiteLLM refuses a path that it does not know to all but administrators (auth/route_checks.py, 1.106.2). A key that may
+# list models may look here.
 _KNOWN_PATH = "/v1/models"
 _WRITER, _VIEWER = "proxy_admin", "proxy_admin_viewer"
 _KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
@@ -39,7 +37,7 @@ class Visitor:
     """A client with a valid key.
 
     Attributes:
-        role: as LiteLLM calls it; "" if it does not say.
+        role: LiteLLM's word; "" if it does not say.
         tenant: as in events.
         auth: LiteLLM's record of the key.
     """
@@ -50,21 +48,18 @@ class Visitor:
 
     @property
     def may_write(self) -> bool:
-        """Settings may be changed."""
         return self.role == _WRITER
 
     @property
     def sees_all(self) -> bool:
-        """Other tenants' numbers are shown."""
         return self.role in (_WRITER, _VIEWER)
 
     @property
     def tenant_seen(self) -> str:
-        """Whose numbers are shown; "" for everybody's."""
+        """The tenant whose numbers are shown; "" for all."""
         return "" if self.sees_all else self.tenant
 
     def may_see(self, router: Any, model: str) -> bool:
-        """A model's name is shown."""
         return self.sees_all or may_use(router, model, {"user_api_key_auth": self.auth})
 
 
@@ -91,11 +86,7 @@ def is_own_request(method: str, headers: Mapping[str, str]) -> bool:
 
     Other ports of a host are other origins. Browsers send `Sec-Fetch-Site` to https and loopback addresses (W3C, Fetch
     Metadata), and `Origin` with everything that a script can read and with every form: a form that comes with a
-    browser's password and neither of them is refused.
-
-    Args:
-        method: in capitals.
-        headers: of the request, names in lower case.
+    browser's password and neither of them is refused. Names of `headers` are in lower case.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -121,16 +112,12 @@ def _with_bearer(headers: Mapping[str, str]) -> dict[str, str]:
         name, _, password = base64.b64decode(headers["authorization"][6:], validate=True).decode().partition(":")
     except ValueError:
         return {key: value for key, value in headers.items() if key != "authorization"}
-    bearer = f"Bearer {password or name}"
-    return {**headers, "authorization": bearer, **dict.fromkeys(_own_header(), bearer)}
-
-
-def _own_header() -> list[str]:
-    """The header in which this proxy looks for a key in place of the usual ones, if there is one."""
     from litellm.proxy import proxy_server
 
-    name = (proxy_server.general_settings or {}).get("litellm_key_header_name")
-    return [name.lower()] if isinstance(name, str) else []
+    bearer = {"authorization": f"Bearer {password or name}"}
+    if isinstance(own := (proxy_server.general_settings or {}).get("litellm_key_header_name"), str):
+        bearer[own.lower()] = bearer["authorization"]
+    return {**headers, **bearer}
 
 
 def _as_known_path(request: Request, headers: Mapping[str, str]) -> Request:

@@ -1,6 +1,6 @@
 """Gathers what the page shows, for one visitor: deployments, models, conversations, events, settings.
 
-Servers are asked by the same cached reads as for requests, and nobody waits long for one that does not answer.
+Servers are asked by the same cached reads as for requests, and none is waited for long.
 """
 
 from __future__ import annotations
@@ -8,24 +8,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
-from litellm_compaction.engine import GoingOn
+from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, StoreError
 from litellm_compaction.events import Kept, event_from_json, useless_summarisers
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.live_settings import Known, LiveSettings, allowed_values, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.content import Field, Model, Notice, Row
 from litellm_compaction.proxy.page.turns import Talk, Turns, talks_of, turn_from_json
-from litellm_compaction.proxy.page.view import clock_text
+from litellm_compaction.proxy.page.view import Field, Notice, Row, clock_text
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
-from litellm_compaction.proxy.routing import router_entries
+from litellm_compaction.proxy.routing import as_entry, router_entries
 from litellm_compaction.stores import Store
-from litellm_compaction.tokenizers.sources import Sources
-from litellm_compaction.windows.windows import Windows
 
 SHOWN_EVENTS = 200
 _LIMIT_S = 2.0
@@ -40,56 +37,48 @@ class Surroundings:
 
     live: LiveSettings
     guards: DeploymentSelector
-    windows: Windows
-    sources: Sources
-    going_on: GoingOn
+    compactor: Compactor
     store: Store
     turns: Turns
     router: Callable[[], Any]
 
-    @property
-    def reporter(self) -> Reporter:
-        """Says what is known of deployments, without long waits."""
-        return Reporter(self.windows, self.sources, self.going_on, limit_s=_LIMIT_S)
-
 
 def revision_of(known: Known) -> str:
-    """Which state of the changes somebody has seen."""
+    """A name of this state of the changes."""
     return hashlib.blake2b((known.text or "").encode(), digest_size=8).hexdigest()
 
 
 async def rows_for(around: Surroundings, visitor: Visitor) -> list[Row]:
-    """The guarded deployments that the visitor may see, in the router's order."""
+    """The deployments that the visitor may see, in the router's order."""
     router = around.router()
     entries = [entry for entry in router_entries(router) if visitor.may_see(router, str(entry.get("model_name") or ""))]
     found = await asyncio.gather(*(_rows(around, entry, visitor) for entry in entries))
     return [row for rows in found for row in rows]
 
 
-def models_for(router: Any, rows: Sequence[Row], visitor: Visitor) -> list[Model]:
-    """The models that can be chosen: every `model_name`, and what is loaded behind wildcards."""
+def models_for(router: Any, rows: Sequence[Row], visitor: Visitor) -> Mapping[str, str]:
+    """The models that can be chosen, with what each stands for: every `model_name`, and what wildcards have loaded."""
     found: dict[str, str] = {}
     for entry in router_entries(router):
-        name, params, info = str(entry.get("model_name") or ""), entry.get("litellm_params"), entry.get("model_info")
-        kind = info.get("mode") if isinstance(info, Mapping) else None
+        name, kind = str(entry.get("model_name") or ""), as_entry(entry.get("model_info")).get("mode")
         if name and "*" not in name and kind not in _NO_TEXT and visitor.may_see(router, name):
-            model = params.get("model") if isinstance(params, Mapping) else ""
-            found.setdefault(name, str(model or ""))
+            found.setdefault(name, str(as_entry(entry.get("litellm_params")).get("model") or ""))
     for row in rows:
-        if row.group.count("*") == 1 and "*" not in row.model:
-            found.setdefault(row.group.replace("*", row.model), row.model)
-    return [Model(name=name, target=target) for name, target in sorted(found.items())]
+        group, model = row.guard.deployment.group, row.report.target.model
+        if group.count("*") == 1 and "*" not in model:
+            found.setdefault(group.replace("*", model), model)
+    return dict(sorted(found.items()))
 
 
 def fields_for(
     configured: Settings,
     known: Known,
-    models: Sequence[Model],
+    models: Mapping[str, str],
     *,
     entered: Mapping[str, str],
     problems: Mapping[str, str],
 ) -> list[Field]:
-    """The settings that can be changed, with what somebody entered in place of what is in force."""
+    """The settings that can be changed, with what was entered in place of what is in force."""
     fields: list[Field] = []
     for key, live in LIVE.items():
         setting = Settings.model_fields[key]
@@ -115,8 +104,8 @@ def fields_for(
 
 
 def useless_models(events: Sequence[Kept]) -> list[Notice]:
-    """What to set where a model's newest summaries were mostly rejected; `events` as of `events_for`."""
-    return [Notice(kind="note", text=said) for said in useless_summarisers(reversed(events))]
+    """Remedies for models whose newest summaries were mostly rejected; `events` as of `events_for`."""
+    return [Notice("note", said) for said in useless_summarisers(reversed(events))]
 
 
 async def events_for(store: Store, visitor: Visitor) -> list[Kept]:
@@ -134,14 +123,14 @@ async def talks_for(store: Store, visitor: Visitor) -> list[Talk]:
         texts = await store.turns(containing=visitor.tenant_seen)
     except StoreError:
         return []
-    # Lines stand in the order of the answers.
-    turns = sorted((turn for text in texts if (turn := turn_from_json(text)) is not None), key=lambda turn: turn.when_s)
+    turns = [turn for text in texts if (turn := turn_from_json(text)) is not None]
     return talks_of(turn for turn in turns if visitor.sees_all or turn.tenant == visitor.tenant)
 
 
-def _models(models: Sequence[Model], value: str) -> Sequence[tuple[str, str]]:
-    options = [(SAME_MODEL, _SAME)] + [(model.name, f"{model.name} ({model.target})") for model in models]
-    return options if value in dict(options) else [*options, (value, f"{value} (not in the list of models)")]
+def _models(models: Mapping[str, str], value: str) -> Sequence[tuple[str, str]]:
+    options = {SAME_MODEL: _SAME, **{name: f"{name} ({target})" for name, target in models.items()}}
+    options.setdefault(value, f"{value} (not in the list of models)")
+    return list(options.items())
 
 
 async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor) -> list[Row]:
@@ -152,8 +141,28 @@ async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor
         return []
     if guard is None:
         return []
-    reports = await around.reporter.reports(guard.deployment, guard.settings)
+    compactor = around.compactor
+    reporter = Reporter(compactor.windows, compactor.sources, compactor.going_on, limit_s=_LIMIT_S)
+    reports = await reporter.reports(guard.deployment, guard.settings)
     return [await _row(around, guard, report, visitor) for report in reports]
+
+
+async def _row(around: Surroundings, guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor) -> Row:
+    written = guard.deployment.settings.model_dump(exclude_none=True, exclude={"mode", "enabled"})
+    own = [f"{key}: {value}" for key, value in written.items()]
+    name = guard.settings.pruning_model
+    if name != SAME_MODEL and (why := await _why_unusable(around, name)):
+        own.append(f"pruning_model {name} is not used: {why}")
+    if report.model_settings:
+        own += [f"in LM Studio: {report.model_settings}", *report.warnings]
+    return Row(
+        guard=guard,
+        report=report,
+        state=_state(report, visitor),
+        accuracy=around.turns.accuracy(report.target.key),
+        own=own,
+        conflict=for_deployment(around.live.known.settings, around.live.configured, guard.deployment.settings)[1],
+    )
 
 
 async def _why_unusable(around: Surroundings, name: str) -> str:
@@ -163,44 +172,10 @@ async def _why_unusable(around: Surroundings, name: str) -> str:
         return "its server does not answer"
 
 
-async def _row(around: Surroundings, guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor) -> Row:
-    deployment, settings = guard.deployment, guard.settings
-    configured = around.live.configured
-    _, conflict = for_deployment(around.live.known.settings, configured, deployment.settings)
-    written = deployment.settings.model_dump(exclude_none=True, exclude={"mode", "enabled"})
-    own = [f"{key}: {value}" for key, value in written.items()]
-    name = settings.pruning_model
-    if name != SAME_MODEL and (why := await _why_unusable(around, name)):
-        own.append(f"pruning_model {name} is not used: {why}")
-    if report.model_settings:
-        own += [f"in LM Studio: {report.model_settings}", *report.warnings]
-    row = Row(
-        group=deployment.group,
-        model=report.target.model,
-        mode=settings.mode,
-        carrier=report.carrier,
-        accuracy=around.turns.accuracy(report.target.key),
-        own=tuple(own),
-        conflict=conflict,
-    )
-    window, counting = report.window, report.source
-    if window is None or counting is None:
-        return replace(row, state=_state(report, visitor))
-    return replace(
-        row,
-        goes_on=report.standing.in_words(),
-        window_tokens=window.tokens,
-        source=window.source,
-        parallel=window.parallel,
-        family=counting.family.name,
-        # A path is not everybody's business.
-        tokenizer=counting.path.name if counting.path is not None else counting.family.vocabulary,
-        owns_vocabulary=counting.family.owns_vocabulary,
-    )
-
-
 def _state(report: DeploymentReport, visitor: Visitor) -> str:
-    """Why a report has no window, in words."""
+    """Says why a report has no window; "" if it has one."""
+    if report.window is not None:
+        return ""
     if "*" in report.target.model:
         return "of the model that is asked for"
     if isinstance(report.absence, ModelNotLoaded):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
@@ -20,7 +18,6 @@ from litellm_compaction.config import LIVE, SAME_MODEL
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.proxy.live_settings import Known, Overlay, WrongValues, with_values
 from litellm_compaction.proxy.page.auth import Visitor, is_own_request, visitor_of
-from litellm_compaction.proxy.page.content import Content, Notice
 from litellm_compaction.proxy.page.data import (
     Surroundings,
     events_for,
@@ -31,7 +28,7 @@ from litellm_compaction.proxy.page.data import (
     talks_for,
     useless_models,
 )
-from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page
+from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, Content, Notice, page, plain_page
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.stores.memory import MemoryRows
@@ -67,48 +64,53 @@ def add_page(around: Surroundings) -> None:
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
     served = _Page(around)
     for path in (PATH, _ASKING_PATH):
-        app.add_api_route(path, served.get, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
-        app.add_api_route(path, served.post, methods=["POST"], name=_ROUTE_NAME, include_in_schema=False)
+        app.add_api_route(path, served.answer, methods=["GET", "POST"], name=_ROUTE_NAME, include_in_schema=False)
 
 
 class _Page:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
 
-    async def get(self, request: Request) -> Response:
-        """The page, or why it is not shown."""
-        return await _safely(self._get(request))
-
-    async def post(self, request: Request) -> Response:
-        """What a form asks for; then the page again."""
-        return await _safely(self._post(request))
+    async def answer(self, request: Request) -> Response:
+        """The page, or a sentence: the proxy's own error page would be JSON, and its log would quote values."""
+        try:
+            return await (self._get(request) if request.method == "GET" else self._post(request))
+        except _Refused as refused:
+            return refused.response
+        except Exception as error:  # noqa: BLE001 - the proxy goes on
+            log_failure("page", error)
+            text = "This page has failed; the proxy's log says where."
+            return _answer(plain_page(text), HTTPStatus.INTERNAL_SERVER_ERROR)
 
     async def _get(self, request: Request) -> Response:
         visitor = await _visitor(request)
-        if isinstance(visitor, Response):
-            return visitor
         known = await self._around.live.read()
         done = _DONE.get(request.query_params.get("done", ""))
-        return _answer(await self._content(visitor, known, done=done))
+        return await self._page(visitor, known, [Notice("done", done)] if done else [])
 
     async def _post(self, request: Request) -> Response:
         form = await _form(request)
         if form is None:
-            return _answer(plain_page("This is not a form of this page."), HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+            raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "This is not a form of this page.")
         visitor = await _visitor(request)
-        if isinstance(visitor, Response):
-            return visitor
         if not visitor.may_write:
-            return _answer(plain_page("Only proxy administrators may change settings."), HTTPStatus.FORBIDDEN)
-        known = await self._around.live.read()
-        outcome = await write(self._around, form, known, visitor)
-        if isinstance(outcome, str):
-            return _see_other(f"?done={outcome}")
-        return _answer(await self._content(visitor, self._around.live.known, refused=outcome), outcome.status)
+            raise _Refused(HTTPStatus.FORBIDDEN, "Only proxy administrators may change settings.")
+        live = self._around.live
+        try:
+            return _see_other(f"?done={await write(self._around, form, await live.read(), visitor)}")
+        except NotSaved as error:
+            entered, notices = _entered(form), [Notice("problem", error.notice)]
+            return await self._page(visitor, live.known, notices, error.status, entered, error.problems)
 
-    async def _content(
-        self, visitor: Visitor, known: Known, *, done: str | None = None, refused: Refused | None = None
-    ) -> str:
+    async def _page(
+        self,
+        visitor: Visitor,
+        known: Known,
+        notices: Sequence[Notice],
+        status: HTTPStatus = HTTPStatus.OK,
+        entered: Mapping[str, str] = {},
+        problems: Mapping[str, str] = {},
+    ) -> Response:
         around = self._around
         rows = await rows_for(around, visitor)
         models = models_for(around.router(), rows, visitor)
@@ -117,68 +119,51 @@ class _Page:
         drawn = ([talk for talk in talks if talk.is_eventful] or talks)[:_SHOWN_TALKS]
         events = await events_for(around.store, visitor)
         content = Content(
-            role=visitor.role,
-            may_write=visitor.may_write,
-            sees_all=visitor.sees_all,
+            visitor=visitor,
             revision=revision_of(known),
-            fields=fields_for(
-                around.live.configured,
-                known,
-                models,
-                entered=refused.entered if refused else {},
-                problems=refused.problems if refused else {},
-            ),
-            notices=[*_notices(done, refused), *self._state(known), *useless_models(events)],
+            fields=fields_for(around.live.configured, known, models, entered=entered, problems=problems),
+            notices=[*notices, *self._state(known), *useless_models(events)],
             rows=rows,
             talks=drawn,
             more_talks=len(talks) - len(drawn),
             events=events,
         )
-        return page(content)
+        return _answer(page(content), status)
 
-    def _state(self, known: Known) -> list[Notice]:
-        """What holds in place of what somebody may expect."""
-        found: list[Notice] = []
+    def _state(self, known: Known) -> Iterator[Notice]:
+        """What holds in place of what is expected."""
         if known.failure:
             rest = "The changes that were last read hold." if known.overlay.changes else "config.yaml holds."
-            text = f"The store cannot be read: {known.failure}. {rest} Nothing can be saved."
-            found.append(Notice(kind="problem", text=text))
+            yield Notice("problem", f"The store cannot be read: {known.failure}. {rest} Nothing can be saved.")
         if known.ignored:
             text = f"The saved changes are ignored, config.yaml holds: {known.ignored}. Save or reset to replace them."
-            found.append(Notice(kind="problem", text=text))
+            yield Notice("problem", text)
         if isinstance(self._around.store.rows, MemoryRows):
             text = "The store is this process's memory: changes end with it, and other workers do not see them."
-            found.append(Notice(kind="note", text=text))
+            yield Notice("note", text)
         if known.settings.mode != "guard":
-            found.append(Notice(kind="note", text=f"mode is {known.settings.mode}: no request is changed."))
-        return found
+            yield Notice("note", f"mode is {known.settings.mode}: no request is changed.")
 
 
-async def _visitor(request: Request) -> Visitor | Response:
-    """The owner of a request's key, or the answer to a request that has none."""
+async def _visitor(request: Request) -> Visitor:
+    """The owner of a request's key.
+
+    Raises:
+        _Refused: it has none, or another site had it sent.
+    """
     if not is_own_request(request.method, request.headers):
-        return _answer(plain_page("This request was not sent from this page."), HTTPStatus.FORBIDDEN)
+        raise _Refused(HTTPStatus.FORBIDDEN, "This request was not sent from this page.")
     visitor = await visitor_of(request)
     if visitor is not None:
         return visitor
     may_ask = request.url.path.endswith("/")
-    if request.method == "GET" and not may_ask and "authorization" not in request.headers:
-        return _see_other(_ASKING_PATH[1:])
+    refused = _Refused(HTTPStatus.UNAUTHORIZED, _NEEDS_KEY)
     # RFC 9110, 15.5.2: a 401 names a scheme; at Basic browsers open a box for a password.
-    response = _answer(plain_page(_NEEDS_KEY), HTTPStatus.UNAUTHORIZED)
-    response.headers["WWW-Authenticate"] = 'Basic realm="key as password", charset="UTF-8"' if may_ask else "Bearer"
-    return response
-
-
-async def _safely(answer: Coroutine[Any, Any, Response]) -> Response:
-    """The answer, or a sentence: the proxy's own error page would be JSON, and its log would quote values."""
-    try:
-        return await answer
-    except Exception as error:  # noqa: BLE001 - the proxy goes on
-        log_failure("page", error)
-        return _answer(
-            plain_page("This page has failed; the proxy's log says where."), HTTPStatus.INTERNAL_SERVER_ERROR
-        )
+    scheme = 'Basic realm="key as password", charset="UTF-8"' if may_ask else "Bearer"
+    refused.response.headers["WWW-Authenticate"] = scheme
+    if request.method == "GET" and not may_ask and "authorization" not in request.headers:
+        refused.response = _see_other(_ASKING_PATH[1:])
+    raise refused
 
 
 async def _form(request: Request) -> dict[str, str] | None:
@@ -196,12 +181,6 @@ async def _form(request: Request) -> dict[str, str] | None:
         return None
 
 
-def _notices(done: str | None, refused: Refused | None) -> list[Notice]:
-    if refused is not None:
-        return [Notice(kind="problem", text=refused.notice)]
-    return [Notice(kind="done", text=done)] if done else []
-
-
 def _answer(text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
     body = text.encode("utf-8", "replace")
     return Response(body, status_code=int(status), media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
@@ -212,56 +191,59 @@ def _see_other(where: str) -> Response:
     return Response(status_code=303, headers={**SECURITY_HEADERS, "Location": where})
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A form that was not accepted: what was entered, and why not.
+class _Refused(Exception):
+    """A sentence in place of the page."""
 
-    Attributes:
-        problems: by key; `notice` is for the whole form.
-    """
-
-    status: HTTPStatus
-    entered: Mapping[str, str] = field(default_factory=dict)
-    problems: Mapping[str, str] = field(default_factory=dict)
-    notice: str = ""
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        self.response = _answer(plain_page(text), status)
 
 
-async def write(around: Surroundings, form: Mapping[str, str], known: Known, visitor: Visitor) -> str | Refused:
-    """Changes the settings as a form asks for; gives `saved`, `reset` or `same`, or why not.
+class NotSaved(Exception):
+    """A form was not accepted: `problems` by key, `notice` for the whole form."""
+
+    def __init__(self, status: HTTPStatus, notice: str, problems: Mapping[str, str] | None = None) -> None:
+        self.status = status
+        self.notice = notice
+        self.problems = problems or {}
+
+
+async def write(around: Surroundings, form: Mapping[str, str], known: Known, visitor: Visitor) -> str:
+    """Changes the settings as a form asks for; gives a key of `_DONE`.
 
     Args:
-        around: the running plug-in.
         form: `do`, `revision`, and the settings by key, or under `reset` one key or `*`.
-        known: what is in force now.
-        visitor: who sent the form; may write.
+        known: in force now.
+        visitor: may write.
+
+    Raises:
+        NotSaved: nothing has changed.
     """
-    entered = {key: form[key].strip() for key in LIVE if key in form}
     if form.get("revision") != revision_of(known):
         notice = "Somebody else has changed the settings meanwhile. Look at them and save again."
-        return Refused(HTTPStatus.CONFLICT, entered=entered, notice=notice)
-    is_reset = form.get("do") == "reset"
-    overlay = _reset(form, known) if is_reset else _changed(around, entered, known, visitor)
-    if isinstance(overlay, Refused):
-        return overlay
+        raise NotSaved(HTTPStatus.CONFLICT, notice)
+    is_reset, key = form.get("do") == "reset", form.get("reset", "")
+    if is_reset:
+        overlay = Overlay() if key == ALL else known.overlay.without([key])
+    else:
+        overlay = _changed(around, _entered(form), known, visitor)
     if overlay == known.overlay and not known.ignored:
         return "same"
     try:
         await around.live.write(overlay)
     except ConfigError as error:
         # What is left after a reset of one key may contradict the file.
-        return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, entered=entered, notice=f"Not saved. {error}")
+        raise NotSaved(HTTPStatus.UNPROCESSABLE_ENTITY, f"Not saved. {error}") from None
     except StoreError as error:
         notice = f"Not saved, and nothing has changed: {error}"
-        return Refused(HTTPStatus.SERVICE_UNAVAILABLE, entered=entered, notice=notice)
+        raise NotSaved(HTTPStatus.SERVICE_UNAVAILABLE, notice) from None
     return "reset" if is_reset else "saved"
 
 
-def _reset(form: Mapping[str, str], known: Known) -> Overlay:
-    key = form.get("reset", "")
-    return Overlay() if key == ALL else known.overlay.without([key])
+def _entered(form: Mapping[str, str]) -> dict[str, str]:
+    return {key: form[key].strip() for key in LIVE if key in form}
 
 
-def _changed(around: Surroundings, entered: Mapping[str, str], known: Known, visitor: Visitor) -> Overlay | Refused:
+def _changed(around: Surroundings, entered: Mapping[str, str], known: Known, visitor: Visitor) -> Overlay:
     configured = around.live.configured
     problems: dict[str, str] = {}
     settings = configured
@@ -270,17 +252,12 @@ def _changed(around: Surroundings, entered: Mapping[str, str], known: Known, vis
     except WrongValues as error:
         problems = error.problems
     model = entered.get("pruning_model")
-    if model and not _is_model(around, model, known):
-        problems["pruning_model"] = f"pruning_model = {model}: not a model of this proxy"
+    if model not in (None, "", SAME_MODEL, known.settings.pruning_model):
+        router = around.router()
+        if router is None or not reachable_entries(router, model, {}):
+            problems["pruning_model"] = f"pruning_model = {model}: not a model of this proxy"
     if problems:
         notice = "Not saved. " + problems.pop("", "See below.")
-        return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, entered=entered, problems=problems, notice=notice)
+        raise NotSaved(HTTPStatus.UNPROCESSABLE_ENTITY, notice, problems)
     values = {key: getattr(settings, key) for key in entered}
     return known.overlay.changed(configured, values, when_s=time.time(), role=visitor.role)
-
-
-def _is_model(around: Surroundings, name: str, known: Known) -> bool:
-    if name in (SAME_MODEL, known.settings.pruning_model):
-        return True
-    router = around.router()
-    return router is not None and bool(reachable_entries(router, name, {}))

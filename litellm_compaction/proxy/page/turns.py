@@ -1,7 +1,7 @@
-"""How full the context was, turn by turn: numbers only, for the page's plots.
+"""How full the context was, turn by turn, for the page's plots.
 
-A turn is one line of a log in the store, written when the server has counted its answer, so every worker draws all of
-them. Its conversation is known by a hash of how it begins, keyed with the proxy's own secret (promise P9).
+A turn is one line of a log in the store, written when the server has counted its answer. Its conversation is known by a
+hash of how it begins, keyed with the proxy's own secret (promise P9).
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ class Turn:
     """One client request.
 
     Attributes:
-        talk: its conversation's name, which says nothing about the text and is the same in all workers.
+        talk: its conversation's name, the same in all workers.
         model: `model_name` that was asked.
         tenant: as in events.
         when_s: wall clock when it was sent, seconds since 1970.
         messages: their number, without the leading system ones.
         before_tokens: the prompt as it came, estimated.
-        prompt_tokens: as it was sent; the server's own number once it has said one.
+        prompt_tokens: as it was sent; the server's own number after the answer.
         filled_tokens: prompt and answer.
         compact_ratio, carry_ratio: shares of the window at which a prompt is compacted and an answer carried over.
-        restarts: in the order in which they happened.
     """
 
     talk: str
@@ -67,7 +66,7 @@ class Turn:
 
 
 class Talk(NamedTuple):
-    """One conversation: its turns, at least one, the newest last."""
+    """One conversation: at least one turn, the newest last."""
 
     turns: list[Turn]
 
@@ -77,7 +76,6 @@ class Talk(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The name as people read it."""
         return self.newest.talk[:6]
 
     @property
@@ -102,12 +100,11 @@ _ADAPTER = TypeAdapter(Turn)
 
 
 def turn_to_json(turn: Turn) -> str:
-    """A line of the log."""
     return json.dumps(asdict(turn), separators=(",", ":"))
 
 
 def turn_from_json(text: str) -> Turn | None:
-    """The turn that `turn_to_json` wrote; None if this version cannot read it."""
+    """None if this version cannot read it."""
     try:
         return _ADAPTER.validate_python(json.loads(text))
     except (ValueError, RecursionError):
@@ -136,8 +133,7 @@ class Turns:
 
     Args:
         write: keeps a line with its time, without waiting for it.
-        secret: gives the one that all workers have, None if there is none: then each names conversations its own way.
-        wall_clock: seconds since 1970.
+        secret: gives the one that all workers have; without one (None) each names conversations its own way.
     """
 
     def __init__(
@@ -161,8 +157,6 @@ class Turns:
         Args:
             turn: of the same request, if something went out for it before.
             messages: as the client sent them.
-            case: of the request.
-            guarded: what goes out.
         """
         tokens = guarded.count.tokens
         if turn is None:
@@ -208,7 +202,7 @@ class Turns:
             self._write(turn.when_s, turn_to_json(turn))
 
     def accuracy(self, target_key: str) -> Accuracy | None:
-        """Of the last answer of a target; None before the first."""
+        """None before the first answer of a target."""
         return self._accuracies.get(target_key)
 
     def _name(self, first: Message, case: RequestContext) -> str:
@@ -221,8 +215,8 @@ class Turns:
 def _stopped_at(turn: Turn, case: RequestContext, guarded: PreparedRequest) -> int:
     """The fill of the context when an answer was stopped, in tokens.
 
-    Servers report no usage of a stopped answer. `tokens_before` is the client's whole conversation, which was never
-    sent if it had been compacted before; the limit at which answers are stopped is what is certain then.
+    Servers report no usage of a stopped answer. `tokens_before` is the whole conversation as the client sent it; if it
+    is larger than the window, only the limit at which answers are stopped is certain.
     """
     limit = int(case.settings.streaming_ratio * guarded.window.tokens)
     return max(turn.filled_tokens, guarded.tokens_before if guarded.tokens_before <= guarded.window.tokens else limit)

@@ -1,7 +1,7 @@
-"""The page as HTML: fills `templates/` with `content.py` data, and says what a browser may do with the result.
+"""The page as HTML: fills `templates/` with data, and says what a browser may do with the result.
 
-Markup and wording are in the templates, looks in `style.css`. Here numbers become what is shown: events are folded, the
-coordinates of a conversation's plot are computed. Called by `routes.py`. The templates escape every value.
+Markup and wording are in the templates, looks in `style.css`. Here events are folded and the coordinates of plots are
+computed. The templates escape every value.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jinja2
 
 from litellm_compaction.events import CarryEvent, CompactionEvent, Kept, TruncationAlarm
-from litellm_compaction.proxy.page.content import Content, Field
-from litellm_compaction.proxy.page.turns import Talk, Turn
+from litellm_compaction.proxy.deployments import GuardedDeployment
+from litellm_compaction.proxy.page.auth import Visitor
+from litellm_compaction.proxy.page.turns import Accuracy, Talk, Turn
+from litellm_compaction.proxy.report import DeploymentReport
 
 ALL = "*"
 
@@ -46,8 +48,75 @@ _MAX_BAR_WIDTH = 14.0
 _LABEL_HEIGHT = 12.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A deployment, or a loaded model behind a wildcard.
+
+    Attributes:
+        state: why there is no window, in words.
+        accuracy: of the last answer; None before the first.
+        own: settings that the page does not change, as `key: value`.
+        conflict: why changes made here do not reach it; "" if they do.
+    """
+
+    guard: GuardedDeployment
+    report: DeploymentReport
+    state: str = ""
+    accuracy: Accuracy | None = None
+    own: Sequence[str] = ()
+    conflict: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A setting that can be changed.
+
+    Attributes:
+        value: in force, or entered and refused.
+        configured: in config.yaml.
+        changed: "2026-11-22 02:10 UTC by proxy_admin" if it was changed here.
+        options: value and label in a drop-down; empty for a number.
+        problem: why the value was refused.
+    """
+
+    key: str
+    label: str
+    description: str
+    value: str
+    configured: str
+    changed: str = ""
+    options: Sequence[tuple[str, str]] = ()
+    problem: str = ""
+
+
+class Notice(NamedTuple):
+    """A message at the top of the page."""
+
+    kind: Literal["done", "problem", "note"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """The whole page.
+
+    Attributes:
+        revision: of the changes that the form shows.
+        talks: those that are drawn, the most recent first; `more_talks` are not.
+        events: the newest first.
+    """
+
+    visitor: Visitor
+    revision: str
+    fields: Sequence[Field]
+    notices: Sequence[Notice]
+    rows: Sequence[Row]
+    talks: Sequence[Talk]
+    more_talks: int
+    events: Sequence[Kept]
+
+
 def page(content: Content) -> str:
-    """The settings and history page."""
     plots = [_plot(talk) for talk in content.talks]
     return _rendered("page.html.j2", content=content, plots=plots, events=_folded(content.events))
 
@@ -69,20 +138,18 @@ def _folded(events: Sequence[Kept]) -> list[tuple[Kept, int]]:
     """The events with their number, a compaction's reuses in a row as the newest of them."""
     rows: list[tuple[Kept, int]] = []
     for event in events:
-        last, times = rows[-1] if rows else (None, 0)
-        if _is_reuse(event) and last is not None and _is_reuse(last) and _record(event) == _record(last):
-            rows[-1] = (last, times + 1)
+        if rows and (record := _reused(event)) is not None and record == _reused(rows[-1][0]):
+            rows[-1] = (rows[-1][0], rows[-1][1] + 1)
         else:
             rows.append((event, 1))
     return rows
 
 
-def _is_reuse(event: Kept) -> bool:
-    return isinstance(event, CompactionEvent) and event.outcome == "reused"
-
-
-def _record(event: Kept) -> tuple[str, str]:
-    return event.model, event.compaction_id if isinstance(event, CompactionEvent) else ""
+def _reused(event: Kept) -> tuple[str, str] | None:
+    """The model and the record of a reuse; None for any other event."""
+    if isinstance(event, CompactionEvent) and event.outcome == "reused":
+        return event.model, event.compaction_id
+    return None
 
 
 class _Canvas(NamedTuple):
@@ -99,129 +166,73 @@ class _Canvas(NamedTuple):
     bottom: int = 168
 
 
-class _Rule(NamedTuple):
-    """A dashed line at a share of the window, with its label."""
-
-    ratio: float
-    y: float
-    label_y: float
+_CANVAS = _Canvas()
 
 
 class _Bar(NamedTuple):
-    """One turn: where its middle is, and how high what it says reaches (y grows downwards).
+    """One turn, drawn: `x` is the bar's middle."""
 
-    Attributes:
-        prompt_y, filled_y: the prompt as it was sent; with the answer on top.
-        before_y: the prompt as it came.
-        restarts: of each the context before and after.
-    """
-
+    turn: Turn
     x: float
-    left: float
     width: float
-    prompt_y: float
-    filled_y: float
-    before_y: float
-    is_compacted: bool
-    restarts: list[tuple[float, float]]
+
+    @property
+    def left(self) -> float:
+        return self.x - self.width / 2
+
+    @property
+    def fill(self) -> float:
+        return _ratio(self.turn.filled_tokens, self.turn)
+
+    def y(self, tokens: int) -> float:
+        """Grows downwards."""
+        return _y(_ratio(tokens, self.turn))
 
 
-class _Label(NamedTuple):
-    """A turn's number below the bars."""
-
-    text: str
-    x: float
-    anchor: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plot:
+class _Plot(NamedTuple):
     """One conversation's picture.
 
     Attributes:
-        fills: shares of the window after each turn that is drawn.
-        is_changed: whether any of these turns was not sent as it came.
+        rules: dashed lines as (share of the window, y, y of the label).
+        labels: numbers of turns as (text, x, anchor).
     """
 
     talk: Talk
-    fills: list[float]
-    compactions: int
-    restarts: int
-    is_changed: bool
-    rules: list[_Rule]
     bars: list[_Bar]
-    labels: list[_Label]
-
-
-_CANVAS = _Canvas()
+    rules: list[tuple[float, float, float]]
+    labels: list[tuple[str, float, str]]
 
 
 def _plot(talk: Talk) -> _Plot:
     turns = talk.turns[-_MAX_BARS:]
     step = min((_CANVAS.right - _CANVAS.left) / len(turns), 2 * _MAX_BAR_WIDTH)
-    return _Plot(
-        talk=talk,
-        fills=[_ratio(turn.filled_tokens, turn) for turn in turns],
-        compactions=sum(turn.action == "compacted" for turn in turns),
-        restarts=sum(len(turn.restarts) for turn in turns),
-        is_changed=any(turn.action != "none" for turn in turns),
-        rules=_rules(talk.newest),
-        bars=[_bar(turn, _x(index, step), step) for index, turn in enumerate(turns)],
-        labels=_labels(len(talk.turns), len(turns), step),
-    )
+    width = max(min(step * 0.7, _MAX_BAR_WIDTH), 1.0)
+    bars = [_Bar(turn, _CANVAS.left + step * (index + 0.5), width) for index, turn in enumerate(turns)]
+    count, drawn = len(talk.turns), len(turns)
+    labels = [(str(count - drawn + 1), bars[0].x, "middle")]
+    if drawn > 1:
+        edge = min(bars[-1].x + _MAX_BAR_WIDTH, _CANVAS.width - 2)
+        labels.append((f"turn {count}" if drawn > 4 else str(count), edge, "end"))
+    return _Plot(talk, bars, _rules(talk.newest), labels)
 
 
-def _rules(newest: Turn) -> list[_Rule]:
-    rules: list[_Rule] = []
+def _rules(newest: Turn) -> list[tuple[float, float, float]]:
+    rules: list[tuple[float, float, float]] = []
     label_y = 0.0
     for ratio in sorted({newest.compact_ratio, newest.carry_ratio, 1.0}, reverse=True):
         # Lines may lie closer together than their labels can.
         label_y = max(_y(ratio) + 4, label_y + _LABEL_HEIGHT)
-        rules.append(_Rule(ratio, _y(ratio), label_y))
+        rules.append((ratio, _y(ratio), label_y))
     return rules
-
-
-def _bar(turn: Turn, x: float, step: float) -> _Bar:
-    def y(tokens: int) -> float:
-        return _y(_ratio(tokens, turn))
-
-    width = max(min(step * 0.7, _MAX_BAR_WIDTH), 1.0)
-    return _Bar(
-        x=x,
-        left=x - width / 2,
-        width=width,
-        prompt_y=y(turn.prompt_tokens),
-        filled_y=y(turn.filled_tokens),
-        before_y=y(turn.before_tokens),
-        is_compacted=turn.action == "compacted",
-        restarts=[(y(drop.before_tokens), y(drop.after_tokens)) for drop in turn.restarts],
-    )
-
-
-def _labels(count: int, drawn: int, step: float) -> list[_Label]:
-    """The numbers of the first turn that is drawn, and of the last."""
-    labels = [_Label(str(count - drawn + 1), _x(0, step), "middle")]
-    if drawn > 1:
-        edge = min(_x(drawn - 1, step) + _MAX_BAR_WIDTH, _CANVAS.width - 2)
-        labels.append(_Label(f"turn {count}" if drawn > 4 else str(count), edge, "end"))
-    return labels
 
 
 def _ratio(tokens: int, turn: Turn) -> float:
     return tokens / max(turn.window_tokens, 1)
 
 
-def _x(index: int, step: float) -> float:
-    return _CANVAS.left + step * (index + 0.5)
-
-
 def _y(ratio: float) -> float:
     inside = min(max(ratio, 0.0), _MOST_RATIO) / _MOST_RATIO
     return round(_CANVAS.bottom - inside * (_CANVAS.bottom - _CANVAS.top), 2)
-
-
-def _thousands(number: int) -> str:
-    return f"{number:,}"
 
 
 def _share_of(tokens: int, window_tokens: int) -> str:
@@ -250,7 +261,7 @@ def _environment() -> jinja2.Environment:
         auto_reload=False,
     )
     made.globals.update(style=STYLE, canvas=_CANVAS, ALL=ALL)
-    made.filters.update(clock=clock_text, thousands=_thousands, share_of=_share_of, shown=_shown)
+    made.filters.update(clock=clock_text, thousands="{:,}".format, share_of=_share_of, shown=_shown)
     made.tests["cut"] = lambda event: isinstance(event, CarryEvent)
     made.tests["alarm"] = lambda event: isinstance(event, TruncationAlarm)
     for name in made.list_templates(extensions=["j2"]):
