@@ -1,7 +1,7 @@
 """The settings in force: config.yaml's, with the changes that were made at run time on top.
 
-Asked for every request to a guarded deployment, and answered from memory; the store is read at most once a second, by
-the first request that finds the answer older than that. Without the settings page nothing is ever read.
+Answered from memory; the store is read at most once a second, by the first request that finds the answer older than
+that. Without the settings page nothing is ever read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from pydantic import BeforeValidator, Field, StrictFloat, StrictStr, TypeAdapter, ValidationError
+from pydantic import Field, StrictFloat, StrictStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from litellm_compaction.config import LIVE, DeploymentSettings, Settings, choices
@@ -25,15 +25,15 @@ from litellm_compaction.stores import Store
 
 Value: TypeAlias = StrictStr | StrictFloat
 
-# A role is a word of LiteLLM's; whatever else a store holds there is not worth showing.
-_MAX_ROLE_CHARS = 64
 logger = logging.getLogger("litellm_compaction")
 KEY = "settings"
-# How long a change by another worker may stay unseen.
-FRESH_S = 1.0
-# A request waits no longer for a file than this; what is known counts then. A read takes 1 ms.
+# A role is a word of LiteLLM's; a store may hold anything there.
+_MAX_ROLE_CHARS = 64
+# A change by another worker may stay unseen for so long.
+_FRESH_S = 1.0
+# A request waits no longer for the store than this. A read takes 1 ms.
 _WAIT_S = 0.1
-# A store that failed is left in peace for so long.
+# A store that failed is not asked again for so long.
 _RETRY_S = 5.0
 
 
@@ -43,7 +43,7 @@ class Change:
 
     Attributes:
         when_s: wall clock, seconds since 1970.
-        role: LiteLLM's role of whoever changed it; never a name or a key.
+        role: LiteLLM's, of the visitor who changed it; never a name or a key.
     """
 
     value: Value
@@ -91,11 +91,9 @@ def allowed_values(field: FieldInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """All changes by key; what is not in it follows config.yaml. `mac` signs the rest of it."""
+    """All changes by key; other settings follow config.yaml."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
-    # Any other thing is a wrong signature.
-    mac: Annotated[str, BeforeValidator(str)] = field(default="", compare=False)
     version: Literal[1] = 1
 
     @property
@@ -103,7 +101,6 @@ class Overlay:
         return {key: change.value for key, change in self.changes.items()}
 
     def to_json(self) -> str:
-        """As it is kept in the store."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def over(self, configured: Settings) -> Settings:
@@ -115,7 +112,7 @@ class Overlay:
         return with_values(configured, self.values) if self.changes else configured
 
     def changed(self, configured: Settings, values: Mapping[str, str | float], *, when_s: float, role: str) -> Overlay:
-        """This overlay after somebody chose `values`: what config.yaml says anyway leaves no trace."""
+        """This overlay after `values` were chosen; those of config.yaml leave no trace."""
         changes = dict(self.changes)
         for key, value in values.items():
             if value == getattr(configured, key):
@@ -125,7 +122,6 @@ class Overlay:
         return Overlay(changes)
 
     def without(self, keys: Sequence[str]) -> Overlay:
-        """This overlay with `keys` as config.yaml has them again."""
         return Overlay({key: change for key, change in self.changes.items() if key not in keys})
 
 
@@ -150,11 +146,11 @@ class Known(NamedTuple):
     """The changes that were made at run time, as far as they are known.
 
     Attributes:
-        text: as the store has it; None without any.
+        text: in the store; None without any.
         overlay: as much of it as is in force.
         settings: config.yaml's with `overlay` on top.
         ignored: why a saved overlay is not in force; "" if it is.
-        failure: why the store could not be read or written last time; "" if it could.
+        failure: why the store could not be read last time; "" if it could.
     """
 
     text: str | None
@@ -169,7 +165,7 @@ class LiveSettings:
 
     Args:
         configured: of config.yaml.
-        store: where the overlay is, for all workers; None for config.yaml's settings and nothing else (`page: off`).
+        store: holds the overlay for all workers; None for config.yaml's settings alone (`page: off`).
         secret: gives the proxy's master key, with which changes are signed; None if there is none.
         clock: monotonic seconds.
     """
@@ -189,26 +185,25 @@ class LiveSettings:
         self._clock = clock
         self._stale_s: float | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._is_warned_of_failure = False
 
     @property
     def is_asleep(self) -> bool:
-        """The plug-in is off and stays off: no page may switch it on."""
+        """The plug-in is off, and no page may switch it on."""
         return self._store is None and self.configured.mode == "off"
 
     async def current(self) -> Settings:
-        """The settings in force, no more than a second old; of a store that cannot be read, those last known."""
+        """No more than a second old; of a store that cannot be read, those last known."""
         if self._store is not None and (self._stale_s is None or self._clock() >= self._stale_s):
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.get_running_loop().create_task(self._read(self._store))
             await asyncio.wait({self._reading}, timeout=_WAIT_S)
             if not self._reading.done():
                 # The next request to wait for this read comes a second later.
-                self._stale_s = self._clock() + FRESH_S
+                self._stale_s = self._clock() + _FRESH_S
         return self.known.settings
 
     async def read(self) -> Known:
-        """The store's changes, however long it takes; for the page."""
+        """Reads the store, however long it takes; for the page."""
         if self._store is not None:
             await self._read(self._store)
         return self.known
@@ -221,7 +216,7 @@ class LiveSettings:
             StoreError: it could not be saved, so nothing has changed.
         """
         settings = overlay.over(self.configured)
-        text = replace(overlay, mac=self._mac(overlay)).to_json()
+        text = f"{overlay.to_json()}\n{self._mac(overlay.to_json())}"
         if self._store is not None:
             await self._store.put_setting(KEY, text)
         self._take(Known(text, overlay, settings))
@@ -232,37 +227,38 @@ class LiveSettings:
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._stale_s = self._clock() + _RETRY_S
             failure = str(error) if isinstance(error, CompactionError) else type(error).__name__
-            self.known = self.known._replace(failure=failure)
-            if not self._is_warned_of_failure:
-                self._is_warned_of_failure = True
+            if not self.known.failure:
                 logger.warning("settings_not_read %s; those last known hold", failure)
+            self.known = self.known._replace(failure=failure)
             return
-        self._is_warned_of_failure = False
         if text == self.known.text:
-            self._stale_s = self._clock() + FRESH_S
+            self._stale_s = self._clock() + _FRESH_S
             self.known = self.known._replace(failure="")
             return
         try:
-            overlay = self._signed(overlay_from_json(text))
+            overlay = self._verified(text)
             self._take(Known(text, overlay, overlay.over(self.configured)))
         except ConfigError as error:
             # Once for each text: the next read finds it known.
             logger.warning("settings_ignored %s; config.yaml holds; reset them at /compaction", error)
             self._take(Known(text, Overlay(), self.configured, ignored=str(error)))
 
-    def _signed(self, overlay: Overlay) -> Overlay:
-        mac = self._mac(overlay)
-        if mac and overlay.changes and not hmac.compare_digest(mac.encode(), overlay.mac.encode(errors="replace")):
+    def _verified(self, text: str | None) -> Overlay:
+        """The overlay in a store's text: a line of JSON, and one with its signature."""
+        plain, _, sent = (text or "").partition("\n")
+        overlay = overlay_from_json(plain if text is not None else None)
+        mac = self._mac(plain)
+        if mac and overlay.changes and not hmac.compare_digest(mac.encode(), sent.encode(errors="replace")):
             raise ConfigError("the saved changes are not signed with this proxy's master key")
         return overlay
 
-    def _mac(self, overlay: Overlay) -> str:
-        return self._seal.mac(replace(overlay, mac="").to_json().encode()).hex()
+    def _mac(self, text: str) -> str:
+        return self._seal.mac(text.encode(errors="replace")).hex()
 
     def _take(self, known: Known) -> None:
         before = self.known.settings
         self.known = known
-        self._stale_s = self._clock() + FRESH_S
+        self._stale_s = self._clock() + _FRESH_S
         after = known.settings
         for key in type(after).model_fields:
             if getattr(before, key) != getattr(after, key):

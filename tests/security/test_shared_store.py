@@ -12,7 +12,7 @@ import pytest
 
 from litellm_compaction.config import settings_from
 from litellm_compaction.master_key import Seal
-from litellm_compaction.proxy.live_settings import KEY, LiveSettings, Overlay, overlay_from_json
+from litellm_compaction.proxy.live_settings import KEY, LiveSettings, Overlay
 from litellm_compaction.stores import Board
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows
 from tests.stores.compactions import compaction
@@ -118,10 +118,10 @@ _TRUE = Overlay().changed(_CONFIGURED, {"mode": "observe"}, when_s=1.0, role="pr
 _FORGED_SETTINGS: dict[str, str] = {
     "guard off": _forged(mode="off"),
     "another model": _forged(pruning_model="other-model"),
-    "an empty signature": json.dumps({**json.loads(_forged(mode="off")), "mac": ""}),
-    "a signature of zeros": json.dumps({**json.loads(_forged(mode="off")), "mac": "0" * 32}),
-    "a signature that is no text": json.dumps({**json.loads(_forged(mode="off")), "mac": [1]}),
-    "a signature in other letters": json.dumps({**json.loads(_forged(mode="off")), "mac": "é" * 32}),
+    "an empty signature": _forged(mode="off") + "\n",
+    "a signature of zeros": _forged(mode="off") + "\n" + "0" * 32,
+    "a signature in other letters": _forged(mode="off") + "\n" + "é" * 32,
+    "a signature of no letters": _forged(mode="off") + "\n\ud800",
     "a true signature of other settings": "",
 }
 
@@ -140,7 +140,7 @@ async def test_forged_settings_are_ignored_with_a_warning(name: str, caplog: pyt
     assert (await live("sk-of-another-proxy").current()).mode == "guard"
     # Where LiteLLM asks for no key, everybody may do all.
     assert (await live(None).current()).mode == "observe"
-    moved = json.dumps({**json.loads(_forged(mode="off")), "mac": json.loads(signed)["mac"]})
+    moved = _forged(mode="off") + "\n" + signed.partition("\n")[2]
     await store.put_setting(KEY, _FORGED_SETTINGS[name] or moved)
     caplog.clear()
     worker = live(SECRET)
@@ -150,7 +150,7 @@ async def test_forged_settings_are_ignored_with_a_warning(name: str, caplog: pyt
     # Saving again replaces it.
     await worker.write(_TRUE)
     assert (await live(SECRET).current()).mode == "observe"
-    assert overlay_from_json(await store.get_setting(KEY)) == _TRUE
+    assert await store.get_setting(KEY) == signed
 
 
 async def test_what_is_larger_than_anything_written_here_is_not_read(store: RedisStore) -> None:
