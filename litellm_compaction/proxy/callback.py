@@ -27,7 +27,7 @@ from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake
 from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_redis, proxy_secret
 from litellm_compaction.proxy.live_settings import LiveSettings
-from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
 from litellm_compaction.proxy.page.turns import Turns
 from litellm_compaction.proxy.refusals import (
     Refusal,
@@ -40,7 +40,6 @@ from litellm_compaction.proxy.refusals import (
     reworded,
     server_gone,
 )
-from litellm_compaction.proxy.spans import Spans, note_request_span
 from litellm_compaction.proxy.startup import (
     load_settings,
     provide_api_base,
@@ -110,7 +109,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             sources=Sources.of(settings),
             store=store,
             board=open_board(settings.store, store, secret=proxy_secret),
-            observers=(log_observer(logger), metrics.observe, Spans().observe, self._history),
+            observers=(log_observer(logger), metrics.observe, add_to_trace, self._history),
         )
         has_page = settings.page == "on"
         self._live = LiveSettings(settings, store if has_page else None, secret=proxy_secret)

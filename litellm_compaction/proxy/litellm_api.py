@@ -1,4 +1,4 @@
-"""LiteLLM's internals that we rely on: access rules, credentials, connections, secret, tracer, contexts, and end.
+"""LiteLLM's internals that we rely on: access rules, credentials, connections, secret, contexts, and end.
 
 Every private attribute is feature-tested; where the access rules are missing, the lists of models that the key itself
 carries count.
@@ -139,11 +139,6 @@ def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
             raise StoreError(_NO_REDIS) from None
 
     return make
-
-
-def open_telemetry_tracer() -> Any:
-    """The tracer of LiteLLM's `otel` callback, of either generation; None where it is not on."""
-    return getattr(getattr(sys.modules.get(_PROXY), "open_telemetry_logger", None), "tracer", None)
 
 
 def before_end(work: Callable[[], Awaitable[None]]) -> bool:

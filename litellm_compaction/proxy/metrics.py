@@ -1,15 +1,17 @@
-"""Prometheus metrics beside LiteLLM's own: an observer of events, where `prometheus_client` is installed.
+"""Prometheus metrics beside LiteLLM's own, and events in its traces: observers of what the engine decides.
 
 LiteLLM serves the library's default registry at `/metrics` when its `prometheus` callback is on (integrations/
-prometheus.py, 1.106.2). Numbers and names only; a missing library, or a name that is taken, is never an error.
+prometheus.py, 1.106.2), and begins a span for each request when its `otel` callback is (1.106.2 and 1.109.1). Numbers
+and names only; a missing library, or a name that is taken, is never an error.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, CarryEvent, CompactionEvent, Event, TruncationAlarm
 
@@ -24,8 +26,18 @@ _RATIO_BUCKETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
 _SECOND_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
+# The fields of an event that say something of its request; the rest is for the history.
+_ATTRIBUTES = (
+    *("outcome", "phase", "model", "strategy", "rung", "reason", "pruning_model", "compaction_id"),
+    *("window_tokens", "window_source", "tokens_before", "tokens_after", "covered_messages", "round"),
+    *("summary_calls", "summary_ms", "duration_ms"),
+)
+# Of the request whose task this is. What the request begins inherits it: restarts inside its stream, too.
+_request_span: ContextVar[Any] = ContextVar("litellm_compaction_request_span", default=None)
+
+
 class _Kind(NamedTuple):
-    """What an instrument says, by which labels: a histogram where it has buckets, else a counter."""
+    """A histogram if it has buckets, else a counter."""
 
     text: str
     labels: tuple[str, ...] = ("model",)
@@ -57,32 +69,25 @@ _KINDS = {
     "refusals_total": _Kind("Requests refused because they cannot be made to fit."),
 }
 
-# The library's counters and histograms, by the same names.
-_Instruments: TypeAlias = dict[str, Any]
-
 
 class Metrics:
-    """Counts events. The instruments are made at the first one: only then is it certain that LiteLLM has set up.
-
-    Args:
-        load: gives the module `prometheus_client`; raises ImportError where there is none.
-    """
+    """Counts events. The instruments are made at the first one: only then is it certain that LiteLLM has set up."""
 
     def __init__(self, load: Callable[[], Any] = lambda: import_module("prometheus_client")) -> None:
         self._load = load
         self._is_loaded = False
-        self._instruments: _Instruments | None = None
+        self._instruments: dict[str, Any] | None = None
         self._models: set[str] = set()
 
     def observe(self, event: Event) -> None:
-        """Counts one event; never raises."""
+        """Never raises."""
         self._safely(lambda instruments: self._count(instruments, event))
 
     def restarted(self, model: str, restarts: int) -> None:
         """Counts how often one answer was carried over the limit; never raises."""
         self._safely(lambda instruments: instruments["restarts_total"].labels(self._known(model)).inc(restarts))
 
-    def _safely(self, count: Callable[[_Instruments], None]) -> None:
+    def _safely(self, count: Callable[[dict[str, Any]], None]) -> None:
         try:
             instruments = self._loaded()
             if instruments is not None:
@@ -90,7 +95,7 @@ class Metrics:
         except Exception as error:  # noqa: BLE001 - a request is worth more than its metric (P8)
             logger.debug("metrics error=%s", type(error).__name__)
 
-    def _count(self, instruments: _Instruments, event: Event) -> None:
+    def _count(self, instruments: dict[str, Any], event: Event) -> None:
         model = self._known(event.model)
         if isinstance(event, TruncationAlarm):
             instruments["truncation_alarms_total"].labels(model, event.reason).inc()
@@ -108,7 +113,7 @@ class Metrics:
             self._models.add(model)
         return model
 
-    def _loaded(self) -> _Instruments | None:
+    def _loaded(self) -> dict[str, Any] | None:
         if not self._is_loaded:
             self._is_loaded = True
             try:
@@ -119,7 +124,7 @@ class Metrics:
         return self._instruments
 
 
-def _count_compaction(instruments: _Instruments, event: CompactionEvent, model: str) -> None:
+def _count_compaction(instruments: dict[str, Any], event: CompactionEvent, model: str) -> None:
     is_ahead = event.outcome in AHEAD
     if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
         instruments["ahead_total"].labels(model, event.outcome if is_ahead else "used").inc()
@@ -153,3 +158,21 @@ def _registered(library: Any, name: str, kind: _Kind) -> Any:
         if found is None:
             raise
         return found
+
+
+def note_request_span(user_api_key_dict: object) -> None:
+    """Notes LiteLLM's span of the request that this task serves; none if LiteLLM traces nothing."""
+    _request_span.set(getattr(user_api_key_dict, "parent_otel_span", None))
+
+
+def add_to_trace(event: Event) -> None:
+    """Adds a decision to LiteLLM's span of its request; never raises."""
+    span = _request_span.get()
+    # Of a restart the compaction that it brings is told. What is written ahead belongs to no request.
+    if span is None or not isinstance(event, CompactionEvent) or event.outcome in AHEAD:
+        return
+    attributes = {f"litellm_compaction.{name}": found for name in _ATTRIBUTES if (found := getattr(event, name)) != ""}
+    try:
+        span.add_event(f"litellm_compaction {event.outcome}", attributes, round(event.when_s * 1e9))
+    except Exception as error:  # noqa: BLE001 - a request is worth more than its trace (P8)
+        logger.debug("trace error=%s", type(error).__name__)
