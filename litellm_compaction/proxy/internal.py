@@ -1,16 +1,13 @@
 """The calls that we make ourselves, summaries, warm-ups and probes, on behalf of a client's request.
 
-They go through the proxy's router, so that they are logged and paid for by the same key, team and user, and they
-are never guarded themselves.
+They go through the proxy's router, so that they are logged and paid for by the same key, team and user.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -27,7 +24,6 @@ from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.litellm_api import has_spare_places, is_allowed, is_within_budgets, takes_place
-from litellm_compaction.proxy.refusals import unframed
 from litellm_compaction.summarizer import IsEnough, SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
@@ -38,25 +34,8 @@ _ORIGIN = "autorouter_compaction"
 # By which an operator tells our calls from those of clients, in spend logs, callbacks and metrics.
 OWN_TAG = "litellm-compaction"
 _SUMMARY_TEMPERATURE = 0.3
-_READ_ERROR_CHARS = 2000
-_LOGGED_ERROR_CHARS = 300
-# JSON's escapes would hide where a word begins; other scripts are compared as they are escaped.
-_BACKSLASHES = re.compile(r"\\+")
-_ESCAPES = re.compile(r"\\[bfnrt\"/]")
-_WORDS = re.compile(r"(?:\\[ux][0-9a-f]+|\w)+|[^\w\s\\]", re.IGNORECASE)
-# What servers say when they refuse; a conversation that has these words too gives nothing away by them.
-_ERROR_WORDS = frozenset((
-    "a", "access", "allowed", "and", "api", "are", "at", "authentication", "available", "bad", "body", "cannot",
-    "connection", "context", "could", "credit", "deadline", "denied", "does", "error", "exceed", "exceeded",
-    "exceeds", "exist", "expired", "failed", "for", "forbidden", "found", "gateway", "has", "have", "http", "in",
-    "input", "internal", "invalid", "is", "it", "key", "length", "limit", "loaded", "long", "many", "max_tokens",
-    "maximum", "memory", "messages", "missing", "model", "more", "must", "no", "not", "of", "on", "only", "or",
-    "out", "output", "overloaded", "parameter", "permission", "please", "prompt", "quota", "rate", "reached",
-    "refused", "request", "requests", "resources", "server", "service", "support", "supported", "than", "the",
-    "this", "timeout", "to", "token", "tokens", "too", "try", "type", "unable", "unauthorized", "unavailable",
-    "unknown", "unsupported", "was", "while", "window", "with", "your",
-))  # fmt: skip
-# What LiteLLM raises where a server, or LiteLLM for it, does not take `stream` or `stream_options`.
+_NO_CACHE = {"no-cache": True, "no-store": True}
+# LiteLLM's errors if a server, or LiteLLM for it, does not take `stream` or `stream_options`.
 _REFUSED = (litellm.BadRequestError, litellm.UnprocessableEntityError)
 # Asyncio keeps only weak references to its tasks.
 _logging: set[asyncio.Task[None]] = set()
@@ -64,7 +43,7 @@ _is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", 
 
 
 def is_internal_call() -> bool:
-    """Whether the running task is one of our own calls. A client cannot forge this, as it could a marker."""
+    """True in the task of a call of ours. A client cannot forge this, as it could a marker."""
     return _is_internal.get()
 
 
@@ -72,11 +51,8 @@ def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
     """Names one of our own calls in LiteLLM's books: its deployment's `model_name`, and a tag that only ours have.
 
     LiteLLM calls the id by which a call is pinned to a deployment its group: 64 hex digits in metrics and callbacks.
-    The tag is written after the deployment is chosen: LiteLLM can choose by tags.
-
-    Args:
-        router: LiteLLM's router.
-        kwargs: of the deployment hook; its metadata, which LiteLLM's logging shares, is changed in place.
+    The tag is written after the deployment is chosen: LiteLLM can choose by tags. The metadata in `kwargs` of the
+    deployment hook, which LiteLLM's logging shares, is changed in place.
     """
     metadata, info = kwargs.get("metadata"), kwargs.get("model_info")
     if not isinstance(metadata, dict) or not isinstance(info, Mapping):
@@ -87,12 +63,7 @@ def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
 
 
 def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
-    """The `model_name` of the deployment that a call goes to; "" where LiteLLM does not know it.
-
-    Args:
-        router: LiteLLM's router.
-        kwargs: of the deployment hook.
-    """
+    """The `model_name` of the deployment that a call goes to, by the deployment hook's `kwargs`; "" if not known."""
     info = kwargs.get("model_info")
     found = router.get_deployment(model_id=str(info.get("id"))) if isinstance(info, Mapping) else None
     return str(getattr(found, "model_name", None) or "")
@@ -107,15 +78,13 @@ def summary_asker(
     group: str = "",
     is_same: bool = False,
 ) -> Callable[..., Awaitable[SummaryAnswer]]:
-    """How a pruning model is asked.
+    """Gives what asks a pruning model.
 
     Args:
-        router: LiteLLM's router.
         model: a deployment id, which pins that deployment, or a model name.
         parent: metadata of the client's request: whose call it is.
-        timeout_s: limit for the call.
         group: the `model_name` that LiteLLM's limits are looked up for.
-        is_same: whether the client itself asked that model, and so may.
+        is_same: the client itself asked that model, and so may.
     """
 
     async def ask(
@@ -126,9 +95,6 @@ def summary_asker(
         tool_choice: JsonValue = None,
         is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
-        with_tools = {"tools": list(tools), "tool_choice": tool_choice} if tools else {}
-        if tool_choice is None:
-            with_tools.pop("tool_choice", None)
         await _check_limits(router, group, parent, is_same=is_same)
         call = partial(
             call_router,
@@ -137,11 +103,11 @@ def summary_asker(
             parent,
             messages=wire.encode(messages),
             max_tokens=max_tokens,
-            **with_tools,
+            **_with_tools(tools, tool_choice),
             temperature=_SUMMARY_TEMPERATURE,
             timeout=timeout_s,
             # An answer from LiteLLM's response cache could belong to another tenant's conversation.
-            cache={"no-cache": True, "no-store": True},
+            cache=_NO_CACHE,
         )
         try:
             try:
@@ -157,14 +123,19 @@ def summary_asker(
             # LiteLLM's own limit is the same, and may come before the summarizer's.
             raise SummaryFailed("timeout", f"no answer within {timeout_s:g} s") from error
         except Exception as error:
-            said = await asyncio.to_thread(told_apart, str(getattr(error, "message", error)), messages)
-            status = getattr(error, "status_code", None)
-            kind = type(error).__name__
-            # INFO: the line of what was done instead, or without the summary, is the WARNING.
-            logger.info("pruning_failed model=%s error=%s status=%s message=%s", group or model, kind, status, said)
+            # Without the server's words, which may quote the conversation. INFO: the line of what was done instead, or
+            # without the summary, is the WARNING.
+            kind, status = type(error).__name__, getattr(error, "status_code", None)
+            logger.info("pruning_failed model=%s error=%s status=%s", group or model, kind, status)
             raise SummaryFailed("error", kind) from error
 
     return ask
+
+
+def _with_tools(tools: Sequence[JsonValue], tool_choice: JsonValue) -> dict[str, Any]:
+    if not tools:
+        return {}
+    return {"tools": list(tools)} if tool_choice is None else {"tools": list(tools), "tool_choice": tool_choice}
 
 
 async def _check_limits(router: Any, group: str, parent: Mapping[str, Any], *, is_same: bool) -> None:
@@ -185,42 +156,14 @@ async def _check_limits(router: Any, group: str, parent: Mapping[str, Any], *, i
         raise SummaryFailed("rate_limit", "the key has no request or no token left in this minute")
 
 
-def told_apart(message: str, asked: Sequence[Message]) -> str:
-    """A server's error for the log: its first words, without any that also stand in what it was asked.
-
-    A server may quote the conversation, in pieces and escaped; a log must not. Words of errors stay.
-
-    Args:
-        message: as LiteLLM tells it.
-        asked: the messages that were sent.
-    """
-    text = _as_escaped(unframed(message[:_READ_ERROR_CHARS]))
-    conversation = _as_escaped(wire.encode(asked)).lower()
-    found: list[str] = []
-    for word in _WORDS.findall(_ESCAPES.sub(" ", text)):
-        is_own = not any(sign.isalnum() for sign in word) or word.lower() in _ERROR_WORDS
-        # Bytes as Python shows them could be any letter.
-        is_quoted = "\\x" in word or word.lower() in conversation
-        shown = word if is_own or not is_quoted else "…"
-        if shown != "…" or found[-1:] != ["…"]:
-            found.append(shown)
-    told = " ".join(found)
-    return told if len(told) <= _LOGGED_ERROR_CHARS else f"{told[:_LOGGED_ERROR_CHARS]}…"
-
-
-def _as_escaped(value: object) -> str:
-    """As JSON escapes it, however often: the same letters are then the same characters in all that is compared."""
-    return _BACKSLASHES.sub(r"\\", json.dumps(value, default=str)[1:-1])
-
-
 async def _joined(
     answer: Any,
     asked: Sequence[Message],
     is_enough: IsEnough | None = None,
 ) -> SummaryAnswer:
-    """The whole of an answer, which comes as a stream, or at once from what streams nothing; at most what is wanted.
+    """The whole of a stream, or of a plain answer; a stream ends early if that is enough.
 
-    What is ended early is paid for like the rest, by an estimate: a server says what it used at a stream's end only.
+    An early end is paid for by an estimate: a server says what it used at a stream's end only.
     """
     if not hasattr(answer, "__aiter__"):
         choice = answer.choices[0]
@@ -245,7 +188,7 @@ async def _joined(
             if (aclose := getattr(answer, "aclose", None)) is not None:
                 await aclose()
         if is_stopped:
-            # Nobody waits for LiteLLM's callbacks: whoever ended it wants the server.
+            # Not waited for: the client wants the server.
             task = asyncio.get_running_loop().create_task(_log_stopped(answer, asked, _summary_answer(deltas, None)))
             _logging.add(task)
             task.add_done_callback(_logging.discard)
@@ -260,7 +203,7 @@ async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAns
     }
     try:
         await log_stopped(getattr(stream, "logging_obj", None), answer.text, usage)
-    except Exception as error:  # noqa: BLE001 - a callback of somebody else's; nobody waits for it
+    except Exception as error:  # noqa: BLE001 - a callback of another plug-in's
         logger.warning("summary_not_logged error=%s", type(error).__name__)
 
 
@@ -268,7 +211,7 @@ async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
     """Has LiteLLM log, and charge, a stream that was stopped: itself it does so only with streams that end.
 
     Args:
-        log: the stream's logging object; anything else is passed over, and so is what has ended by itself.
+        log: the stream's logging object; anything else is passed over, and so is one that has ended by itself.
         text: what came.
         usage: `prompt_tokens` and `completion_tokens`.
     """
@@ -287,23 +230,20 @@ async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
 def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryAnswer:
     return SummaryAnswer(
         text="".join(part.content or "" for part in parts),
-        reasoning="".join(map(_reasoning, parts)),
+        reasoning="".join(getattr(part, "reasoning_content", None) or "" for part in parts),
         finish_reason=finish_reason or "stop",
         calls_tool=any(getattr(part, "tool_calls", None) for part in parts),
     )
 
 
-def _reasoning(part: Any) -> str:
-    return getattr(part, "reasoning_content", None) or ""
-
-
 def permission(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> Callable[[], Awaitable[bool]]:
-    """Whether a key may have pruning models called when nobody waits for them: as any request of it, and within half of
-    what it may ask in a minute, so that none of its own requests is refused for it.
+    """Gives what says if a key may have summaries written before they are needed.
+
+    As with any request of it, and within half of what it may ask in a minute, so that none of its own requests is
+    refused for it.
 
     Args:
-        router: LiteLLM's router.
-        models: `model_name` of each.
+        models: `model_name` of each pruning model.
         parent: metadata of the client's request.
     """
 
@@ -317,7 +257,7 @@ def permission(router: Any, models: Sequence[str], parent: Mapping[str, Any]) ->
 
 
 def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Callable[[], Awaitable[None]]:
-    """How LM Studio is made to load a model: by the smallest request there is."""
+    """Gives what has LM Studio load a model: the smallest request there is."""
 
     async def load() -> None:
         # A failure shows in the next look at the window, with a clearer error than the provider's.
@@ -329,28 +269,17 @@ def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: fl
                 messages=[{"role": "user", "content": "."}],
                 max_tokens=1,
                 timeout=timeout_s,
-                cache={"no-cache": True, "no-store": True},
+                cache=_NO_CACHE,
             )
 
     return load
 
 
 def prompt_measure(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Measure:
-    """How a server is asked for its own count of a request: by a very short answer, which nobody gets to see.
-
-    Args:
-        router: LiteLLM's router.
-        model: a deployment id or a model name.
-        parent: metadata of the client's request.
-        timeout_s: limit for the call.
-    """
+    """Gives what asks a server for its own count of a request, by a very short answer that no client sees."""
 
     async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
-        with_tools = {"tools": list(request.tools), "tool_choice": request.tool_choice} if request.tools else {}
-        if request.tool_choice is None:
-            with_tools.pop("tool_choice", None)
-        if request.extras:
-            with_tools["extra_body"] = dict(request.extras)
+        extras = {"extra_body": dict(request.extras)} if request.extras else {}
         try:
             response = await call_router(
                 router,
@@ -358,9 +287,10 @@ def prompt_measure(router: Any, model: str, parent: Mapping[str, Any], *, timeou
                 parent,
                 messages=wire.encode(request.messages),
                 max_tokens=answer_tokens,
-                **with_tools,
+                **_with_tools(request.tools, request.tool_choice),
+                **extras,
                 timeout=timeout_s,
-                cache={"no-cache": True, "no-store": True},
+                cache=_NO_CACHE,
             )
         except Exception as error:  # noqa: BLE001 - without a count the request is judged by ours
             logger.debug("probe error=%s", type(error).__name__)
@@ -372,10 +302,9 @@ def prompt_measure(router: Any, model: str, parent: Mapping[str, Any], *, timeou
 
 
 async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:
-    """A call of ours through the router: on behalf of the client's key, team and user, and never guarded itself.
+    """Makes a call of ours: on behalf of the client's key, team and user, and never guarded itself.
 
     Args:
-        router: LiteLLM's router.
         model: a deployment id or a model name.
         parent: metadata of the client's request.
         arguments: of the completion.

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import litellm
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from litellm_compaction.core.judging import Unfolding
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy.internal import _ERROR_WORDS, summary_asker, told_apart
+from litellm_compaction.proxy.internal import summary_asker
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.engine.bench import settled
 
@@ -50,38 +47,12 @@ async def test_a_failed_call_is_told_in_one_word(error: Exception, reason: str) 
 
 
 async def test_a_failed_call_leaves_what_the_operator_needs(caplog: pytest.LogCaptureFixture) -> None:
-    """Which model, the status, the exception's class, and the server's words but for those of the conversation."""
-    said = "Rate limit reached for org-17. Prompt was: 'The password of Ada is SwordFish99'"
-    error = litellm.RateLimitError(said, model="m", llm_provider="openai")
+    """Which model, the status, and the exception's class; a server may quote the conversation, so none of its words."""
+    error = litellm.RateLimitError("The password of Ada is SwordFish99", model="m", llm_provider="openai")
     ask = summary_asker(_Failing(error), "m", {}, timeout_s=60, group="pruner")
     with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed):
         await ask([user_message("The password of Ada is SwordFish99. Prompt it.")], max_tokens=5)
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("pruning_failed model=pruner error=RateLimitError status=429 message=Rate limit reached for")
-    assert "org - 17" in line
-    assert [word for word in ("password", "Ada", "SwordFish99") if word in line] == []
-
-
-_WORD = st.text(st.characters(categories=["L", "Nd"]), min_size=3, max_size=9)
-
-
-@given(st.lists(_WORD, min_size=1, max_size=12), st.integers(0, 3))
-def test_no_word_of_a_conversation_is_logged(words: list[str], times: int) -> None:
-    """However the server quotes it: as it was, or escaped by JSON again and again."""
-    text = "\n".join(words)
-    quoted = text
-    for _ in range(times):
-        quoted = json.dumps(quoted)
-    told = told_apart(f"Bad request: {quoted}", [user_message(text)])
-    assert told.startswith("Bad request :")
-    logged = set(re.findall(r"(?:\\u[0-9a-f]{4}|\w)+", told.removeprefix("Bad request :").lower()))
-    own = {json.dumps(word.lower())[1:-1] for word in words} - _ERROR_WORDS
-    assert logged & own == set()
-
-
-def test_a_long_error_is_cut() -> None:
-    """A log line is no place for a page."""
-    assert len(told_apart("overloaded " * 1000, [user_message("text")])) < 400
+    assert caplog.messages == ["pruning_failed model=pruner error=RateLimitError status=429"]
 
 
 class _Telling:

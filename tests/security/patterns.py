@@ -58,9 +58,6 @@ SEEN_CHARS = {
     ),  # _SLICE_CHARS
     **dict.fromkeys((f"core.secrets._{name}" for name in ("SIGNED", "COMMAND", "FORM", "BROKEN", "HIDDEN")), 32_768),
     "core.continuation.preamble._DIALOGUE": 8_000,  # the end of an answer (_SCENE_CHARS)
-    # A server's error of 2,000 characters (_READ_ERROR_CHARS), each escaped as six.
-    "proxy.internal._WORDS": 12_000,
-    "proxy.internal._ESCAPES": 12_000,
     "tokenizers.families._KNOWN": 256,  # a model's name (_MAX_NAME_CHARS)
 }
 # Those of them that see one such text a request or a continuation, not a long one in pieces.
