@@ -1,8 +1,8 @@
-"""What is wrong in a config file as written, before any server is asked. Loads no LiteLLM.
+"""Checks a config file as written, before any server is asked. Loads no LiteLLM.
 
-Asked by `startup.py`, which raises the first finding with which the proxy must not start, and by `doctor` and `up`,
-which print them all. LiteLLM ignores keys that it does not know, so settings in a wrong place would count as not
-written: `mode: observe` one level too high would leave the guard acting.
+`startup.py` raises the first finding with which the proxy must not start, `doctor` and `up` print them all. LiteLLM
+ignores keys that it does not know, so settings in a wrong place would count as not written: `mode: observe` one level
+too high would leave the guard acting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callba
 # `mode` is LiteLLM's own key in model_info (chat, embedding, …).
 _OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
 _LIKENESS_RATIO = 0.92
-# Where LiteLLM reads nothing for us, or reads it too late (order of settings in LiteLLM 1.106.2).
+# Places that LiteLLM does not read for us, or reads too late (order of settings in LiteLLM 1.106.2).
 _OURS = (
     (SECTION,),
     ("general_settings", SECTION),
@@ -51,12 +51,7 @@ _PERHAPS_OURS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing to know.
-
-    Attributes:
-        level: a problem makes `doctor` fail, and its message says what to do.
-        error: with which the proxy refuses to start; None where it starts all the same.
-    """
+    """A problem makes `doctor` fail, and its message says what to do; with an `error` the proxy refuses to start."""
 
     level: Literal["problem", "note"]
     place: str
@@ -75,9 +70,7 @@ def note(place: str, message: str) -> Finding:
 def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Everything that a config file itself shows, in the order of a reader's interest.
 
-    Args:
-        data: the file as LiteLLM reads it, its includes merged in.
-        environ: for values such as `os.environ/NAME`.
+    `data` is the file as LiteLLM reads it, its includes merged in; `environ` is for values such as `os.environ/NAME`.
     """
     yield from _callback(as_entry(data.get("litellm_settings")))
     settings = settings_from(None)
@@ -113,13 +106,12 @@ def entries_of(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def entry_name(entry: Mapping[str, Any], index: int) -> str:
-    """How a deployment is called in a report."""
     name = entry.get("model_name")
     return name if isinstance(name, str) and name else f"model_list[{index}]"
 
 
 def _refused(place: str, named: str, error: ConfigError) -> Finding:
-    """A finding of settings that are not valid; `named` is how the error calls their place."""
+    """`named` is how the error calls the place."""
     what = str(error).removeprefix(f"{named}: ").rstrip(".")
     return problem(place, f"{what}. Correct it: the proxy refuses to start with it.", error)
 
@@ -142,6 +134,7 @@ def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _names(listed: object) -> list[object]:
+    """LiteLLM takes a bare string for a list of one."""
     return [listed] if isinstance(listed, str) else listed if isinstance(listed, list) else []
 
 
@@ -154,21 +147,17 @@ def _pruning_model(data: Mapping[str, Any], name: str, place: str, named: str) -
 def _misplaced(data: Mapping[str, Any]) -> Iterator[Finding]:
     """Settings of ours where they are not read; each place at most once."""
     advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
-    sure = [*(names for names in _OURS if _has(data, names)), *_beside_our_section(data)]
+    sure = [names for names in _OURS if _has(data, names)]
+    for name in map(str, as_entry(data.get("callback_settings"))):
+        is_like_ours = get_close_matches(name.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
+        if name != SECTION and (name in Settings.model_fields or is_like_ours):
+            sure.append(("callback_settings", name))
     for names in sure:
         place = ".".join(names)
         yield problem(place, advice, ConfigError(f"{place}: {advice}"))
     for names in _PERHAPS_OURS:
         if _has(data, names) and not any(known[: len(names)] == names for known in sure):
             yield problem(".".join(names), advice)
-
-
-def _beside_our_section(data: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for key in as_entry(data.get("callback_settings")):
-        name = str(key)
-        is_like_ours = get_close_matches(name.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
-        if name != SECTION and (name in Settings.model_fields or is_like_ours):
-            yield "callback_settings", name
 
 
 def _has(data: object, names: tuple[str, ...]) -> bool:

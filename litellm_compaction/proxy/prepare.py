@@ -1,7 +1,7 @@
-"""What is done before the first request: windows are looked at, and what counts prompts is loaded.
+"""Before the first request windows are looked at, and what counts prompts is loaded; likewise when LM Studio has loaded
+another model.
 
-Asked at start, and told by `windows/windows.py` when LM Studio has loaded another model. Making a vocabulary holds the
-interpreter lock for 50 to 500 ms, which every running stream would feel in the middle of a request.
+Making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream would feel.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ _MAX_PREPARED = 4096
 
 
 class Preparing:
-    """Knows the windows of guarded deployments, and loads what counts their prompts, each once.
-
-    Args:
-        compactor: asks and loads.
-        guards: say which deployments are guarded.
-        publisher: shows their windows.
-    """
+    """Looks at the windows of guarded deployments, and loads what counts their prompts, each once."""
 
     def __init__(self, compactor: Compactor, guards: DeploymentSelector, publisher: Publisher) -> None:
         self._compactor = compactor
@@ -63,11 +57,10 @@ class Preparing:
                 await self._prepare(target.model if deployment.is_wildcard else deployment.group, target)
 
     def watch(self, router: Callable[[], Any]) -> None:
-        """From now on does the same whenever a server has loaded another model; `router` gives LiteLLM's."""
+        """From now on prepares whenever a server has loaded another model; `router` gives LiteLLM's."""
         self._compactor.windows.on_loaded = lambda: self._notice(router)
 
     async def aclose(self) -> None:
-        """Ends what is being prepared."""
         self._compactor.windows.on_loaded = None
         await ended([self._task] if self._task is not None else [])
 
@@ -107,7 +100,7 @@ class Preparing:
             warn_of_workers(name, guard.settings.admission, window.parallel)
 
     async def _look_at_pruning_model(self, router: Any, guard: GuardedDeployment) -> None:
-        """Says once for each name whether another model will write the summaries."""
+        """Logs once for each name if another model will write the summaries."""
         name = guard.settings.pruning_model
         if name == SAME_MODEL or name in self._pruning_models:
             return
@@ -118,7 +111,6 @@ class Preparing:
             logger.info("pruning_model=%s writes summaries", name)
 
     async def _prepare(self, name: str, target: Target) -> None:
-        """What is not loaded in LM Studio can wait."""
         if (name, target.key) in self._prepared:
             return
         try:

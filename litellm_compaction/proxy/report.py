@@ -1,20 +1,19 @@
-"""What is known of a guarded deployment: its window, what counts its prompts, how its answers go on at the limit.
+"""What is known of a deployment: its window, what counts its prompts, how its answers go on at the limit.
 
-Asked by `doctor`, by the page, and at start for the log. Loads no LiteLLM.
+For `doctor`, the page, and the log at start. Loads no LiteLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import GoingOn, Standing
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
-from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of
+from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
 from litellm_compaction.tokens.prompt import renders_exactly
@@ -33,18 +32,16 @@ _WORDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentReport:
-    """What is known of one guarded deployment, or of one loaded model behind a wildcard.
+    """What is known of one deployment, or of one loaded model behind a wildcard.
 
     Attributes:
         carrier: what carries a running answer over the limit.
-        window: None where there is no number.
-        absence: why not; None with a window, for a wildcard of which nothing is loaded, and where nothing answered in
-            time.
-        source: what counts its prompts; None where the window is not known, but for models that are not loaded.
+        absence: why there is no window; None also for a wildcard without loaded models, and without an answer in time.
+        source: what counts its prompts; None without a window, but for models that are not loaded.
         failures: what is wrong with the sources that should have come before it, and what to do.
         standing: the ways in which its server goes on with an answer.
-        model_settings: how LM Studio's own settings have the model answer, in words; "" where it was not asked.
-        warnings: what of them works against this package, and what to choose.
+        model_settings: how LM Studio's own settings have the model answer, in words; "" if it was not asked.
+        warnings: those of them that work against this package, and what to choose.
     """
 
     target: Target
@@ -59,17 +56,12 @@ class DeploymentReport:
     warnings: tuple[str, ...] = ()
 
 
-def reaches(pattern: str, name: str) -> bool:
-    """Whether a wildcard deployment can be asked for a model: `*`, or `qwen/*` for qwen/qwen3-8b."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
-
-
 async def targets_of(windows: Windows, deployment: Deployment) -> list[Target]:
-    """The deployment's target; behind a wildcard those of the loaded models that it reaches, keyed as requests are."""
+    """The deployment's target, or those of the loaded models behind a wildcard, keyed as requests are."""
     target = deployment.target
     if "*" not in target.model:
         return [target]
-    names = [name for name in await windows.loaded(target) if reaches(target.model, name)]
+    names = [name for name in await windows.loaded(target) if serves(target.model, name)]
     return [replace(target, key=f"{deployment.id}|{name}", model=name) for name in names]
 
 
@@ -78,7 +70,7 @@ class Reporter:
 
     Args:
         limit_s: for each question to a server.
-        is_patient: whether to wait until what counts has been loaded, and to ask LM Studio about its settings.
+        is_patient: waits until what counts has been loaded, and asks LM Studio about its settings.
     """
 
     def __init__(
@@ -111,12 +103,9 @@ class Reporter:
     async def report(
         self, deployment: Deployment, settings: Settings, target: Target, listed: ListedModel | None = None
     ) -> DeploymentReport:
-        """What is known of a target.
+        """What is known of a target: the deployment's, or of a model behind its wildcard.
 
-        Args:
-            deployment, settings: as they are guarded.
-            target: the deployment's, or of a model behind its wildcard.
-            listed: the model as LM Studio lists it: it says what will count a model that is not loaded.
+        `listed` is the model as LM Studio lists it: it says what will count a model that is not loaded.
         """
         found = self.blank(deployment, settings, target)
         try:
@@ -142,7 +131,6 @@ class Reporter:
     async def _counted(
         self, found: DeploymentReport, architecture: str, wanted: WantedModel | None
     ) -> DeploymentReport:
-        """The report with what counts the deployment's prompts, and how its server goes on."""
         target, window = found.target, found.window
         source = await self._sources.source(target, architecture, wanted, patient=self._is_patient)
         failures = list(source.failures)
@@ -167,7 +155,7 @@ class Reporter:
 
 
 async def _in_use(source: TokenizerSource) -> tuple[TokenizerSource, list[str]]:
-    """The source with its vocabulary loaded, or what stands in for it, and what is wrong then; 0.1–2 s in a thread."""
+    """The source with its vocabulary loaded, or its stand-in and what is wrong; 0.1–2 s in a thread."""
     planned = source.family
     family = await usable_soon(planned)
     if family.vocabulary != planned.vocabulary:
@@ -181,7 +169,7 @@ async def _in_use(source: TokenizerSource) -> tuple[TokenizerSource, list[str]]:
 
 
 def why_unasked(absence: CompactionError) -> str:
-    """Why summaries do not go to a pruning model whose window is not known, in words."""
+    """Says why summaries do not go to a pruning model whose window is not known."""
     if isinstance(absence, ModelNotLoaded):
         return "it is not loaded, and loading it could evict the model that is asked"
     if isinstance(absence, WindowUnread):
@@ -194,12 +182,10 @@ def tokenizer_name(source: TokenizerSource) -> str:
 
 
 def source_words(source: TokenizerSource) -> str:
-    """Where the vocabulary comes from, and what is to be thought of it."""
     return _WORDS[source.kind].format(tokenizer_name(source))
 
 
 def template_words(source: TokenizerSource) -> str:
-    """How the tokens around the texts are known."""
     if source.template == "formula":
         return "estimated by a formula"
     if source.template == "file" and source.path is None:

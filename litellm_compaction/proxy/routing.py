@@ -1,17 +1,13 @@
-"""What a request can reach, which of it is guarded, and which carrier serves it.
+"""The deployments that a request can reach, which of them are guarded, and which carrier serves each.
 
-A deployment is guarded when it is LM Studio (`lm_studio/…`, or an OpenAI-compatible address that answers as LM Studio)
-or when its operator opted in. The transport carries it where LiteLLM reaches it through the OpenAI client, the hooks
-everywhere else.
+A deployment is guarded if it is LM Studio (`lm_studio/…`, or an OpenAI-compatible address that answers as LM Studio) or
+if its operator opted in. The transport carries it if LiteLLM reaches it through the OpenAI client, the hooks otherwise.
 
 The window of an opted-in deployment, in this order: the server's own number, `context_length`, `max_input_tokens` of
 `model_info`, LiteLLM's model map; 128,000 for hosted models only. A server of one's own that says nothing may have
 been started with any context length, and may cut silently: without a number its requests are refused, as LM Studio's
-are.
-
-A server is asked only for an opted-in deployment, and only where it is nobody's cloud: providers that name software to
-run oneself (Ollama, vLLM, llamafile) at the address that the operator gave; OpenAI-compatible ones at an address in a
-local network, where llama.cpp's server, vLLM and Ollama all pass for OpenAI.
+are. Of opted-in deployments only servers of one's own are asked: those of providers that name software to run oneself
+(Ollama, vLLM, llamafile), and OpenAI-compatible ones at an address in a local network.
 """
 
 from __future__ import annotations
@@ -32,27 +28,26 @@ from urllib.parse import urlsplit
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
-from litellm_compaction.windows.other_servers import SERVERS, LocalServer
+from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Source, Target
 
-# Where nothing else is known of a hosted model; never for LM Studio or another own server.
+# Of a hosted model of which nothing else is known; never for LM Studio or another own server.
 DEFAULT_WINDOW_TOKENS = 128_000
 OPENAI_PROVIDERS = ("openai", "custom_openai")
 
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 _MODEL_MAP_FILE = "model_prices_and_context_window_backup.json"
-# Whose servers LiteLLM asks for text completions; of all others it asks a chat (main.py, `text_completion`, 1.106.2).
+# LiteLLM asks these for text completions, all others for a chat (main.py, `text_completion`, 1.106.2).
 _TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "text-completion-codestral"})
 _MAX_GROUPS = 64
 _SHOWN_NAMES = 20
-# By which ways each can have an answer gone on with: LiteLLM's hooks know chats only.
+# The ways in which each can have an answer gone on with: LiteLLM's hooks know chats only.
 WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
     "transport": frozenset(ALL_WAYS),
     "hooks": frozenset(("prefill", "turn")),
 }
 # Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given (tried out on 1.106.2).
 BYPASS_VARIABLE = "EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"
-_OPENAI_CLIENT_PROVIDERS = frozenset({"lm_studio", "openai", "custom_openai"})
 
 
 def opted_in_target(
@@ -62,28 +57,35 @@ def opted_in_target(
     model_info: Mapping[str, Any],
     environ: Mapping[str, str],
 ) -> Target:
-    """`target` as an operator opted it in: whom to ask for its window, and what counts where nobody answers.
+    """`target` as an operator opted it in: the server to ask for its window, and the number without an answer.
 
     Args:
-        target: of the deployment; its `context_length` is what stands in `model_info.compaction`.
+        target: its `context_length` is that of `model_info.compaction`.
         provider: LiteLLM's name for how it is reached.
         litellm_params: may say how many tokens each request makes the server allocate (Ollama: `num_ctx`).
-        model_info: `max_input_tokens`, as far as the operator wrote it.
         environ: for the addresses that LiteLLM takes from variables.
     """
-    server = _self_hosted(provider)
+    server = next((server for server in SERVERS.values() if provider in server.providers), None)
     apis: tuple[str, ...] = () if server is None else (server.name,)
     variable, address = ("", None) if server is None else server.providers[provider]
     api_base = target.api_base or environ.get(variable) or address
-    if provider in OPENAI_PROVIDERS and api_base and is_local_address(api_base):
+    is_local = bool(api_base and is_local_address(api_base))
+    if provider in OPENAI_PROVIDERS and is_local:
         apis = tuple(SERVERS)
-    is_own = server is not None or bool(api_base and is_local_address(api_base))
-    if api_base is None or _is_cloud(api_base):
+    is_own = server is not None or is_local
+    # A hosted service may go by the name of a server of one's own.
+    cloud_hosts = tuple(host for each in SERVERS.values() for host in each.cloud_hosts)
+    if api_base is None or _host(api_base).endswith(cloud_hosts):
         apis, is_own = (), is_own and api_base is None
     asked = _positive(litellm_params.get(server.window_parameter)) if server and server.window_parameter else None
-    tokens, source = _told(target, asked, provider, model_info) or (
-        (None, "operator") if is_own else (DEFAULT_WINDOW_TOKENS, "default")
+    candidates: tuple[tuple[int | None, Source], ...] = (
+        (target.context_length, "operator"),
+        (asked, "operator"),
+        (_positive(model_info.get("max_input_tokens")), "max_input_tokens"),
+        (max_input_tokens(provider, target.model), "model_map"),
+        (None, "operator") if is_own else (DEFAULT_WINDOW_TOKENS, "default"),
     )
+    tokens, source = next((each for each in candidates if each[0]), candidates[-1])
     return replace(
         target,
         api_base=api_base,
@@ -95,31 +97,16 @@ def opted_in_target(
     )
 
 
-def _self_hosted(provider: str) -> LocalServer | None:
-    """The kind of server behind a provider of LiteLLM's; None for a hosted one, or for OpenAI's API."""
-    return next((server for server in SERVERS.values() if provider in server.providers), None)
-
-
-def _is_cloud(api_base: str) -> bool:
-    """Whether an address is a hosted service that LiteLLM reaches by the name of a self-hosted server."""
-    return any(_host(api_base).endswith(server.cloud_hosts) for server in SERVERS.values() if server.cloud_hosts)
-
-
 def without_guesses(target: Target, written: int | None) -> Target:
-    """`target` while nobody knows whether its server is LM Studio, which has no window by default.
-
-    Args:
-        target: as opted in.
-        written: `context_length` of the deployment.
-    """
+    """An opted-in target before it is known if its server is LM Studio, which has no window by default."""
     return replace(target, context_length=written, context_source="operator")
 
 
 def is_local_address(api_base: str) -> bool:
-    """Whether an address is certainly nobody's hosted service: loopback, private, or a name of a local network.
+    """True if an address is certainly no hosted service: loopback, private, or a name of a local network.
 
-    Only such addresses are ever asked whether they are LM Studio; a public one has to be opted in, as
-    `lm_studio/…` or with `model_info.compaction.enabled`.
+    Only such addresses are ever asked if they are LM Studio; a public one has to be opted in, as `lm_studio/…` or with
+    `model_info.compaction.enabled`.
     """
     host = _host(api_base)
     try:
@@ -129,7 +116,7 @@ def is_local_address(api_base: str) -> bool:
 
 
 def max_input_tokens(provider: str, model: str) -> int | None:
-    """What LiteLLM's model map says of a provider's model; no network, and no import of LiteLLM.
+    """The number in LiteLLM's model map; no network, and no import of LiteLLM.
 
     `litellm.get_model_info` would ask an Ollama server for its trained length, and wait for it.
     """
@@ -143,19 +130,8 @@ def max_input_tokens(provider: str, model: str) -> int | None:
     return None
 
 
-def _told(target: Target, asked: int | None, provider: str, model_info: Mapping[str, Any]) -> tuple[int, Source] | None:
-    """The first number that anybody but the server gives, and who it was."""
-    candidates: tuple[tuple[int | None, Source], ...] = (
-        (target.context_length, "operator"),
-        (asked, "operator"),
-        (_positive(model_info.get("max_input_tokens")), "max_input_tokens"),
-        (max_input_tokens(provider, target.model), "model_map"),
-    )
-    return next(((tokens, source) for tokens, source in candidates if tokens), None)
-
-
 def _model_map() -> Mapping[str, Any]:
-    """The map of the running LiteLLM, which an operator may have extended; else the one that it ships."""
+    """The map of the running LiteLLM, which an operator may have extended, or else the one that it ships."""
     running = getattr(sys.modules.get("litellm"), "model_cost", None)
     return running if isinstance(running, Mapping) else _shipped_model_map()
 
@@ -188,7 +164,7 @@ Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """One deployment of the router as the guard sees it.
+    """One deployment of the router.
 
     Attributes:
         id: the router's id; pins a call to this deployment.
@@ -196,8 +172,8 @@ class Deployment:
         provider: LiteLLM's name for how it is reached.
         kind: `maybe_lm_studio` is decided by asking its server once.
         target: for window and counting.
-        other_target: the same where its server turns out not to be LM Studio; None leaves it alone then.
         settings: `model_info.compaction`.
+        other_target: in place of `target` if its server is not LM Studio; None leaves it alone then.
     """
 
     id: str
@@ -210,7 +186,7 @@ class Deployment:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether the router fills in the model name, so that the id alone does not name a model."""
+        """The router fills in the model name, so the id alone does not name a model."""
         return "*" in self.group
 
 
@@ -222,12 +198,6 @@ def deployment_of(
     environ: Mapping[str, str],
 ) -> Deployment:
     """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
-
-    Args:
-        litellm_params: with `model`, and as far as set `custom_llm_provider`, `api_base`, `api_key`.
-        model_info: with `id` and `compaction`, as far as set.
-        group: its `model_name`.
-        environ: for `os.environ/NAME` values and LM Studio's variables.
 
     Raises:
         ConfigError: `model_info.compaction` is not valid.
@@ -269,30 +239,30 @@ def deployment_of(
 def asked_deployment_of(
     litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
 ) -> Deployment:
-    """The deployment as a pruning model: guarded or not, its window is looked for as if it had been opted in.
-
-    Args, Raises: as `deployment_of`.
-    """
+    """The deployment as a pruning model: its window is looked for as if it had been opted in."""
     written = model_info.get("compaction")
     own = {**(written if isinstance(written, Mapping) else {}), "enabled": True}
     return deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
 
 
 def is_bridged(provider: str) -> bool:
-    """Whether LiteLLM makes a chat of a text completion for this provider."""
+    """LiteLLM makes a chat of a text completion for this provider."""
     return provider not in _TEXT_PROVIDERS
 
 
-def group_entries(router: Any, name: str) -> list[Mapping[str, Any]]:
+def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Mapping[str, Any]]:
     """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
-    return _entries(router, name, None)
+    found = router.get_model_list(model_name=name, team_id=team_id) or []
+    if not found:
+        pinned = router.get_deployment(model_id=name)
+        found = [pinned] if pinned is not None else []
+    return [as_entry(entry) for entry in found]
 
 
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The router's entries that a request for `model` can reach: its group and all configured fallbacks.
 
     Args:
-        router: LiteLLM's router.
         model: as the client wrote it: a group, an alias, a wildcard match or a deployment id.
         request: the request's body; a client may bring its own `fallbacks`.
     """
@@ -301,7 +271,7 @@ def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> li
     team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
     while waiting and len(seen) <= _MAX_GROUPS:
         name = waiting.pop(0)
-        entries.extend(_entries(router, name, team_id if isinstance(team_id, str) else None))
+        entries.extend(group_entries(router, name, team_id if isinstance(team_id, str) else None))
         for fallback in _fallbacks(router, name, request):
             if fallback not in seen:
                 seen.add(fallback)
@@ -310,8 +280,8 @@ def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> li
 
 
 def has_window_fallback(router: Any, group: str) -> bool:
-    """Whether the operator configured `context_window_fallbacks` for a group."""
-    return bool(list(_named(getattr(router, "context_window_fallbacks", None), group)))
+    """The operator configured `context_window_fallbacks` for a group."""
+    return any(_named(getattr(router, "context_window_fallbacks", None), group))
 
 
 def router_entries(router: Any) -> list[Mapping[str, Any]]:
@@ -321,7 +291,7 @@ def router_entries(router: Any) -> list[Mapping[str, Any]]:
 
 
 def unknown_model(config: Mapping[str, Any], name: str) -> str:
-    """Why `name` is no model of a config file, with those that are; "" where it is one, or may become one.
+    """Says why `name` is no model of a config file, and which are; "" if it is one, or may become one.
 
     Args:
         config: as written: `model_list`, aliases of `router_settings`, and whether models can come from a database.
@@ -336,23 +306,15 @@ def unknown_model(config: Mapping[str, Any], name: str) -> str:
         ids.append(_text(as_entry(as_entry(entry).get("model_info")).get("id")))
     aliases = as_entry(as_entry(config.get("router_settings")).get("model_group_alias"))
     names = list(dict.fromkeys([*filter(None, names), *map(str, aliases)]))
-    if any(_matches(known, name) for known in names) or name in filter(None, ids):
+    if any(serves(known, name) for known in names) or name in filter(None, ids):
         return ""
     shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
     return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
 
 
-def _matches(known: str, name: str) -> bool:
-    """Whether a `model_name` serves `name`: itself, or a wildcard as LiteLLM reads it, where only `*` is special."""
-    return re.fullmatch(".*".join(map(re.escape, known.split("*"))), name) is not None
-
-
-def _entries(router: Any, name: str, team_id: str | None) -> list[Mapping[str, Any]]:
-    found = router.get_model_list(model_name=name, team_id=team_id) or []
-    if not found:
-        pinned = router.get_deployment(model_id=name)
-        found = [pinned] if pinned is not None else []
-    return [as_entry(entry) for entry in found]
+def serves(pattern: str, name: str) -> bool:
+    """True if a `model_name` serves `name`: itself, or a wildcard as LiteLLM reads it, where only `*` is special."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
 def _fallbacks(router: Any, name: str, request: Mapping[str, Any]) -> Iterable[str]:
@@ -387,7 +349,7 @@ def _kind(provider: str, api_base: str | None, own: DeploymentSettings) -> Kind:
 
 
 def as_entry(value: Any) -> Mapping[str, Any]:
-    """What LiteLLM's router gives, as a mapping."""
+    """What LiteLLM's router gives, as a mapping; {} for anything else."""
     if isinstance(value, Mapping):
         return value
     dumped = value.model_dump() if hasattr(value, "model_dump") else {}
@@ -409,19 +371,12 @@ Carrier: TypeAlias = Literal["transport", "hooks"]
 
 
 def carrier_of(deployment: Deployment, settings: Settings, environ: Mapping[str, str] = os.environ) -> Carrier:
-    """The carrier of a deployment's answers.
-
-    Args:
-        deployment: its provider and address decide.
-        settings: `carrier: hooks` decides against the transport.
-        environ: a variable of LiteLLM's makes the transport impossible.
-    """
     if settings.carrier == "hooks" or is_bypassed(environ):
         return "hooks"
-    reachable = deployment.provider in _OPENAI_CLIENT_PROVIDERS and deployment.target.api_base is not None
+    reachable = deployment.provider in ("lm_studio", *OPENAI_PROVIDERS) and deployment.target.api_base is not None
     return "transport" if reachable else "hooks"
 
 
 def is_bypassed(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether LiteLLM is configured to ignore the client that carries our transport."""
+    """LiteLLM is configured to ignore the client that carries our transport."""
     return environ.get(BYPASS_VARIABLE, "").strip().lower() in ("true", "1", "yes")

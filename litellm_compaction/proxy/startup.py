@@ -1,7 +1,4 @@
-"""What is read once, when LiteLLM loads the callback: settings, deployments' settings, the master key.
-
-An error raised here stops the proxy's start, so a wrong setting is never found out at night.
-"""
+"""What is done once, when LiteLLM loads the callback. An error raised here stops the proxy's start."""
 
 from __future__ import annotations
 
@@ -40,11 +37,11 @@ def load_settings() -> Settings:
 def spare_collections() -> None:
     """Has Python's garbage collector pass over what the process has loaded so far.
 
-    LiteLLM and what it imports are more than a million objects, which every full collection looks at while nobody else
-    gets on: 500 to 700 ms, stock or guarded, whenever a request makes as many objects as a quarter of these (measured
-    2026-11-22 with 40,000 messages). What is passed over is freed all the same where its last reference goes.
+    LiteLLM and its imports are more than a million objects. A full collection looks at all of them, which stops
+    everything for 500 to 700 ms whenever a request makes as many objects as a quarter of these (measured 2026-11-22
+    with 40,000 messages). Objects that are passed over are still freed with their last reference.
 
-    Called when the router is there, and once more when models are prepared: the routes that FastAPI makes meanwhile, a
+    Called when the router is there, and again when models are prepared: the routes that FastAPI makes meanwhile, a
     listing and vocabularies were 225,000 more, which took 80 ms each time (2026-11-23).
     """
     gc.collect()
@@ -52,23 +49,20 @@ def spare_collections() -> None:
 
 
 def warn_of_bypass(settings: Settings) -> None:
-    """Says in the log that the better carrier cannot be used, where LiteLLM is configured to bypass it."""
+    """Logs that the better carrier cannot be used, if LiteLLM is configured to bypass it."""
     if settings.carrier == "auto" and is_bypassed():
         logger.warning("carrier=hooks because %s is set: LiteLLM ignores the client that it is given", BYPASS_VARIABLE)
 
 
 def warn_of_workers(model: str, admission: Literal["auto", "pool", "off"], parallel: int) -> None:
-    """Says in the log that room in a shared context is reserved in each worker by itself, where there are several.
-
-    For those that share no store.
-    """
-    # uvicorn starts workers as children of multiprocessing's only where there is more than one.
+    """Logs that each of several workers without a common store reserves room in a shared context by itself."""
+    # uvicorn starts workers as children of multiprocessing's only if there is more than one.
     if multiprocessing.parent_process() is not None and shares_context(admission, parallel):
         logger.warning("admission model=%s only within each worker: requests to it share one context", model)
 
 
 def provide_master_key() -> None:
-    """Makes a key where nobody set one, so that plain `litellm --config config.yaml` starts, and starts locked.
+    """Makes a key if none is set, so that plain `litellm --config config.yaml` starts, and starts locked.
 
     LiteLLM refuses to start without a key. It reads `LITELLM_MASTER_KEY` after the callbacks are loaded, if
     `general_settings` is there and has no `master_key` of its own (proxy_server.py, 1.100.5 to 1.109.1).
@@ -91,7 +85,7 @@ def provide_api_base() -> None:
 
 
 def _config() -> Mapping[str, Any]:
-    """The configuration that is being loaded; empty where LiteLLM does not show it (or outside the proxy)."""
+    """The configuration that is being loaded; empty outside the proxy."""
     try:
         from litellm.proxy.proxy_server import proxy_config
 

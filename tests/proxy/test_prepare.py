@@ -14,8 +14,7 @@ from litellm_compaction.config import Settings
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.proxy.deployments import Publisher
 from litellm_compaction.proxy.prepare import Preparing
-from litellm_compaction.proxy.report import reaches
-from litellm_compaction.proxy.routing import deployment_of, router_entries
+from litellm_compaction.proxy.routing import deployment_of, router_entries, serves
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import TokenizerSource, bundled
 from litellm_compaction.windows.windows import Target
@@ -164,4 +163,4 @@ async def test_trouble_is_told_and_does_not_stay(caplog: pytest.LogCaptureFixtur
 )
 def test_a_wildcard_reaches_what_its_pattern_says(pattern: str, name: str, expected: bool) -> None:
     """As LiteLLM fills in the name; what else a regular expression knows is text."""
-    assert reaches(pattern, name) is expected
+    assert serves(pattern, name) is expected
