@@ -1,14 +1,7 @@
 """LiteLLM's internals that we rely on: access rules, credentials, connections, secret, contexts, and end.
 
-Every private attribute is feature-tested; where the access rules are missing, the lists of models that the key itself
-carries count.
-
-`hold_contexts` keeps the proxy process alive on Python before 3.12, where setting a context variable can crash the
-interpreter: the garbage collector runs inside any allocation, also inside `ContextVar.set`. If it then ends a
-generator whose `finally` sets or resets a variable, the map that is being copied is freed under the copy (CPython
-3.11, Python/context.c `contextvar_set`: `ctx->ctx_vars` is borrowed), and the process dies with a segmentation fault.
-A stock LiteLLM 1.106.2, which resets variables in such generators, died after some hundred streamed requests. Since
-3.12 the collector runs between bytecodes only (What's New in Python 3.12, "gc").
+Every private attribute is feature-tested; without the access rules, the lists of models that the key itself carries
+count.
 """
 
 from __future__ import annotations
@@ -33,8 +26,8 @@ from litellm_compaction.errors import StoreError
 _held: deque[contextvars.Context] = deque(maxlen=8)
 _PROXY = "litellm.proxy.proxy_server"
 _END = "proxy_shutdown_event"
-# LiteLLM's own checks for a call on a caller's behalf, which skips the proxy's authentication: where they stand, what
-# they are called, and what they say where they allow it (1.109.1; 1.106.2, where each gives a boolean).
+# LiteLLM's own checks for a call on a caller's behalf, which skips the proxy's authentication: module, names, and the
+# answer that allows it (1.109.1; 1.106.2).
 _LITELLM_CHECKS = (
     (
         "litellm.llms.anthropic.messages.caller_model_checks",
@@ -47,8 +40,8 @@ _LITELLM_CHECKS = (
         True,
     ),
 )
-# What LiteLLM's object of a caller says about its budgets, and under what the proxy counts what is spent of them
-# (auth_checks.py, 1.106.2 and 1.109.1): the limit, what was spent when it was read, the kind, and its id.
+# Budgets in LiteLLM's object of a caller (auth_checks.py, 1.106.2 and 1.109.1): the limit, what was spent when it was
+# read, and the kind and id under which the proxy counts what is spent.
 _BUDGETS = (
     ("max_budget", "spend", "key", "token"),
     ("team_max_budget", "team_spend", "team", "team_id"),
@@ -77,24 +70,31 @@ _DISABLED_VARIABLE = "DISABLE_AIOHTTP_TRANSPORT"
 
 
 def hold_contexts() -> None:
-    """Makes every collection hold the context that is current, and so the map that may be in use; idempotent."""
+    """Keeps the proxy process alive on Python before 3.12, where setting a context variable can crash it; idempotent.
+
+    The garbage collector runs inside any allocation, also inside `ContextVar.set`. If it then ends a generator whose
+    `finally` sets or resets a variable, the map that is being copied is freed under the copy (CPython 3.11,
+    Python/context.c `contextvar_set`: `ctx->ctx_vars` is borrowed), and the process dies with a segmentation fault. A
+    stock LiteLLM 1.106.2, which resets variables in such generators, died after some hundred streamed requests. Since
+    3.12 the collector runs between bytecodes only (What's New in Python 3.12, "gc"). So every collection holds the
+    context that is current, and with it the map that may be in use.
+    """
     if sys.version_info < (3, 12) and _hold not in gc.callbacks:
         gc.callbacks.append(_hold)
 
 
 def _hold(phase: str, _info: dict[str, Any]) -> None:
-    """A reference over the next collections: each may take away a map that is still being copied."""
     if phase == "start":
         _held.append(contextvars.copy_context())
 
 
 def has_database() -> bool:
-    """Returns True if LiteLLM has a database, in which it looks for the messages before a `previous_response_id`."""
+    """LiteLLM has a database, in which it looks for the messages before a `previous_response_id`."""
     return getattr(sys.modules.get(_PROXY), "prisma_client", None) is not None
 
 
 def proxy_secret() -> str | None:
-    """The proxy's master key; None before the configuration is loaded, and where there is none."""
+    """The proxy's master key; None before the configuration is loaded, and without one."""
     key = getattr(sys.modules.get(_PROXY), "master_key", None)
     return key if isinstance(key, str) and key else None
 
@@ -102,9 +102,8 @@ def proxy_secret() -> str | None:
 def proxy_redis() -> Any:
     """The client of the Redis that LiteLLM's workers coordinate themselves by, for the running event loop.
 
-    From `general_settings.coordination_redis`, the Admin UI, the cache, the router or `REDIS_…` variables, with
-    sentinels, clusters and cloud identities. Looked up with each call, as LiteLLM's own features do (1.100.5 to
-    1.109.1): it is there after the configuration is loaded, and LiteLLM may replace it.
+    Looked up with each call, as LiteLLM's own features do (1.100.5 to 1.109.1): it is there after the configuration is
+    loaded, and LiteLLM may replace it.
 
     Raises:
         StoreError: there is none.
@@ -116,7 +115,7 @@ def proxy_redis() -> Any:
 
 
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
-    """What makes a client of the Redis that a proxy with this configuration would have, for commands outside of it.
+    """Gives what makes a client of the Redis that a proxy with this configuration has, for commands outside of it.
 
     In LiteLLM's order (proxy_server.py and _redis.py, 1.106.2 and 1.109.1); what a block does not say, variables do.
     """
@@ -151,7 +150,7 @@ def before_end(work: Callable[[], Awaitable[None]]) -> bool:
         work: must come to an end by itself, and never raise.
 
     Returns:
-        Whether it will be done; False outside a proxy, and where LiteLLM has no such function.
+        False outside a proxy, and if LiteLLM has no such function.
     """
     module = sys.modules.get(_PROXY)
     end = getattr(module, _END, None)
@@ -168,28 +167,19 @@ def before_end(work: Callable[[], Awaitable[None]]) -> bool:
 
 
 def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether the lists of models that a key and its team carry allow `model`; no look into a database.
+    """True if the lists of models that a key and its team carry allow `model_name` `model`; no look into a database.
 
-    A call through the router skips the proxy's own check, so a configured summariser would be open to keys that
-    may not use it (LiteLLM re-checks for its own summaries, context_management/editors/compact.py).
-
-    Args:
-        router: LiteLLM's router.
-        model: a `model_name`.
-        metadata: of the client's request.
+    A call through the router skips the proxy's own check, so a configured pruning model would be open to keys that may
+    not use it (LiteLLM re-checks for its own summaries, context_management/editors/compact.py).
     """
     auth = _auth(metadata)
     return _is_listed(router, model, auth, "models", "key") and _is_listed(router, model, auth, "team_models", "team")
 
 
 async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether LiteLLM would let the key behind `metadata` call `model`: lists of key, team, user, project and member,
-    and the budgets for that model.
+    """True if LiteLLM would let the key behind `metadata` call a `model_name`.
 
-    Args:
-        router: LiteLLM's router.
-        model: a `model_name`.
-        metadata: of the client's request.
+    By the lists of key, team, user, project and member, and the budgets for that model.
     """
     auth = _auth(metadata)
     if auth is None:
@@ -208,15 +198,11 @@ async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bo
 
 
 async def takes_place(model: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether a further call of `model` is within the caller's requests and tokens per minute; counts it as a request.
+    """True if a further call of a `model_name` is within the caller's minute; counts it as a request.
 
     LiteLLM counts the tokens of such a call itself, when it has ended, and its own checks count no request: a key for
     two requests a minute would make many. The slots of parallel calls are left out: this one runs inside an admitted
     request.
-
-    Args:
-        model: a `model_name`.
-        metadata: of the client's request.
     """
     check, descriptors = _rate_limits(model, metadata)
     for options in ({"read_only": True}, {"read_only": False, "skip_tpm_check": True}) if descriptors else ():
@@ -227,12 +213,7 @@ async def takes_place(model: str, metadata: Mapping[str, Any]) -> bool:
 
 
 async def has_spare_places(model: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether the caller has used at most half of each of its limits for a minute; counts nothing.
-
-    Args:
-        model: a `model_name`.
-        metadata: of the client's request.
-    """
+    """True if the caller has used at most half of each of its limits for a minute; counts nothing."""
     check, descriptors = _rate_limits(model, metadata)
     if not descriptors:
         return True
@@ -242,13 +223,10 @@ async def has_spare_places(model: str, metadata: Mapping[str, Any]) -> bool:
 
 
 async def is_within_budgets(metadata: Mapping[str, Any]) -> bool:
-    """Whether the budgets of key, team and user are not spent, and its object of the caller names no others.
+    """True if the budgets of key, team and user are not spent, and LiteLLM's object of the caller names no others.
 
     LiteLLM looks at them before each request of a client, and at more that only its database knows (members of teams,
-    projects). Of what is named without what was spent, the answer is no.
-
-    Args:
-        metadata: of the client's request.
+    projects). Of a budget without what was spent of it, the answer is no.
     """
     auth = _auth(metadata)
     if auth is None:
@@ -269,15 +247,17 @@ async def is_within_budgets(metadata: Mapping[str, Any]) -> bool:
 
 
 def _rate_limits(model: str, metadata: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """What checks a caller's limits for a minute, and which these are; none where LiteLLM has none, or others."""
-    auth, limiter = _auth(metadata), _limiter()
+    """The check of a caller's limits for a minute, and these limits; none if LiteLLM has none, or others."""
+    # Not imported: outside a proxy there is none, and importing it takes seconds.
+    find = getattr(getattr(sys.modules.get(_PROXY), "proxy_logging_obj", None), "get_proxy_hook", None)
+    auth, limiter = _auth(metadata), find("parallel_request_limiter") if find is not None else None
     check = getattr(limiter, "should_rate_limit", None)
     is_known = check is not None and {"read_only", "skip_tpm_check"} <= inspect.signature(check).parameters.keys()
     return check, _descriptors(limiter, auth, model) if auth is not None and is_known else []
 
 
 def _auth(metadata: Mapping[str, Any]) -> Any:
-    """Whose call it is, as LiteLLM's own object; None outside a proxy."""
+    """LiteLLM's own object of the caller; None outside a proxy."""
     found = metadata.get("user_api_key_auth")
     if not isinstance(found, Mapping):
         return found
@@ -286,15 +266,8 @@ def _auth(metadata: Mapping[str, Any]) -> Any:
     return UserAPIKeyAuth(**found)
 
 
-def _limiter() -> Any:
-    # Not imported: outside a proxy there is none, and importing it takes seconds.
-    found = getattr(sys.modules.get(_PROXY), "proxy_logging_obj", None)
-    find = getattr(found, "get_proxy_hook", None)
-    return find("parallel_request_limiter") if find is not None else None
-
-
 def _descriptors(limiter: Any, auth: Any, model: str) -> list[Any]:
-    """What is limited for a caller, as LiteLLM's limiter describes it before a request; empty where it does not say."""
+    """A caller's limits, as LiteLLM's limiter describes them before a request; empty if it does not."""
     own = getattr(auth, "metadata", None) or {}
     try:
         found = limiter.create_rate_limit_descriptors(
@@ -341,10 +314,7 @@ def _is_listed(router: Any, model: str, auth: Any, attribute: str, scope: str) -
 
 
 def with_credentials(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of a deployment with those that `litellm_credential_name` stands for.
-
-    LiteLLM fills them in only after the deployment hook.
-    """
+    """`params` of a deployment with those of `litellm_credential_name`, which LiteLLM adds after our hook."""
     name = params.get("litellm_credential_name")
     if not isinstance(name, str):
         return params
@@ -358,7 +328,7 @@ def with_credentials(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def ssl_verification() -> bool | str:
-    """Whether, or by which bundle of certificates, LiteLLM verifies servers (`litellm_settings.ssl_verify`)."""
+    """LiteLLM's `litellm_settings.ssl_verify`: a switch, or a bundle of certificates."""
     import litellm
 
     value = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
@@ -370,14 +340,14 @@ def ssl_verification() -> bool | str:
 def connect() -> httpx.AsyncBaseTransport:
     """A transport with a connection pool, for the running loop; it goes past the proxies of the environment.
 
-    Over aiohttp as in LiteLLM, unless the operator has turned that off: httpx's own transport parses every piece of a
+    Over aiohttp as in LiteLLM, if the operator has not turned that off: httpx's own transport parses every piece of a
     stream in Python, which costs a chunk 16 µs more (4 % of what the proxy spends on it; 2026-11).
     """
     return _over_aiohttp() or httpx.AsyncHTTPTransport(verify=ssl_verification(), limits=_POOL_LIMITS)
 
 
 def _over_aiohttp() -> httpx.AsyncBaseTransport | None:
-    """The same over aiohttp; None where LiteLLM has no such transport, or may not use it."""
+    """None if LiteLLM has no such transport, or may not use it."""
     import litellm
 
     if getattr(litellm, "disable_aiohttp_transport", False) or _is_true(os.environ.get(_DISABLED_VARIABLE, "")):
@@ -389,8 +359,6 @@ def _over_aiohttp() -> httpx.AsyncBaseTransport | None:
         return None
 
     class Transport(LiteLLMAiohttpTransport):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
-        """LiteLLM's, without the proxies of the environment, which a conversation with a local server never meets."""
-
         async def _get_proxy_settings(self, request: httpx.Request) -> None:
             return None
 

@@ -1,8 +1,7 @@
-"""What a client is told when a request cannot be served: status, code and words, on every route alike.
+"""Tells clients, on every route alike, and the log why a request cannot be served.
 
-The callback asks where LiteLLM takes errors from us, the transport for what LiteLLM then reads as the server's answer.
-Never a server's address: a client has no business with it. An error of ours is told to the log, if the request goes on
-and if it is known to be too long for that (promise P8).
+The callback raises these errors to LiteLLM, the transport answers with them as a server would. Never with a server's
+address: a client has no business with it.
 """
 
 from __future__ import annotations
@@ -38,23 +37,22 @@ logger = logging.getLogger("litellm_compaction")
 _LOGGED_FRAMES = 4
 # Marks an error of LiteLLM's as a refusal of ours that is logged.
 _TOLD = "is_told_by_litellm_compaction"
-# What OpenAI's API says of a prompt that is too long; clients compact their side by it.
+# OpenAI's code for a prompt that is too long; clients compact their side by it.
 TOO_LONG = "context_length_exceeded"
 # LiteLLM reads this wording as ContextWindowExceededError, so that the fallbacks for it fire.
 RECOGNIZED = "(exceeds the available context size)"
-# What LiteLLM 1.106.2 and 1.109.1 write around a server's words.
+# LiteLLM's words around a server's (1.106.2 and 1.109.1).
 _FRAME_BEFORE = re.compile(r"\A(?:litellm\.\w+: |\w+Exception - |Error code: \d+ - )+")
 _NOTES = "Set 'context_window_fallback'|LiteLLM: model group |Received Model Group="
 _FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|(?<!\s)\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
 
 
 def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = None) -> None:
-    """Logs an error with the lines that it came from, and without its message: that may quote a conversation (P9).
+    """Logs an error of ours with the lines that it came from, and without its message: that may quote a conversation.
 
     Args:
         place: the hook.
-        error: of ours.
-        too_long: with which the request is refused, since it is known to be too long; None if it goes on.
+        too_long: with which the request is refused, as it is known to be too long; None if it goes on (promise P8).
     """
     kind = "failed_open" if too_long is None else "failed_closed"
     frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
@@ -63,7 +61,7 @@ def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = N
 
 
 def log_refused(model: str, error: CompactionError) -> None:
-    """Logs in one line why a request was refused; what does not fit the engine has logged, with its numbers."""
+    """Logs in one line why a request was refused; the engine logs what does not fit, with its numbers."""
     if not isinstance(error, DoesNotFit):
         logger.warning("refused model=%s: %s", model, error.for_operators)
 
@@ -72,7 +70,7 @@ class ToldOnce(logging.Filter):
     """Keeps what we have refused and log ourselves from LiteLLM's log, where it comes with up to three tracebacks.
 
     Args:
-        refusal: gives what the running task's request was last refused with; None where it was not.
+        refusal: gives what the running task's request was last refused with.
     """
 
     def __init__(self, refusal: Callable[[], CompactionError | None]) -> None:
@@ -85,7 +83,6 @@ class ToldOnce(logging.Filter):
         filters[:] = [self, *(each for each in filters if not isinstance(each, ToldOnce))]
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets through what is no refusal of ours."""
         errors = [value for value in record.args or () if isinstance(value, Exception)]
         if any(isinstance(error, Refusal) or getattr(error, _TOLD, False) for error in errors):
             return False
@@ -94,7 +91,7 @@ class ToldOnce(logging.Filter):
 
 
 class _Told(HTTPException):
-    """What makes LiteLLM take a `Refusal` from a failure hook, which may give it an HTTPException only."""
+    """LiteLLM takes an HTTPException only from a failure hook."""
 
     def __init__(self, message: str) -> None:
         super().__init__(status_code=400, detail=message)
@@ -109,7 +106,6 @@ class Refusal(ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not typ
         self._code = code
 
     def to_dict(self) -> dict[str, Any]:
-        """The `error` of the response's body."""
         told: dict[str, Any] = super().to_dict()
         return {**told, "code": self._code} if self._code else told
 
@@ -117,8 +113,25 @@ class Refusal(ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not typ
 class _Kind(NamedTuple):
     status: int
     kind: str
-    param: str | None
-    code: str
+    param: str | None = None
+    code: str = ""
+
+
+_INVALID = "invalid_request_error"
+_KINDS: Mapping[type[CompactionError], _Kind] = {
+    DoesNotFit: _Kind(400, _INVALID, "messages", TOO_LONG),
+    BadWish: _Kind(400, _INVALID, "metadata"),
+    OwnTemplate: _Kind(400, _INVALID, "chat_template"),
+    Overloaded: _Kind(503, "overloaded_error"),
+    WindowUnread: _Kind(503, "service_unavailable"),
+    ServerUnavailable: _Kind(503, "service_unavailable"),
+}
+
+
+def _kind(error: CompactionError) -> _Kind:
+    if isinstance(error, NotServed):
+        return _Kind(400, _INVALID, error.field)
+    return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), _Kind(400, _INVALID, "model"))
 
 
 def refusal_of(error: CompactionError) -> Refusal:
@@ -130,18 +143,16 @@ def refusal_of(error: CompactionError) -> Refusal:
 def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Exception:
     """The error behind routing, as LiteLLM's own class, by which its router decides what is tried next.
 
-    Too large: `context_window_fallbacks` fire. Window unknown: a 400, but where the group has other deployments an
-    error after which the router tries one of those. A server that does not answer: not asked again and again for one
-    request, only the others are.
+    Too large: `context_window_fallbacks` fire. Window unknown: a 400, or an error after which the router tries another
+    deployment of the group. A server that does not answer is not asked again for this request.
     """
     others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
     is_down = _kind(error).status == 503
-    kind = litellm.ServiceUnavailableError if others or is_down else litellm.BadRequestError
+    # No other deployment could serve such a request either.
+    is_the_requests = isinstance(error, (TooDeep, OwnTemplate, NotServed))
+    kind = litellm.ServiceUnavailableError if (others or is_down) and not is_the_requests else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError
-    elif isinstance(error, (TooDeep, OwnTemplate, NotServed)):
-        # No other deployment could tell more of it, and none of them is to blame.
-        kind = litellm.BadRequestError
     mapped: Exception = kind(
         message=error.for_clients,
         model=str(kwargs.get("model") or ""),
@@ -158,21 +169,21 @@ def response_of(error: CompactionError) -> httpx.Response:
     return bad_request(error.for_clients, kind.status, kind.kind)
 
 
-def bad_request(message: str, status: int = 400, kind: str = "invalid_request_error") -> httpx.Response:
+def bad_request(message: str, status: int = 400, kind: str = _INVALID) -> httpx.Response:
     """A server's refusal in OpenAI's shape."""
     return httpx.Response(status, json={"error": {"message": message, "type": kind}})
 
 
 def reworded(refused: CompactionError | None, original: Exception, *, is_guarded: bool) -> Refusal | None:
-    """What a client is told in place of LiteLLM's error; None where that is not ours to say.
+    """A client's error in place of LiteLLM's; None if that is not ours to say.
 
     LiteLLM frames what comes from below ("litellm.ContextWindowExceededError: litellm.BadRequestError: …"), and names
     the status as the code.
 
     Args:
-        refused: what we last refused the request with, if at all.
+        refused: our last refusal of the request, if any.
         original: as LiteLLM is about to tell it.
-        is_guarded: whether the newest attempt went to a guarded deployment.
+        is_guarded: the newest attempt went to a guarded deployment.
     """
     if isinstance(original, Refusal):
         return None
@@ -182,7 +193,7 @@ def reworded(refused: CompactionError | None, original: Exception, *, is_guarded
         return refusal_of(refused)
     if is_guarded and isinstance(original, litellm.ContextWindowExceededError):
         message = unframed(str(getattr(original, "message", original)))
-        return Refusal(message, status=400, kind="invalid_request_error", param="messages", code=TOO_LONG)
+        return Refusal(message, status=400, kind=_INVALID, param="messages", code=TOO_LONG)
     return None
 
 
@@ -195,8 +206,8 @@ def server_gone(error: object, case: RequestContext | None) -> ServerGone | None
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error.
 
     Args:
-        error: with the errors that it comes of; LiteLLM may name one by its text alone, which tells nothing.
-        case: of the request; None where it was not sent.
+        error: with its causes; LiteLLM may give a text alone, which tells nothing.
+        case: of the request; None if it was not sent.
     """
     address = case.target.lmstudio_address if case is not None else ""
     causes: list[BaseException] = []
@@ -212,19 +223,3 @@ def server_gone(error: object, case: RequestContext | None) -> ServerGone | None
 def unframed(message: str) -> str:
     """`message` without what LiteLLM writes around a server's words."""
     return _FRAME_BEHIND.sub("", _FRAME_BEFORE.sub("", message)) or message
-
-
-def _kind(error: CompactionError) -> _Kind:
-    if isinstance(error, DoesNotFit):
-        return _Kind(400, "invalid_request_error", "messages", TOO_LONG)
-    if isinstance(error, BadWish):
-        return _Kind(400, "invalid_request_error", "metadata", "")
-    if isinstance(error, NotServed):
-        return _Kind(400, "invalid_request_error", error.field, "")
-    if isinstance(error, OwnTemplate):
-        return _Kind(400, "invalid_request_error", "chat_template", "")
-    if isinstance(error, Overloaded):
-        return _Kind(503, "overloaded_error", None, "")
-    if isinstance(error, (WindowUnread, ServerUnavailable)):
-        return _Kind(503, "service_unavailable", None, "")
-    return _Kind(400, "invalid_request_error", "model", "")
