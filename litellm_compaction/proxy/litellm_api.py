@@ -248,9 +248,7 @@ async def is_within_budgets(metadata: Mapping[str, Any]) -> bool:
 
 def _rate_limits(model: str, metadata: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """The check of a caller's limits for a minute, and these limits; none if LiteLLM has none, or others."""
-    # Not imported: outside a proxy there is none, and importing it takes seconds.
-    find = getattr(getattr(sys.modules.get(_PROXY), "proxy_logging_obj", None), "get_proxy_hook", None)
-    auth, limiter = _auth(metadata), find("parallel_request_limiter") if find is not None else None
+    auth, limiter = _auth(metadata), _limiter()
     check = getattr(limiter, "should_rate_limit", None)
     is_known = check is not None and {"read_only", "skip_tpm_check"} <= inspect.signature(check).parameters.keys()
     return check, _descriptors(limiter, auth, model) if auth is not None and is_known else []
@@ -264,6 +262,12 @@ def _auth(metadata: Mapping[str, Any]) -> Any:
     from litellm.proxy._types import UserAPIKeyAuth
 
     return UserAPIKeyAuth(**found)
+
+
+def _limiter() -> Any:
+    # Not imported: outside a proxy there is none, and importing it takes seconds.
+    find = getattr(getattr(sys.modules.get(_PROXY), "proxy_logging_obj", None), "get_proxy_hook", None)
+    return find("parallel_request_limiter") if find is not None else None
 
 
 def _descriptors(limiter: Any, auth: Any, model: str) -> list[Any]:
