@@ -1,13 +1,14 @@
 """The window as a budget: when to compact, how deep, how much an answer may take, and who fills it.
 
-All numbers are tokens. `prompt` is always an estimate; `error_ratio` says how far the truth may lie above it.
-Called by the engine for every request and by the planner for every candidate.
+All numbers are tokens. A prompt is always an estimate; `error_ratio` says how far the truth may lie above it.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from litellm_compaction.errors import Share
 
@@ -58,16 +59,16 @@ class Rules:
     keeps_what_fits: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What one request may take of one window.
+    """What one request may take of one window; a number that follows from the rules is worked out once.
 
     Attributes:
         window_tokens: context length as loaded.
         floor_tokens: system, tools and protected messages: what no compaction can shrink.
         error_ratio: the true prompt is at most (1 + error_ratio) times the estimate.
         fixed_tokens: system messages and tools, which a reserve may have been made for; part of the floor.
-        is_wanted: whether the client wants a compaction whatever the fill: then it goes deep where little is used, too.
+        is_wanted: True if the client wants a compaction whatever the fill: then it goes deep where little is used, too.
         own_error_ratio: the same as `error_ratio` for the request as it came, where the server has counted its
             beginning; None where that is no different.
     """
@@ -80,47 +81,47 @@ class Budget:
     own_error_ratio: float | None = None
     is_wanted: bool = False
 
-    @property
+    @cached_property
     def own(self) -> Budget:
         """The budget of the request as it came; the other one is of whatever is made of it."""
         return self if self.own_error_ratio is None else replace(self, error_ratio=self.own_error_ratio)
 
-    @property
+    @cached_property
     def reserved_tokens(self) -> int:
-        """What the reserves take of the window, 75 % of it at most; 0 where the ratio alone decides."""
+        """What the reserves take of the window; 0 where the ratio alone decides."""
         rules = self.rules
         reserves = rules.system_reserve_tokens + rules.output_reserve_tokens + rules.safety_buffer_tokens
         return min(reserves, math.floor(RESERVES_MAX_RATIO * self.window_tokens))
 
-    @property
+    @cached_property
     def outside_tokens(self) -> int:
         """Tokens of the prompt that are not the conversation's: system and tools, as far as they have a reserve."""
         if self.rules.threshold_tokens:
             return self.fixed_tokens
         return min(self.fixed_tokens, self.rules.system_reserve_tokens, self.reserved_tokens)
 
-    @property
+    @cached_property
     def usable_tokens(self) -> int:
         """What the conversation may fill: the window without reserves, or what `threshold_tokens` is the trigger of."""
         if self.rules.threshold_tokens:
             return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
         return self.window_tokens - self.reserved_tokens
 
-    @property
+    @cached_property
     def prompt_limit_tokens(self) -> int:
         """The largest estimate with which prompt + margin + least answer stay inside the window (promise P1)."""
         return self._limit_tokens(self.rules.answer_min_tokens)
+
+    @cached_property
+    def _summary_limit_tokens(self) -> int:
+        """The largest prompt beside which a summary that the client makes has its room."""
+        least_tokens = math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens)
+        return self._limit_tokens(max(self.rules.answer_min_tokens, least_tokens))
 
     def _limit_tokens(self, answer_tokens: int) -> int:
         room = self.window_tokens - answer_tokens
         by_ratio = math.floor(room / (1 + max(MARGIN_MIN_RATIO, self.error_ratio)))
         return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
-
-    @property
-    def _summary_limit_tokens(self) -> int:
-        """The largest prompt beside which a summary that the client makes has its room."""
-        least_tokens = math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens)
-        return self._limit_tokens(max(self.rules.answer_min_tokens, least_tokens))
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
         """What is set aside for the answer.
@@ -134,11 +135,11 @@ class Budget:
         return max(math.floor(self.rules.output_buffer_ratio * rest), least)
 
     def fits(self, prompt_tokens: int) -> bool:
-        """Whether the prompt may be sent at all."""
+        """Returns True if the prompt may be sent at all."""
         return prompt_tokens <= self.prompt_limit_tokens
 
     def triggers(self, prompt_tokens: int) -> bool:
-        """Whether the prompt has to be compacted before it is sent: by the rules, and whenever it does not fit."""
+        """Returns True if the prompt has to be compacted before it is sent: by the rules, and if it does not fit."""
         if not self.fits(prompt_tokens):
             return True
         if self.rules.keeps_what_fits:
@@ -149,45 +150,33 @@ class Budget:
         buffer_tokens = 0 if self.reserved_tokens else self.output_buffer_tokens(prompt_tokens)
         return conversation_tokens + buffer_tokens > self.rules.pre_request_ratio * self.usable_tokens
 
-    @property
-    def is_pressed(self) -> bool:
-        """Whether everything triggers: the server has shown that what was let through is too much."""
-        return self.rules.pre_request_ratio <= self.rules.target_ratio
-
-    @property
+    @cached_property
     def trigger_tokens(self) -> int:
         """The largest prompt that does not have to be compacted."""
-        low, high = 0, self.window_tokens
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (low, middle - 1) if self.triggers(middle) else (middle, high)
-        return low
+        return max(bisect_left(range(self.window_tokens + 1), True, key=self.triggers) - 1, 0)
 
-    def may_wait(self, prompt_tokens: int) -> bool:
-        """Whether a prompt that was compacted before may outgrow the trigger: compacting it again would buy little.
+    def is_filling(self, prompt_tokens: int) -> bool:
+        """Returns True if a compaction comes into sight: three quarters of the way to its trigger are filled."""
+        line_tokens = self.outside_tokens + _IN_SIGHT_RATIO * self.rules.pre_request_ratio * self.usable_tokens
+        return prompt_tokens > line_tokens
 
-        Agents with large system prompts and tools were compacted in every turn otherwise (OpenCode, Cline at 16k,
-        2026-11).
-        """
-        return self.is_narrow and prompt_tokens <= self.latest_start_tokens
-
-    @property
+    @cached_property
     def _stop_tokens(self) -> int:
         """The line at which a running answer is stopped."""
         return math.floor(self.rules.streaming_ratio * self.window_tokens)
 
-    @property
+    @cached_property
     def _span_tokens(self) -> int:
         """From the floor to that line; below 0 if the floor is above it."""
         return self._stop_tokens - self.floor_tokens
 
-    @property
+    @cached_property
     def early_start_tokens(self) -> int:
         """The largest prompt after which the output buffer fits before the streaming limit."""
         buffer_tokens = max(self.output_buffer_tokens(self._stop_tokens), _LEAST_START_TOKENS)
         return min(self._stop_tokens - buffer_tokens, self.prompt_limit_tokens)
 
-    @property
+    @cached_property
     def latest_start_tokens(self) -> int:
         """The largest prompt after which an answer is not stopped at once; more is compacted if that leads below it.
 
@@ -208,20 +197,32 @@ class Budget:
         before_stop_tokens = self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS
         return max(self.output_buffer_tokens(used_tokens), before_stop_tokens)
 
-    @property
+    @cached_property
     def is_narrow(self) -> bool:
-        """Whether the floor leaves less than twice the usual room below the trigger: one turn may take all of it."""
-        room = self.trigger_tokens - self.floor_tokens
-        return room < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens) and not (
-            self.is_pressed or self.is_wanted or self.rules.keeps_what_fits
-        )
+        """True if the floor leaves less than twice the usual room below the trigger: one turn may take all of it.
 
-    @property
+        Not where everything triggers, since the server has shown that what was let through is too much.
+        """
+        is_pressed = self.rules.pre_request_ratio <= self.rules.target_ratio
+        if is_pressed or self.is_wanted or self.rules.keeps_what_fits:
+            return False
+        usual_tokens = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        return self.trigger_tokens - self.floor_tokens < 2 * usual_tokens
+
+    def may_wait(self, prompt_tokens: int) -> bool:
+        """Returns True if a prompt that was compacted before may outgrow the trigger: compacting again gains little.
+
+        Without it agents with large system prompts and tools were compacted in every turn (OpenCode, Cline at 16k,
+        2026-11).
+        """
+        return self.is_narrow and prompt_tokens <= self.latest_start_tokens
+
+    @cached_property
     def narrow_target_tokens(self) -> int:
         """Half way from the floor to the trigger, for what costs no model call."""
         return self.floor_tokens + max(self.trigger_tokens - self.floor_tokens, 0) // 2
 
-    @property
+    @cached_property
     def _room_tokens(self) -> int:
         """What a compaction leaves above the floor: 15 % of the window, at most half of what is below the limit."""
         room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
@@ -229,15 +230,10 @@ class Budget:
             return room
         return min(room, self._span_tokens // _ROOM_DIVISOR)
 
-    @property
+    @cached_property
     def least_target_tokens(self) -> int:
         """What stays of any prompt: the floor, and room for a record."""
         return min(self.floor_tokens + self._room_tokens, self.latest_start_tokens)
-
-    def is_filling(self, prompt_tokens: int) -> bool:
-        """Whether a compaction comes into sight: three quarters of the way to its trigger are filled."""
-        line_tokens = self.outside_tokens + _IN_SIGHT_RATIO * self.rules.pre_request_ratio * self.usable_tokens
-        return prompt_tokens > line_tokens
 
     def target_tokens(self, prompt_tokens: int) -> int:
         """To how many tokens a prompt is compacted.
