@@ -73,7 +73,7 @@ async def _timed(calls: int, call: Callable[[int], Awaitable[object]]) -> str:
 
 
 def _compaction(number: int) -> Compaction:
-    segment = Segment(text=_TEXT, round=1, covered_messages=number, covered_hash=f"hash{number}")
+    segment = Segment(text=_TEXT, round=1, covered_messages=number)
     return Compaction(
         covered_messages=number,
         covered_hash=f"hash{number}",

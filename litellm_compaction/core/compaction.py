@@ -133,13 +133,11 @@ class Segment:
 
     Attributes:
         covered_messages: how many messages after the leading system ones this and the earlier segments cover.
-        covered_hash: the chain entry of that prefix.
     """
 
     text: str
     round: int
     covered_messages: int
-    covered_hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

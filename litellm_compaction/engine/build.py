@@ -199,7 +199,6 @@ class CompactionBuilder:
                 text=summary.text,
                 round=round_number,
                 covered_messages=decision.covered_messages,
-                covered_hash=covered_hash,
             )
             segments = (segment,) if decision.integrates else (*segments, segment)
         else:
@@ -385,8 +384,7 @@ def _carried_records(
         return ()
     last = max(at for at in range(start, len(covered)) if read_record(covered[at]) is not None)
     text = excerpt(carried.summary, decision.summary_tokens, work.count_text)
-    covered_hash = work.conversation.hashes[last + 1]
-    return (Segment(text=text, round=carried.round, covered_messages=last + 1, covered_hash=covered_hash),)
+    return (Segment(text=text, round=carried.round, covered_messages=last + 1),)
 
 
 def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:

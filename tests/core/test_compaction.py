@@ -39,7 +39,7 @@ def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happ
     """A first compaction that covers everything between the lead and `cut`."""
     covered = cut - system_prefix_length(messages)
     covered_hash = chain(messages)[covered]
-    segment = Segment(text=summary, round=1, covered_messages=covered, covered_hash=covered_hash)
+    segment = Segment(text=summary, round=1, covered_messages=covered)
     return Compaction(
         covered_messages=covered,
         covered_hash=covered_hash,
@@ -237,10 +237,7 @@ def test_a_canary_stays_data(cut: int) -> None:
 
 def test_a_record_names_its_round_and_joins_its_segments() -> None:
     """Frozen segments follow each other, and reach as far as the last of them."""
-    segments = tuple(
-        Segment(text=f"Part {number}.", round=number, covered_messages=2 * number, covered_hash="h")
-        for number in (1, 2)
-    )
+    segments = tuple(Segment(text=f"Part {number}.", round=number, covered_messages=2 * number) for number in (1, 2))
     compaction = Compaction(
         covered_messages=6, covered_hash="h", pinned=(), round=3, segments=segments, ledger="- a", rung="truncate"
     )

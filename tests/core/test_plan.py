@@ -71,7 +71,6 @@ def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -
         text=(word * decision.summary_tokens)[: 4 * decision.summary_tokens],
         round=number,
         covered_messages=decision.covered_messages,
-        covered_hash=covered_hash,
     )
     earlier = () if base is None or decision.integrates else base.segments
     return Compaction(

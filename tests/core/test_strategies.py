@@ -144,7 +144,7 @@ def test_a_handoff_leaves_the_record_the_last_request_and_the_open_round(raw: li
     assert decision.fallback is not None
     assert decision.fallback.covered_messages <= decision.covered_messages
     covered_hash = weighed.hashes[decision.covered_messages]
-    segment = Segment(text="s " * 1500, round=1, covered_messages=decision.covered_messages, covered_hash=covered_hash)
+    segment = Segment(text="s " * 1500, round=1, covered_messages=decision.covered_messages)
     made = Compaction(
         covered_messages=decision.covered_messages,
         covered_hash=covered_hash,

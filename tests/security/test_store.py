@@ -204,9 +204,7 @@ _UNFIT: dict[str, dict[str, Any]] = {
     "dropped behind the end": {"dropped": [10**20]},
     "an image of another message": {"images": [[9, 0]]},
     "an image before the first": {"images": [[0, -1]]},
-    "a summary of more than it covers": {
-        "segments": [{"text": "", "round": 1, "covered_messages": 9, "covered_hash": ""}]
-    },
+    "a summary of more than it covers": {"segments": [{"text": "", "round": 1, "covered_messages": 9}]},
     "less than nothing of an answer": {"begun": {"chars": -1, "text_hash": ""}},
 }
 

@@ -12,7 +12,7 @@ from litellm_compaction.core.strategies import STRATEGIES
 
 
 def compaction(name: str, *, covered: int = 4, text: str = "What happened.", provisional: bool = False) -> Compaction:
-    segment = Segment(text=text, round=1, covered_messages=covered, covered_hash=name)
+    segment = Segment(text=text, round=1, covered_messages=covered)
     return Compaction(
         covered_messages=covered,
         covered_hash=name,

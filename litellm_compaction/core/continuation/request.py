@@ -155,10 +155,7 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
         images=tuple(place for place in compaction.images if place[0] < own),
         covered_hash=hashes[own],
         segments=tuple(
-            replace(segment, covered_messages=own, covered_hash=hashes[own])
-            if segment.covered_messages > own
-            else segment
-            for segment in compaction.segments
+            replace(segment, covered_messages=min(segment.covered_messages, own)) for segment in compaction.segments
         ),
         begun=begun,
     )
