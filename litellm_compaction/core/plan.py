@@ -27,8 +27,6 @@ from litellm_compaction.core.conversation import (
 )
 from litellm_compaction.core.cut_points import answered_round
 from litellm_compaction.core.messages import Message, parse_message, user_message
-from litellm_compaction.core.pruning import Wishes, pruned
-from litellm_compaction.core.record import joined, read_record, taken_out
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 from litellm_compaction.core.stretches import own_words
 
@@ -97,7 +95,6 @@ class Summarize:
         ledger_min_tokens: what the ledger keeps where a summary is longer than it was to be.
         ledger_max_tokens: what the ledger may grow to where the summary leaves room; None is all of that room.
         predicted_tokens: the prompt afterwards, at most.
-        carried_round: of a record that the covered messages themselves carry, 0 for none.
         strategy: the name of the one that writes the record.
         ahead: whether it is written before it is needed.
         images: of the covered messages, those that travel with the record.
@@ -113,7 +110,6 @@ class Summarize:
     ledger_min_tokens: int
     predicted_tokens: int
     fallback: Summarize | None = None
-    carried_round: int = 0
     ledger_max_tokens: int | None = None
     strategy: str = "summary"
     ahead: bool = False
@@ -122,7 +118,7 @@ class Summarize:
     @property
     def round(self) -> int:
         """Of the compaction that will be made."""
-        return max(self.base.round if self.base else 0, self.carried_round) + 1
+        return (self.base.round if self.base else 0) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +152,7 @@ class Prune:
         base: the compaction that it continues, or None.
         now_tokens: the prompt without it.
         summary_tokens: bound on what is said of the messages that go.
-        carried_tokens: of records of other tools among them, which is said besides.
+        carried_tokens: of an earlier record, which is said besides.
         ledger_tokens: bound on their ledger.
         predicted_tokens: the prompt that is aimed at.
         otherwise: what to make instead where the model's answer does not do.
@@ -167,10 +163,10 @@ class Prune:
     base: Compaction | None
     now_tokens: int
     summary_tokens: int
-    carried_tokens: int
     ledger_tokens: int
     predicted_tokens: int
     otherwise: Summarize
+    carried_tokens: int = 0
     strategy: str = "prune"
 
     @property
@@ -578,10 +574,8 @@ def _summarize(
         cut, ledger_tokens, record_tokens = recent, ledger_tokens - over, record_tokens - over
     # What a coarse cut leaves free up to the target, the ledger may have: it costs a little prefill and no decoding.
     spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
-    carried, _ = taken_out(conversation.rest[:cut])
     pinned = conversation.pinned(cut, *doubted)
     return Summarize(
-        carried_round=carried.round if carried else 0,
         strategy=writer_of(depth.strategy.name),
         covered_messages=cut,
         pinned=pinned,
@@ -731,9 +725,7 @@ def _prune(
         compaction = _editing(conversation, cut, budget, base, depth.strategy.name, kept_images)
         words_tokens = _words_tokens(conversation, cut, budget, target, room)
         ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
-        carried_tokens = count(compaction.omissions) - count(base.omissions) if base else count(compaction.omissions)
-        said_tokens = otherwise.summary_tokens + carried_tokens
-        record_tokens = RECORD_TOKENS + said_tokens + ledger_tokens + count(compaction.summary)
+        record_tokens = RECORD_TOKENS + otherwise.summary_tokens + ledger_tokens + count(compaction.summary)
         least_tokens = kept_tokens(conversation, cut, compaction.pinned) + record_tokens
         if least_tokens > now_tokens * (1 - MIN_GAIN_RATIO) or budget.triggers(least_tokens):
             continue
@@ -743,7 +735,6 @@ def _prune(
             base=base,
             now_tokens=now_tokens,
             summary_tokens=otherwise.summary_tokens,
-            carried_tokens=carried_tokens,
             ledger_tokens=ledger_tokens,
             predicted_tokens=target,
             otherwise=otherwise,
@@ -773,7 +764,7 @@ def _editing(
     if rung != "edit":
         # A model chooses among messages, and none of it is the person's request.
         stubbed = tuple(sorted({*stubbed, *with_data(rest, pinned)}))
-    compaction = Compaction(
+    return Compaction(
         covered_messages=covered_messages,
         covered_hash=conversation.hashes[covered_messages],
         pinned=pinned,
@@ -789,23 +780,4 @@ def _editing(
         omissions=base.omissions if base else "",
         begun=base.begun if base else None,
         images=tuple(sorted(place for place in shown if place[0] < covered_messages and place[0] not in pinned)),
-    )
-    return _with_records(rest, compaction)
-
-
-def _with_records(rest: Sequence[Message], compaction: Compaction) -> Compaction:
-    """`compaction` with what records of other tools say among the edited messages, which are sent no more.
-
-    Their words stand beside the ledger as those of a pruning: a later summary reads the records themselves.
-    """
-    span = range(compaction.replaced_messages, compaction.covered_messages)
-    gone = {*compaction.pinned, *compaction.dropped, *(each.position for each in compaction.shortened)}
-    found = {at: each.record for at in span if at not in gone and (each := read_record(rest[at])) and not each.rest}
-    carried = joined(list(found.values()))
-    if carried is None:
-        return compaction
-    return replace(
-        pruned(rest, compaction, found, Wishes(dropped=frozenset(found))),
-        round=max(compaction.round, carried.round + 1),
-        omissions="\n\n".join(filter(None, (compaction.omissions, carried.summary))),
     )

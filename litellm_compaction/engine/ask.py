@@ -35,7 +35,6 @@ from litellm_compaction.core.pruning import (
     pruning_prompt,
     roomy_answer_tokens,
 )
-from litellm_compaction.core.record import taken_out
 from litellm_compaction.core.strategies import Strategy, strategy_of
 from litellm_compaction.engine.context import MeasuredRequest, PruningModel
 from litellm_compaction.engine.reservation import SUMMARY_EXTRA_TOKENS
@@ -442,7 +441,7 @@ def summary_job(
     """A job, still without the bounds of a model's window.
 
     Args:
-        messages: what the summary will stand for; records among them, of another tool or the library, are merged.
+        messages: what the summary will stand for.
         work: on whose behalf.
         earlier: the summary so far that the new one integrates, "" for none.
         request: the request being worked on, of any length, "" for none.
@@ -450,10 +449,9 @@ def summary_job(
         round_number: of the compaction that is made, from 1.
         strategy: what to write.
     """
-    carried, fresh = taken_out(messages)
     return SummaryJob(
-        messages=strategy.history(fresh),
-        earlier="\n\n".join(filter(None, (earlier, carried.summary if carried else ""))),
+        messages=strategy.history(messages),
+        earlier=earlier,
         request=excerpt(request, _REQUEST_TOKENS, work.count_text),
         summary_tokens=summary_tokens,
         prompt_limit_tokens=0,

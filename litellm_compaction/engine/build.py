@@ -22,7 +22,6 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
-from litellm_compaction.core.record import ledger_messages, read_record, taken_out
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import Pruner, Summary, SummaryClient
@@ -89,6 +88,7 @@ class CompactionBuilder:
         store: where compactions are kept.
         clock: seconds, monotonic, for durations.
         quoted: a message as the ledger quotes it; `core.record.listable` where a ledger is read back from the messages.
+        carried: what the ledger of an earlier record quotes, which the messages carried.
     """
 
     def __init__(
@@ -98,12 +98,14 @@ class CompactionBuilder:
         store: Store,
         clock: Callable[[], float],
         quoted: Callable[[Message], Message] | None = None,
+        carried: Sequence[Message] = (),
     ) -> None:
         self._summary_client = summary_client
         self._pruner = Pruner(summary_client)
         self._store = store
         self._clock = clock
         self._quoted = quoted
+        self._carried = carried
 
     async def make(self, work: MeasuredRequest, decision: Making) -> BuiltCompaction:
         """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer.
@@ -201,10 +203,6 @@ class CompactionBuilder:
                 covered_messages=decision.covered_messages,
             )
             segments = (segment,) if decision.integrates else (*segments, segment)
-        else:
-            shown = segments
-            carried = await off_loop(covered, lambda: _carried_records(work, decision, covered, shown))
-            segments = (*segments, *carried)
         compaction = Compaction(
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
@@ -292,13 +290,7 @@ class CompactionBuilder:
         return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop((*hidden, *kept), write))
 
     def _to_list(self, messages: Sequence[Message]) -> list[Message]:
-        """What a ledger is made of: what the ledgers of records among the messages quote, then the other messages."""
-        carried, others = taken_out(messages)
-        quoted = self._quoted
-        return [
-            *(ledger_messages(carried.ledger) if carried else ()),
-            *(others if quoted is None else map(quoted, others)),
-        ]
+        return [*self._carried, *(messages if self._quoted is None else map(self._quoted, messages))]
 
     async def _put(self, work: MeasuredRequest, kept: Compaction) -> None:
         if work.case.is_client_summary:
@@ -372,19 +364,6 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
     if base is None or not base.segments:
         return ()
     return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
-
-
-def _carried_records(
-    work: MeasuredRequest, decision: Summarize, covered: Sequence[Message], segments: Sequence[Segment]
-) -> tuple[Segment, ...]:
-    """What records in the covered messages themselves say, where no model has merged them into a new one."""
-    start = segments[-1].covered_messages if segments else 0
-    carried, _ = taken_out(covered[start:])
-    if carried is None or not carried.summary or decision.provisional:
-        return ()
-    last = max(at for at in range(start, len(covered)) if read_record(covered[at]) is not None)
-    text = excerpt(carried.summary, decision.summary_tokens, work.count_text)
-    return (Segment(text=text, round=carried.round, covered_messages=last + 1),)
 
 
 def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
 from litellm_compaction.core.clearing import edited, superseded_reads
-from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, kept_tokens
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Making, Prune, Summarize
 from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.core.record import Record, write_record
+from litellm_compaction.core.record import Record, taken_out, write_record
 from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
 from litellm_compaction.engine.ask import summary_job
 from litellm_compaction.engine.context import MeasuredRequest
@@ -121,7 +121,7 @@ async def compact(
         return unchanged("below_trigger")
     if selected.reason:
         return unchanged(selected.reason)
-    call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic)
+    call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic, earlier=selected.earlier)
     if _best_gain_tokens(selected, call.work) < tokens_before * MIN_GAIN_RATIO:
         # Nobody is asked for what could not be used: an agent would ask again in every step.
         return unchanged("no_gain")
@@ -246,11 +246,12 @@ async def generate_summary(
     call = await begin(conversation, config, acompletion, focus=topic)
 
     def job() -> SummaryJob:
+        # Of repeated reads the newest says all: the room is better spent on the rest.
+        carried, fresh = taken_out(edited(conversation, superseded_reads(conversation)))
         return summary_job(
-            # Of repeated reads the newest says all: the room is better spent on the rest.
-            edited(conversation, superseded_reads(conversation)),
+            fresh,
             call.work,
-            earlier=earlier,
+            earlier="\n\n".join(filter(None, (earlier, carried.summary if carried else ""))),
             request=request,
             summary_tokens=config.summary_tokens,
             round_number=round_number,
@@ -265,9 +266,9 @@ async def generate_summary(
 
 def _best_gain_tokens(selected: Selected, work: MeasuredRequest) -> int:
     """What the shortest summary would save; an earlier record makes room for the new one."""
-    lead, stays = len(selected.system), {*selected.pinned, *selected.record_at}
+    lead = len(selected.system)
     sizes = work.conversation.sizes[lead : lead + len(selected.covered)]
-    fresh_tokens = sum(size for position, size in enumerate(sizes) if position not in stays)
+    fresh_tokens = sum(size for position, size in enumerate(sizes) if position not in selected.pinned)
     return fresh_tokens - (0 if selected.earlier else RECORD_TOKENS)
 
 
@@ -286,15 +287,14 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
     summarize = Summarize(
         covered_messages=covered_messages,
         pinned=selected.pinned,
-        base=None,
-        integrates=False,
+        base=_base(earlier, work) if earlier else None,
+        integrates=earlier is not None,
         provisional=False,
         summary_tokens=config.summary_tokens,
         ledger_tokens=ledger_tokens,
         ledger_max_tokens=ledger_tokens,
         ledger_min_tokens=ledger_tokens // 2,
         predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + ledger_tokens,
-        carried_round=earlier.round if earlier else 0,
         strategy=writer_of(config.strategy),
     )
     said_tokens = work.count_text(earlier.summary) if earlier else 0
@@ -312,7 +312,6 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
             rung=config.strategy,
             window_tokens=config.context_window_tokens,
             edited_from=0,
-            dropped=selected.record_at,
             omissions=earlier.summary if earlier else "",
         ),
         base=None,
@@ -323,6 +322,19 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
         predicted_tokens=int(_PRUNED_SHARE * tokens_before),
         otherwise=summarize,
         strategy=config.strategy,
+    )
+
+
+def _base(earlier: Record, work: MeasuredRequest) -> Compaction:
+    """The record that the caller's messages carried, as the compaction that a new summary goes on from."""
+    return Compaction(
+        covered_messages=0,
+        covered_hash=work.conversation.hashes[0],
+        pinned=(),
+        round=earlier.round,
+        segments=(Segment(text=earlier.summary, round=earlier.round, covered_messages=0),),
+        ledger=earlier.ledger,
+        rung="summary",
     )
 
 
@@ -344,8 +356,7 @@ async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
         logger.warning(
             "library_pruning_failed model=%s reason=%s; a summary is made", built.pruning_model, built.reason
         )
-    chosen = [position for position in compaction.dropped if position not in selected.record_at]
-    gone = chosen if chooses(compaction.rung) else selected.fresh_at
+    gone = compaction.dropped if chooses(compaction.rung) else selected.fresh_at
     messages = await off_loop(selected.messages, lambda: _sent(selected, compaction))
     return _Made(compaction, messages, gone)
 

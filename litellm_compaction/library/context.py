@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message
-from litellm_compaction.core.record import listable
+from litellm_compaction.core.record import Record, ledger_messages, listable
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.build import CompactionBuilder
 from litellm_compaction.engine.context import Attempts, MeasuredRequest, PruningModel, RequestContext, nothing
@@ -50,16 +50,23 @@ async def begin(
     *,
     tools: Sequence[JsonValue] = (),
     focus: str = "",
+    earlier: Record | None = None,
 ) -> Call:
     """A call about a conversation, measured with the counter that all calls share.
 
-    `messages` are as they would be sent, but an earlier record stands in a message of its own.
+    `messages` are as they would be sent, but for the `earlier` record that they carried.
     """
     windows, sources = Windows(cache_s=_STORE_S), Sources()
     measurer = RequestMeasurer(windows=windows, counter=counter(), sources=sources)
     client = SummaryClient(windows=windows, counter=counter(), sources=sources, sent=SentPrompts())
     store = memory_store(ttl_s=_STORE_S, max_bytes=_STORE_BYTES)
-    builder = CompactionBuilder(summary_client=client, store=store, clock=time.monotonic, quoted=listable)
+    builder = CompactionBuilder(
+        summary_client=client,
+        store=store,
+        clock=time.monotonic,
+        quoted=listable,
+        carried=ledger_messages(earlier.ledger) if earlier else (),
+    )
     request = Request(messages=tuple(messages), tools=tuple(tools))
     work = await measurer.weigh(request, _context(config, acompletion, focus))
     return Call(work=await hashed(work), builder=builder, summary_client=client)

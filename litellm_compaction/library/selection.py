@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.cut_points import doubted_index, legal_cuts, pinned_among, request_indices
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message, system_prefix_length
-from litellm_compaction.core.record import Record, joined, read_record, write_record
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, system_prefix_length
+from litellm_compaction.core.record import Record, joined, read_record
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import message_estimate, parsed, tools_estimate
@@ -46,10 +46,10 @@ class Selected:
     Attributes:
         system: as in `CompactionSelection`.
         earlier: the record that the conversation carried, or None.
-        covered: the other messages before the cut; a record stands before them, in a message of its own.
+        covered: the other messages before the cut.
         pinned: positions in `covered` of the user messages that stay verbatim.
         tail: the messages from the cut on.
-        sources: for each of `covered` its position in the messages that were divided; -1 for the carried record.
+        sources: for each of `covered` its position in the messages that were divided.
         record_sources: positions of the messages that were an earlier record and nothing else.
     """
 
@@ -67,14 +67,8 @@ class Selected:
         return tuple(sorted({*self.record_sources, *(self.sources[position] for position in gone)}))
 
     @property
-    def record_at(self) -> tuple[int, ...]:
-        """The position of the earlier record in `covered`, if there is one."""
-        return (0,) if self.earlier is not None and self.covered else ()
-
-    @property
     def fresh_at(self) -> list[int]:
-        staying = {*self.pinned, *self.record_at}
-        return [position for position in range(len(self.covered)) if position not in staying]
+        return [position for position in range(len(self.covered)) if position not in self.pinned]
 
     @property
     def fresh(self) -> list[Message]:
@@ -163,15 +157,14 @@ def select(
     requests = {*request_indices(divided), *([] if doubted is None else [doubted])}
     pinned = pinned_among(requests, system_prefix_length(divided), len(covered))
     earlier = joined(records)
-    carrier = [] if earlier is None else [_carrier(earlier)]
     selected = Selected(
         system=tuple(system),
         earlier=earlier,
-        covered=(*carrier, *covered),
-        pinned=tuple(len(carrier) + position for position in pinned),
+        covered=tuple(covered),
+        pinned=pinned,
         tail=tail,
         reason="",
-        sources=(*([-1] * len(carrier)), *sources),
+        sources=tuple(sources),
         record_sources=tuple(record_sources),
     )
     if selected.fresh and sum(map(message_estimate, selected.fresh)) >= RECORD_TOKENS:
@@ -213,11 +206,6 @@ def _staying_tokens(
         for index, (message, size) in enumerate(zip(messages, sizes, strict=True))
         if index >= cut or message.is_system or index in requests
     )
-
-
-def _carrier(record: Record) -> Message:
-    """A record in a message of its own, which is nobody's request."""
-    return parse_message({"role": "assistant", "content": write_record(record)})
 
 
 def _whole(messages: Sequence[Message], lead: int, reason: Unselected) -> Selected:
