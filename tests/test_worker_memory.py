@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
-from hashlib import sha256
 
 import pytest
 
 from litellm_compaction.core import anchors
-from litellm_compaction.engine import ask
 from litellm_compaction.tokens import formula, prefix, rendered
 from litellm_compaction.tokens.calibration import Mix
 from litellm_compaction.tokens.count import Anchor
@@ -44,13 +42,6 @@ def fill_anchors(count: int) -> object:
     return known
 
 
-def fill_sent(count: int) -> object:
-    prompts = ask.SentPrompts()
-    for number in range(count):
-        prompts.note("a scope", "a deployment's key", [sha256(b"%d" % number).hexdigest()], None)
-    return prompts
-
-
 def fill_words(count: int) -> object:
     return [anchors._atom.__wrapped__(f"src/part_{number}.py") for number in range(count)]
 
@@ -60,7 +51,6 @@ MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
     "measures": (fill_measures, formula._MAX_ENTRIES),
     "segments": (fill_segments, rendered._MAX_ENTRIES),
     "anchors": (fill_anchors, prefix._MAX_ANCHORS),
-    "sent": (fill_sent, ask._MAX_ENTRIES),
     "words": (fill_words, anchors._atom.cache_parameters()["maxsize"] or 0),
 }
 

@@ -291,7 +291,7 @@ class Background:
                 self._reporter.decided(work, "given_up", after=work.count.tokens, reason="arrived")
             raise
         owner.ended = 0
-        if not made.calls:
+        if not made.effort.calls:
             # No model could be asked in a way that leaves the conversation in the cache.
             owner.begun_s.pop()
             return None
@@ -307,7 +307,7 @@ class Background:
         if not await self._may_begin(work, owner):
             return None
         made = await self._builder.make(work, decision)
-        made = replace(made, kept=replace(made.kept, ahead=True))
+        made = made._replace(kept=replace(made.kept, ahead=True))
         return made.kept if await self._keep(work, None, made) else None
 
     async def _off_loop(self, work: MeasuredRequest, look: Callable[[], _Found]) -> _Found:
@@ -365,13 +365,15 @@ class Background:
         after_tokens = applied_tokens(work.conversation, compaction)
         is_summary = compaction.rung != "truncate"
         if not is_summary or after_tokens > work.count.tokens * (1 - MIN_GAIN_RATIO):
-            made = replace(made, reason=made.reason or "no_gain")
-            self._reporter.decided(work, "given_up", after=work.count.tokens, made=made)
+            made.effort.reason = made.effort.reason or "no_gain"
+            self._reporter.decided(work, "given_up", after=work.count.tokens, effort=made.effort)
             return False
         if await self._store.find(work.case.scope, [compaction.covered_hash]):
             return False
         await self._store.put(work.case.scope, compaction)
-        self._reporter.decided(work, "prepared", after=after_tokens, compaction=compaction, made=made, base=base)
+        self._reporter.decided(
+            work, "prepared", after=after_tokens, compaction=compaction, effort=made.effort, base=base
+        )
         return True
 
 

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Hashable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from typing_extensions import assert_never
 
@@ -24,10 +25,9 @@ from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
-from litellm_compaction.engine.ask import Pruner, Summary, SummaryClient
-from litellm_compaction.engine.context import MeasuredRequest
+from litellm_compaction.engine.ask import SummaryClient
+from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.engine.threads import off_loop, off_loop_if
-from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.stores import Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
@@ -36,31 +36,12 @@ logger = logging.getLogger("litellm_compaction")
 _OFF_LOOP_CHARS = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltCompaction:
-    """A compaction and what making it cost.
-
-    Attributes:
-        compaction: as it is applied to the messages that it was made for.
-        kept: as it is stored: the same, but where an answer was carried over the limit, keyed for the next turn.
-        calls: summary jobs.
-        summary_ms: how long they took together.
-        reason: what went wrong, one word: why there is no summary, or not the configured model's; else "".
-        failure: the last error of the models that were asked for a summary, where none of them gave one.
-    """
+class BuiltCompaction(NamedTuple):
+    """A compaction as it is applied, and as it is stored: keyed for the next turn if an answer was carried over."""
 
     compaction: Compaction
     kept: Compaction
-    calls: int
-    summary_ms: float
-    pruning_model: str
-    reason: str
-    failure: SummaryFailed | None = None
-
-    @classmethod
-    def found(cls, compaction: Compaction) -> BuiltCompaction:
-        """One that the store had."""
-        return cls(compaction=compaction, kept=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
+    effort: Effort
 
 
 def alike(work: MeasuredRequest, decision: Making) -> Hashable:
@@ -86,7 +67,6 @@ class CompactionBuilder:
     Args:
         summary_client: asks the pruning models.
         store: where compactions are kept.
-        clock: seconds, monotonic, for durations.
         quoted: a message as the ledger quotes it; `core.record.listable` where a ledger is read back from the messages.
         carried: what the ledger of an earlier record quotes, which the messages carried.
     """
@@ -96,64 +76,45 @@ class CompactionBuilder:
         *,
         summary_client: SummaryClient,
         store: Store,
-        clock: Callable[[], float],
         quoted: Callable[[Message], Message] | None = None,
         carried: Sequence[Message] = (),
     ) -> None:
         self._summary_client = summary_client
-        self._pruner = Pruner(summary_client)
         self._store = store
-        self._clock = clock
         self._quoted = quoted
         self._carried = carried
 
     async def make(self, work: MeasuredRequest, decision: Making) -> BuiltCompaction:
-        """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer.
+        """Builds a compaction, at a harder level if no pruning model answers usably.
 
-        A summary is stored at once, whatever becomes of this request: it was paid for. Of the other rungs the result is
-        only stored by `keep`, when it does.
+        A summary is stored at once, since it was paid for; other levels are stored by `keep`.
         """
+        effort = Effort()
         match decision:
             case Edit():
                 compaction = await self._with_ledger(work, decision, decision.compaction)
                 kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
-                return BuiltCompaction(
-                    compaction=compaction, kept=kept, calls=0, summary_ms=0.0, pruning_model="", reason=""
-                )
+                return BuiltCompaction(compaction, kept, effort)
             case Prune():
-                return await self._pruned(work, decision)
+                return await self._pruned(work, decision, effort)
             case Summarize():
-                return await self._summarized(work, decision)
+                return await self._summarized(work, decision, effort)
             case _:
                 assert_never(decision)
 
-    async def _pruned(self, work: MeasuredRequest, decision: Prune) -> BuiltCompaction:
+    async def _pruned(self, work: MeasuredRequest, decision: Prune, effort: Effort) -> BuiltCompaction:
         """The pruning if a model gives one that gains enough, else a summary."""
-        started_s = self._clock()
-        found = await self._pruner.prune(work, decision)
-        summary_ms = 1000 * (self._clock() - started_s) if found.calls else 0.0
-        reason = found.reason
-        if found.compaction is not None:
-            compaction = await self._with_ledger(work, decision, found.compaction)
+        found = await self._summary_client.prune(work, decision, effort)
+        if found is not None:
+            compaction = await self._with_ledger(work, decision, found)
             after_tokens = applied_tokens(work.conversation, compaction)
             if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
-                return BuiltCompaction(
-                    compaction=compaction,
-                    kept=compaction,
-                    calls=found.calls,
-                    summary_ms=summary_ms,
-                    pruning_model=found.pruning_model,
-                    reason=reason,
-                )
-            reason = "no_gain"
-        made = await self._summarized(work, decision.otherwise)
-        return replace(
-            made,
-            calls=found.calls + made.calls,
-            summary_ms=summary_ms + made.summary_ms,
-            pruning_model=made.pruning_model or found.pruning_model,
-            reason=made.reason or reason,
-        )
+                return BuiltCompaction(compaction, compaction, effort)
+            effort.reason = "no_gain"
+        reason, effort.reason = effort.reason, ""
+        made = await self._summarized(work, decision.otherwise, effort)
+        effort.reason = effort.reason or reason
+        return made
 
     async def _with_ledger(self, work: MeasuredRequest, decision: Edit | Prune, compaction: Compaction) -> Compaction:
         """`compaction` with a ledger of what it does not show any more."""
@@ -161,56 +122,55 @@ class CompactionBuilder:
         shortened = (each.position for each in compaction.shortened)
         replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
         gone = {*replaced, *compaction.dropped, *shortened}
-        redact = _redact(work)
 
-        def write() -> str:
-            hidden = self._to_list(_hidden(rest, gone, compaction.stubbed))
-            known = "\n".join(map(visible_text, apply(messages, compaction)))
-            return ledger(
-                hidden,
-                budget_tokens=decision.ledger_tokens,
-                count=work.count_text,
-                known=known,
-                redact=redact,
-            )
+        def texts() -> tuple[list[Message], str]:
+            return _hidden(rest, gone, compaction.stubbed), "\n".join(map(visible_text, apply(messages, compaction)))
 
-        text = await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop(rest, write))
+        text = await self._ledger(work, rest, texts, decision.ledger_tokens)
         return await _written(work, replace(compaction, ledger=text))
 
-    async def _summarized(self, work: MeasuredRequest, decision: Summarize) -> BuiltCompaction:
+    async def _summarized(self, work: MeasuredRequest, decision: Summarize, effort: Effort) -> BuiltCompaction:
         covered, pinned = _covered(work, decision)
         base = decision.base
-        round_number = decision.round
-        started_s = self._clock()
+        segments = base.segments if base else ()
+        summary = ""
         if decision.provisional:
-            reason = "client_summary" if work.case.is_client_summary else "no_room"
-            summary = Summary(text="", calls=0, pruning_model="", reason=reason)
+            effort.reason = "client_summary" if work.case.is_client_summary else "no_room"
             segments = _carried(base, decision.summary_tokens, work.count_text)
         else:
-            summary = await self._summary_client.summary(work, decision, covered, pinned)
-            segments = base.segments if base else ()
-        summary_ms = 1000 * (self._clock() - started_s) if summary.calls else 0.0
-        rung = decision.strategy if summary.text else "truncate"
-        if not summary.text and decision.fallback is not None:
+            summary = await self._summary_client.summary(work, decision, covered, pinned, effort)
+        rung = decision.strategy if summary else "truncate"
+        if not summary and decision.fallback is not None:
             # Nothing was handed over, so the recent messages stay.
             decision = decision.fallback
             covered, pinned = _covered(work, decision)
         covered_hash = work.conversation.hashes[decision.covered_messages]
-        if summary.text:
+        if summary:
             segment = Segment(
-                text=summary.text,
-                round=round_number,
+                text=summary,
+                round=decision.round,
                 covered_messages=decision.covered_messages,
             )
             segments = (segment,) if decision.integrates else (*segments, segment)
+        stubbed = with_data(covered, pinned)
+        hidden = _hidden(covered, set(range(len(covered))) - {*pinned}, stubbed)
+        kept_messages = work.conversation.rest[decision.covered_messages :]
+
+        def texts() -> tuple[list[Message], str]:
+            # A value that a summary gets wrong is not in it, and so stands beside it.
+            return hidden, "\n".join((*(each.text for each in segments), *map(visible_text, kept_messages)))
+
+        ledger_tokens = decision.ledger_tokens + _spare(decision, summary, work.count_text)
         compaction = Compaction(
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
             pinned=pinned,
-            stubbed=with_data(covered, pinned),
-            round=round_number,
+            stubbed=stubbed,
+            round=decision.round,
             segments=segments,
-            ledger=await self._ledger(work, decision, covered, pinned, segments, summary),
+            ledger=await self._ledger(
+                work, (*hidden, *kept_messages), texts, max(ledger_tokens, decision.ledger_min_tokens)
+            ),
             rung=rung,
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
@@ -224,15 +184,7 @@ class CompactionBuilder:
         # What nobody needs is not kept without a summary; what nobody needs yet is kept by who has it written.
         if not is_poorer and not decision.ahead and not (rung == "truncate" and work.is_voluntary):
             await self._put(work, kept)
-        return BuiltCompaction(
-            compaction=compaction,
-            kept=kept,
-            calls=summary.calls,
-            summary_ms=summary_ms,
-            pruning_model=summary.pruning_model,
-            reason=summary.reason,
-            failure=summary.failure,
-        )
+        return BuiltCompaction(compaction, kept, effort)
 
     async def keep(self, work: MeasuredRequest, made: BuiltCompaction) -> None:
         """Stores what was made, so that the next request that begins alike gets the same bytes; again is no change."""
@@ -264,30 +216,27 @@ class CompactionBuilder:
     async def _ledger(
         self,
         work: MeasuredRequest,
-        decision: Summarize,
-        covered: Sequence[Message],
-        pinned: tuple[int, ...],
-        segments: Sequence[Segment],
-        summary: Summary,
+        read: Sequence[Message],
+        texts: Callable[[], tuple[list[Message], str]],
+        budget_tokens: int,
     ) -> str:
-        """What the record holds verbatim beside its summaries and the messages that stay."""
-        hidden = _hidden(covered, set(range(len(covered))) - {*pinned}, with_data(covered, pinned))
-        kept = work.conversation.rest[decision.covered_messages :]
-        spare_tokens = _spare(decision, summary, work.count_text)
+        """What a record holds verbatim besides its summaries and the messages that stay.
+
+        Args:
+            work: the request.
+            read: the messages that `texts` reads; long ones are read in a thread.
+            texts: gives what the model sees no more, and the text that it sees.
+            budget_tokens: for all of it.
+        """
         redact = _redact(work)
 
         def write() -> str:
-            # A value that a summary gets wrong is not in it, and so stands beside it.
-            known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
+            hidden, known = texts()
             return ledger(
-                self._to_list(hidden),
-                budget_tokens=max(decision.ledger_tokens + spare_tokens, decision.ledger_min_tokens),
-                count=work.count_text,
-                known=known,
-                redact=redact,
+                self._to_list(hidden), budget_tokens=budget_tokens, count=work.count_text, known=known, redact=redact
             )
 
-        return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop((*hidden, *kept), write))
+        return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop(read, write))
 
     def _to_list(self, messages: Sequence[Message]) -> list[Message]:
         return [*self._carried, *(messages if self._quoted is None else map(self._quoted, messages))]
@@ -366,11 +315,11 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
     return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
 
 
-def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:
-    """What the ledger may take more where the summary needed less, or did not come; below 0 where it needed more."""
+def _spare(decision: Summarize, summary: str, count: Callable[[str], int]) -> int:
+    """What the ledger may take more if the summary needed less, or did not come; below 0 if it needed more."""
     if decision.provisional and decision.base is not None and decision.base.segments:
         return 0
-    spare_tokens = decision.summary_tokens - count(summary.text) if summary.text else decision.summary_tokens
+    spare_tokens = decision.summary_tokens - count(summary) if summary else decision.summary_tokens
     if decision.ledger_max_tokens is None:
         return spare_tokens
     return min(spare_tokens, decision.ledger_max_tokens - decision.ledger_tokens)

@@ -25,11 +25,12 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, unprepared, with_less_data
 from litellm_compaction.engine.admission import Admission
-from litellm_compaction.engine.ask import SentPrompts, SummaryClient
+from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
 from litellm_compaction.engine.context import (
     CompactionNeeded,
+    Effort,
     Foreseen,
     MeasuredRequest,
     PreparedRequest,
@@ -116,10 +117,9 @@ class Compactor:
         self._counter = counter
         self._store = store
         self.reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
-        sent = SentPrompts()
-        summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent, clock=clock)
+        summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._clock, self._wall_clock = clock, wall_clock
-        self._builder = CompactionBuilder(summary_client=summary_client, store=store, clock=clock)
+        self._builder = CompactionBuilder(summary_client=summary_client, store=store)
         self._compactions: Flights[_Flown] = Flights()
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
@@ -131,7 +131,7 @@ class Compactor:
             coordination=self._coordination,
             clock=clock,
         )
-        self._outgoing = Outgoing(measurer=self._measurer, sent=sent)
+        self._outgoing = Outgoing(self._measurer)
         self.replies = ReplyReader(
             windows=windows,
             counter=counter,
@@ -334,7 +334,7 @@ class Compactor:
         if made.compaction.rung == "truncate" and work.is_voluntary:
             # It fits as it came, which says more than a record without a summary.
             guarded = self._outgoing.unchanged(work)
-            self.reporter.decided(work, "fallback", guarded=guarded, reason=made.reason)
+            self.reporter.decided(work, "fallback", guarded=guarded, effort=made.effort)
             return guarded
         guarded = await self._applied_surely(work, made.compaction, "compacted")
         if not is_enough(work, decision, made.compaction, guarded):
@@ -354,7 +354,7 @@ class Compactor:
             return replace(guarded, action="reused") if flown.is_found else guarded
         base = None if isinstance(decision, Edit) else decision.base
         known = next(iter(usable(work.conversation, pending.stored)), None)
-        self.reporter.applied(work, outcome, guarded, made.kept, made=made, base=base, known=known)
+        self.reporter.applied(work, outcome, guarded, made.kept, effort=made.effort, base=base, known=known)
         return guarded
 
     async def _flown(
@@ -402,7 +402,9 @@ class Compactor:
         if not isinstance(decision, Reuse) or decision.compaction in pending.stored:
             return None
         guarded = await self._outgoing.applied(work, decision.compaction, "reused")
-        return BuiltCompaction.found(decision.compaction) if guarded.budget.fits(guarded.count.tokens) else None
+        if not guarded.budget.fits(guarded.count.tokens):
+            return None
+        return BuiltCompaction(decision.compaction, decision.compaction, Effort())
 
     async def _does(self, flown: _Flown, work: MeasuredRequest, decision: Making) -> bool:
         """Whether a compaction that was made for another request's conversation does for this one's."""

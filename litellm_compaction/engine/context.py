@@ -17,7 +17,7 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonValue, Message, Request, open_round_start
 from litellm_compaction.core.plan import CompactionOptions, Making
 from litellm_compaction.core.strategies import STRATEGIES
-from litellm_compaction.errors import DoesNotFit
+from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.events import Phase
 from litellm_compaction.summarizer import Ask, ending_in
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
@@ -63,6 +63,25 @@ class Attempts:
     may_recount: bool = True
     has_compacted: bool = False
     too_long: DoesNotFit | None = field(default=None, compare=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Effort:
+    """What it took to make a compaction, filled on the way.
+
+    Attributes:
+        calls: summary jobs.
+        seconds: in which pruning models were asked.
+        pruning_model: label of the one that was asked last, "" for none.
+        reason: one word: why there is no summary, or not the configured model's; else "".
+        failure: the last error of a model that was asked, if none of them gave a usable summary.
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+    pruning_model: str = ""
+    reason: str = ""
+    failure: SummaryFailed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

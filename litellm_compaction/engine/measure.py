@@ -28,7 +28,6 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.plan import Edit, Making
 from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.strategies import chooses
-from litellm_compaction.engine.ask import SentPrompts
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.shared_pool import shared_name
@@ -387,20 +386,13 @@ async def hashed(work: MeasuredRequest) -> MeasuredRequest:
 
 
 class Outgoing:
-    """Makes what is sent, and remembers it.
+    """Makes what is sent, counted by `measurer`."""
 
-    Args:
-        measurer: count it.
-        sent: is told of it.
-    """
-
-    def __init__(self, *, measurer: RequestMeasurer, sent: SentPrompts) -> None:
+    def __init__(self, measurer: RequestMeasurer) -> None:
         self._measurer = measurer
-        self._sent = sent
 
     def unchanged(self, work: MeasuredRequest) -> PreparedRequest:
         """The request as it was weighed."""
-        self._note(work, None)
         return PreparedRequest(
             action="compacted" if work.is_shortened else "none",
             messages=work.request.messages if work.is_shortened else None,
@@ -418,7 +410,6 @@ class Outgoing:
         """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
         covered = work.conversation.messages
         messages = await off_loop_if(is_long(covered), lambda: _with_every_result(apply(covered, compaction)))
-        self._note(work, compaction)
         count = await self._measurer.count(work, messages)
         if work.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
@@ -434,11 +425,6 @@ class Outgoing:
             doubt_tokens=self._measurer.doubt_tokens(work, count),
             round=compaction.round,
         )
-
-    def _note(self, work: MeasuredRequest, compaction: Compaction | None) -> None:
-        """Remembers what the server's cache will hold; small prompts have no hashes, excerpts are not the client's."""
-        if work.conversation.hashes and not work.is_shortened and not work.case.is_supposed:
-            self._sent.note(work.case.scope, work.case.target.key, work.conversation.hashes, compaction)
 
 
 def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from litellm_compaction.core.compaction import Compaction, compaction_id
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import open_round_start
-from litellm_compaction.engine.build import BuiltCompaction
-from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
+from litellm_compaction.engine.context import Effort, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
     USED_AHEAD,
     USED_EARLY,
@@ -51,7 +50,7 @@ class Reporter:
         guarded: PreparedRequest,
         compaction: Compaction,
         *,
-        made: BuiltCompaction | None = None,
+        effort: Effort | None = None,
         base: Compaction | None = None,
         known: Compaction | None = None,
         reason: str = "",
@@ -63,7 +62,7 @@ class Reporter:
             outcome: what was done.
             guarded: what is sent.
             compaction: what was applied.
-            made: what making it cost, if it is new.
+            effort: what making it took, if it is new.
             base: what it continues.
             known: what the conversation was sent with until now.
             reason: one word, where nothing was made.
@@ -78,7 +77,7 @@ class Reporter:
             is_needed = work.budget.own.triggers(work.count.tokens)
             reason = USED_AHEAD if is_needed else USED_EARLY
         self.decided(
-            work, outcome, guarded=guarded, compaction=compaction, made=made, base=base, known=known, reason=reason
+            work, outcome, guarded=guarded, compaction=compaction, effort=effort, base=base, known=known, reason=reason
         )
 
     def decided(
@@ -88,7 +87,7 @@ class Reporter:
         *,
         guarded: PreparedRequest | None = None,
         compaction: Compaction | None = None,
-        made: BuiltCompaction | None = None,
+        effort: Effort | None = None,
         base: Compaction | None = None,
         known: Compaction | None = None,
         after: int = 0,
@@ -97,7 +96,7 @@ class Reporter:
         """Tells of a decision; arguments as `applied`, and `after` for the prompt's tokens where nothing is sent."""
         if work.case.is_supposed:
             return
-        scope = work.case.scope
+        scope, effort = work.case.scope, effort or Effort(reason=reason)
         result_tokens = _result_tokens(work)
         projected_tokens = work.tokens_before
         if result_tokens and known is not None:
@@ -114,13 +113,13 @@ class Reporter:
                 covered_messages=compaction.covered_messages if compaction else 0,
                 round=compaction.round if compaction else 0,
                 strategy=work.case.settings.strategy,
-                pruning_model=made.pruning_model if made else "",
-                summary_calls=made.calls if made else 0,
+                pruning_model=effort.pruning_model,
+                summary_calls=effort.calls,
                 duration_ms=1000 * (self._clock() - work.started_s),
-                reason=(made.reason if made else reason) or (_OVERFLOW if work.case.refusal else ""),
+                reason=effort.reason or (_OVERFLOW if work.case.refusal else ""),
                 when_s=self._wall_clock(),
                 rung=compaction.rung if compaction else "",
-                summary_ms=made.summary_ms if made else 0.0,
+                summary_ms=1000 * effort.seconds,
                 compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
                 continues_id=compaction_id(scope, base.covered_hash) if base else "",
                 tenant=work.case.tenant,

@@ -20,7 +20,7 @@ from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.core.record import Record, taken_out, write_record
 from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
 from litellm_compaction.engine.ask import summary_job
-from litellm_compaction.engine.context import MeasuredRequest
+from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
@@ -258,10 +258,11 @@ async def generate_summary(
             strategy=strategy_of(writer_of(config.strategy)),
         )
 
-    summary = await call.summary_client.written(call.work, await off_loop(conversation, job))
-    if not summary.text:
-        raise summary.failure or SummaryFailed(summary.reason)
-    return summary.text
+    effort = Effort()
+    summary = await call.summary_client.written(call.work, await off_loop(conversation, job), effort)
+    if not summary:
+        raise effort.failure or SummaryFailed(effort.reason)
+    return summary
 
 
 def _best_gain_tokens(selected: Selected, work: MeasuredRequest) -> int:
@@ -347,14 +348,13 @@ class _Made(NamedTuple):
 
 
 async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
-    built = await call.builder.make(call.work, decision)
-    compaction = built.compaction
+    compaction, _, effort = await call.builder.make(call.work, decision)
     if compaction.rung == "truncate":
         # The caller's messages say more than a record without a summary.
-        raise built.failure or SummaryFailed(built.reason)
-    if isinstance(decision, Prune) and not chooses(compaction.rung) and built.reason != "no_gain":
+        raise effort.failure or SummaryFailed(effort.reason)
+    if isinstance(decision, Prune) and not chooses(compaction.rung) and effort.reason != "no_gain":
         logger.warning(
-            "library_pruning_failed model=%s reason=%s; a summary is made", built.pruning_model, built.reason
+            "library_pruning_failed model=%s reason=%s; a summary is made", effort.pruning_model, effort.reason
         )
     gone = compaction.dropped if chooses(compaction.rung) else selected.fresh_at
     messages = await off_loop(selected.messages, lambda: _sent(selected, compaction))

@@ -6,14 +6,13 @@ the call, since the caller's messages carry it on. Called by `compacting`, once 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message
 from litellm_compaction.core.record import Record, ledger_messages, listable
-from litellm_compaction.engine.ask import SentPrompts, SummaryClient
+from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.build import CompactionBuilder
 from litellm_compaction.engine.context import Attempts, MeasuredRequest, PruningModel, RequestContext, nothing
 from litellm_compaction.engine.measure import RequestMeasurer, hashed
@@ -58,12 +57,11 @@ async def begin(
     """
     windows, sources = Windows(cache_s=_STORE_S), Sources()
     measurer = RequestMeasurer(windows=windows, counter=counter(), sources=sources)
-    client = SummaryClient(windows=windows, counter=counter(), sources=sources, sent=SentPrompts())
+    client = SummaryClient(windows=windows, counter=counter(), sources=sources)
     store = memory_store(ttl_s=_STORE_S, max_bytes=_STORE_BYTES)
     builder = CompactionBuilder(
         summary_client=client,
         store=store,
-        clock=time.monotonic,
         quoted=listable,
         carried=ledger_messages(earlier.ledger) if earlier else (),
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
-from litellm_compaction.engine.ask import SentPrompts, SummaryClient, _Pauses
+from litellm_compaction.engine.ask import SummaryClient, _Pauses
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
@@ -196,7 +196,7 @@ async def test_another_model_takes_as_large_a_prompt_as_the_same_one() -> None:
     """Window and family decide; how sure a count is, is asked of a prompt as it is sent, which every template takes."""
     bench, counter, sources = Bench(), TokenCounter(), Sources()
     measurer = RequestMeasurer(windows=bench.windows, counter=counter, sources=sources)
-    client = SummaryClient(windows=bench.windows, counter=counter, sources=sources, sent=SentPrompts())
+    client = SummaryClient(windows=bench.windows, counter=counter, sources=sources)
     case = bench.case(target=bench.target(8192, model="qwen3-8b"))
     work = await measurer.weigh(bench.request([user("hello " * 500)]), case)
     other = bench.pruning_model(bench.ask, label="qwen3-4b", window=8192)

@@ -166,7 +166,8 @@ async def test_the_round_that_is_answered_stays(way: Way) -> None:
     """A short call and its result, though the beginning of the answer behind them gives way (issue 25, B5)."""
     bench = Bench()
     request = Request(messages=parsed([*TALK, *ROUND]))
-    case = bench.case(WINDOW)
+    # Another model than the served one: it is shown nothing but what the record will stand for.
+    case = bench.case(WINDOW, pruning_models=[bench.pruning_model(bench.ask, label="other", window=8192)])
     case = replace(case, target=replace(case.target, is_lmstudio=True)) if way == "prefill" else case
     guarded = await bench.compactor.carry_over(request, Partial(text=BEGUN), case, ways=(way,))
     shown = _prompt(guarded)
