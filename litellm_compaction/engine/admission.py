@@ -1,4 +1,4 @@
-"""Which requests may run at the same time in one loaded context, and who is next.
+"""Decides which requests may run at the same time in one loaded context, and who is next.
 
 LM Studio ≥ 0.4 shares the loaded context among its parallel slots, and when the running requests together outgrow it,
 all of them die (lmstudio-bug-tracker 1628, 1757, 2201). So a request takes a seat before it is sent, and the seats of
@@ -6,37 +6,38 @@ a pool never hold more than its window. `reservation.py` takes it for an answer,
 
 A seat holds all that its request can come to: the prompt, and the `max_tokens` that the server was told. Watching an
 answer while it grows is not enough: a server of 1,000 tokens/s was 300 tokens ahead of a busy proxy when its room
-ended, and four answers overflowed (2026-11-22). With the bound at the server it does not matter how late the proxy
-reads. What follows from it:
+ended, and four answers overflowed (2026-11-22). What follows from it:
 
 - A running seat cannot grow: the server would not know. An answer that comes to its bound goes on as another request,
   with what is free by then (`exchange`).
 - Every request is promised only the least with which it is worth beginning. What is free beyond that is lent to it:
   all of it to one that is alone, up to an even part beside others, nothing while another waits.
 - What was lent is called back when another waits for it (`must_give_way`): an answer that can be cut is stopped at its
-  next chunk, and goes on with what it needs. That costs it one more request; the other would else wait for its end. It
-  is stopped only if that lets the next in the queue in, so none is cut in vain, and never twice for the same.
+  next chunk, and goes on with what it needs. It is stopped only if that lets the next in the queue in, and never twice
+  for the same.
 - Room is free when the server has stopped, not when the proxy has: who leaves says when that is (`leave_later`).
 
-`core/sharing.py` decides, for one process and for several that send to one context; `shared_pool.py` asks the others.
-Where these cannot be reached, each process decides for itself.
+`core/sharing.py` decides, for one process and for several that send to one context. If the others cannot be reached,
+each process decides for itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish, settle
-from litellm_compaction.engine.coordination import Coordination
-from litellm_compaction.engine.shared_pool import SharedPool, Stance, shared_name
-from litellm_compaction.errors import Overloaded
+from litellm_compaction.engine.coordination import LEASE_S, RENEWED_EVERY_S, Coordination, shared_name
+from litellm_compaction.errors import Overloaded, StoreError
 
 # A llama.cpp whose stream was closed was idle after 0.54 s (measured 2026-11-22).
 _STOPPING_S = 0.6
@@ -44,21 +45,15 @@ _STOPPING_S = 0.6
 # answer is given up before this.
 _ANSWERED_S, _ANSWER_AGAIN_S = 3.5, 0.02
 _MOST_WAIT_S = 86_400.0
+# Whoever waits looks this often whether there is room, whoever runs beside others whether one of theirs waits.
+_WAITING_S = 0.1
+_RUNNING_S = 0.25
+# So long others count as there after they were last seen. Before they are known they wait for a renewal.
+_KNOWN_S = 600.0
+# A board counts in milliseconds.
+_LEAST_LEASE_S = 0.001
 
-
-class Usage(NamedTuple):
-    """How full a pool is.
-
-    Attributes:
-        used_tokens: held by the running requests, as far as is known in all processes; above the window only for one
-            alone, or after the window shrank.
-        window_tokens: the newest known; 0 for a pool that nobody uses.
-        waiting: requests of this process in the queue, restarts included.
-    """
-
-    used_tokens: int
-    window_tokens: int
-    waiting: int
+_PART = TypeAdapter(Part)
 
 
 class Admission:
@@ -67,6 +62,11 @@ class Admission:
     The queue is strict: a small request never overtakes a large one, so nobody starves; as many from its head are
     admitted together as fit. Restarts (`Seat.exchange`) stand before new entries: their client is in the middle of
     an answer.
+
+    Args:
+        clock: seconds, for the waiting time that an error names; time limits run on the event loop's own clock.
+        stopping_s: how long a server generates on at most after its stream was closed.
+        coordination: with the other processes that send to the same contexts; None for no others.
     """
 
     def __init__(
@@ -76,13 +76,6 @@ class Admission:
         stopping_s: float = _STOPPING_S,
         coordination: Coordination | None = None,
     ) -> None:
-        """Makes it without pools.
-
-        Args:
-            clock: seconds, for the waiting time that an error names; time limits run on the event loop's own clock.
-            stopping_s: how long a server generates on at most after its stream was closed.
-            coordination: with the other processes that send to the same contexts; None for no others.
-        """
         self.stopping_s = stopping_s
         self._clock = clock
         self._coordination = coordination
@@ -93,21 +86,21 @@ class Admission:
         self.make_way: Callable[[str], Coroutine[Any, Any, None]] | None = None
 
     def running(self, pool: str) -> int:
-        """How many answers run or wait in `pool`, those of other processes included, as far as they are known."""
+        """Returns how many answers run or wait in `pool`, those of other processes included if they are known."""
         place = self._pools.get(pool)
         return max(self.present[pool], len(place.seats) + place.others_seats if place is not None else 0)
 
     def is_idle(self, server: str) -> bool:
-        """Whether no answer runs, waits or is about to at any instance of a server: they share its processor."""
+        """Returns True if no answer runs, waits or is about to at any instance of a server: they share a processor."""
         return not any(pool.startswith(f"{server} ") for pool in (*self._pools, *+self.present))
 
     async def enter(
         self, pool: str, *, window_tokens: int, tokens: int, timeout_s: float, most_tokens: int = 0
     ) -> Seat:
-        """A seat that holds `tokens`, as soon as they fit beside the pool's other seats and it is this one's turn.
+        """Waits for its turn and for room, then returns a seat that holds `tokens`.
 
-        The holder of a seat must not enter the same pool again (both would wait for each other): it exchanges. Not to
-        be wrapped in `asyncio.wait_for`, which before Python 3.12 can lose the seat; `timeout_s` is the limit.
+        A holder must call `exchange` instead: entering twice would deadlock. Not to be wrapped in `asyncio.wait_for`,
+        which before Python 3.12 can lose the seat; `timeout_s` is the limit.
 
         Args:
             pool: the loaded instance; named in errors.
@@ -124,7 +117,7 @@ class Admission:
         if place is None:
             place = self._pools[pool] = _Pool(name=pool, clock=self._clock, forget=lambda: self._pools.pop(pool, None))
             if self._coordination is not None:
-                place.shared = SharedPool(self._coordination, f"pool {shared_name(pool)}", place)
+                place.others = _Others(self._coordination, f"pool {shared_name(pool)}", place)
                 place.beside_others = lambda: self._leave_to_others(pool)
         place.window_tokens = window_tokens
         seat = Seat(place)
@@ -151,13 +144,6 @@ class Admission:
             return
         seat.leaves_at_s = loop.time() + (self.stopping_s if after_s is None else after_s)
         loop.call_at(seat.leaves_at_s, seat.leave)
-
-    def usage(self, pool: str) -> Usage:
-        """How full `pool` is, for metrics and `doctor`."""
-        place = self._pools.get(pool)
-        if place is None:
-            return Usage(0, 0, 0)
-        return Usage(place.used_tokens + place.others_tokens, place.window_tokens, len(place.waiting()))
 
 
 class Seat:
@@ -192,25 +178,24 @@ class Seat:
 
     @property
     def has_company(self) -> bool:
-        """Whether anybody else runs in the pool or may wait for room in it; asked for each chunk of each answer."""
-        shared = self._pool.shared
-        return len(self._pool.seats) > 1 or (shared is not None and (shared.others_seats > 0 or shared.is_waited_for))
+        """Returns True if anybody else runs in the pool or may wait for room; asked for each chunk of each answer."""
+        pool = self._pool
+        return len(pool.seats) > 1 or pool.others_seats > 0 or pool.is_waited_for
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether anybody waits for room in its pool."""
+        """Returns True if anybody waits for room in its pool."""
         return self._pool.has_waiters
 
     @property
     def lent_tokens(self) -> int:
-        """How much it holds that it could do without, for now."""
+        """What it holds and could do without, for now."""
         return 0 if self.needed_tokens is None else max(self.tokens - self.needed_tokens, 0)
 
     def must_give_way(self, needed_tokens: int | None) -> bool:
-        """Whether it has to stop now, for one that waits; once it was told so, it is taken at its word.
+        """Returns True if it has to stop now, for one that waits; once it was told so, it is taken at its word.
 
-        Args:
-            needed_tokens: what it would hold if it were stopped now and went on; None where it cannot go on later.
+        `needed_tokens` is what it would hold if it were stopped now and went on; None if it cannot go on later.
         """
         is_news = self.needed_tokens is None and needed_tokens is not None
         self.needed_tokens = needed_tokens
@@ -258,17 +243,21 @@ class Seat:
         if self in pool.seats:
             pool.seats.remove(self)
             pool.give_back(self)
-            # Where there are others it is forgotten when they know.
-            if not pool.seats and (pool.shared is None or pool.shared.has_ended):
+            # If there are others it is forgotten when they know.
+            if not pool.seats and (pool.others is None or pool.others.has_ended):
                 pool.forget()
 
-    async def __aenter__(self) -> Seat:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
+class _Stance(NamedTuple):
+    """What one process has and wants; arguments of `core.sharing.settle`."""
+
+    part: Part
+    window_tokens: int
+    loans: tuple[Loan, ...]
+    more: tuple[Wish, ...]
+
+    def beside(self, others: Sequence[Part]) -> Verdict:
+        return settle(self.part, others, self.window_tokens, loans=self.loans, more=self.more)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -276,14 +265,15 @@ class _Pool:
     """One loaded context, and this process's part in it.
 
     Every change happens between two awaits, and ends in `changed`, which gives free room away at once: a woken task
-    finds its tokens already held, so none can slip in before it. The rules are `core/sharing.py`'s, for one process
-    and for several.
+    finds its tokens already held, so none can slip in before it.
 
     Attributes:
         forget: called when the last seat has left.
         seats: all that have not left, also those that wait.
-        shared: the other processes that send to it; None for none.
-        beside_others: called where other processes were seen in it.
+        others: the other processes that send to it; None for none.
+        others_tokens, others_seats: what they hold, and how many of theirs run or wait, as far as is known.
+        is_waited_for: somebody waited for room, by the last verdict.
+        beside_others: called if other processes were seen in it.
     """
 
     name: str
@@ -291,37 +281,25 @@ class _Pool:
     forget: Callable[[], object]
     window_tokens: int = 0
     seats: list[Seat] = field(default_factory=list)
-    shared: SharedPool | None = None
+    others: _Others | None = None
+    others_tokens: int = 0
+    others_seats: int = 0
+    is_waited_for: bool = False
     beside_others: Callable[[], object] | None = None
     _waits: int = 0
     _loans: dict[int, Seat] = field(default_factory=dict)
 
     @property
     def used_tokens(self) -> int:
-        """Held by the seats of this process."""
         return sum(seat.tokens for seat in self.seats)
 
     @property
     def is_shared(self) -> bool:
-        """Whether others decide with this process."""
-        return self.shared is not None and self.shared.is_up
-
-    @property
-    def others_tokens(self) -> int:
-        """What other processes hold, as far as is known."""
-        return self.shared.others_tokens if self.shared is not None else 0
-
-    @property
-    def others_seats(self) -> int:
-        """How many requests of other processes run or wait, as far as is known."""
-        return self.shared.others_seats if self.shared is not None else 0
+        return self.others is not None and self.others.is_up
 
     @property
     def has_waiters(self) -> bool:
-        """Whether anybody waits for room."""
-        return any(seat.wanted_tokens for seat in self.waiting()) or (
-            self.shared is not None and self.shared.is_waited_for
-        )
+        return any(seat.wanted_tokens for seat in self.waiting()) or (self.others is not None and self.is_waited_for)
 
     def waiting(self) -> list[Seat]:
         """Seats in the order of their waits, without those that were cancelled and whose tasks have not run since."""
@@ -329,14 +307,14 @@ class _Pool:
         return sorted(waiting, key=lambda seat: seat.number)
 
     def fits(self, tokens: int, *, instead_of_tokens: int) -> bool:
-        """Whether `tokens` may be held in place of some that are held: inside the window, or alone."""
+        """Returns True if `tokens` may be held in place of some that are held: inside the window, or alone."""
         others_tokens = self.used_tokens + self.others_tokens - instead_of_tokens
         return others_tokens == 0 or others_tokens + tokens <= self.window_tokens
 
     def changed(self) -> None:
         """Gives free room to those who wait, and calls back what was lent: here, or when the others have been asked."""
-        if self.shared is not None:
-            self.shared.wake()
+        if self.others is not None:
+            self.others.wake()
         if not self.is_shared:
             self.go_on_alone()
 
@@ -364,8 +342,7 @@ class _Pool:
                 timer.cancel()
         seat.turn = None
 
-    def stance(self) -> Stance:
-        """What is held, lent and waited for."""
+    def stance(self) -> _Stance:
         lent = [seat for seat in self.seats if seat.lent_tokens]
         self._loans = dict(enumerate(seat for seat in lent if not seat.gives_way))
         loans = tuple(Loan(number, seat.lent_tokens) for number, seat in self._loans.items())
@@ -382,7 +359,7 @@ class _Pool:
             ),
         )
         more = (Wish(seat.number, seat.tokens, seat.most_tokens) for seat in waiting if not seat.wanted_tokens)
-        return Stance(part, self.window_tokens, loans, tuple(more))
+        return _Stance(part, self.window_tokens, loans, tuple(more))
 
     def apply(self, verdict: Verdict) -> None:
         """Gives those who wait what all processes have agreed on, and tells those that have to give way."""
@@ -390,7 +367,7 @@ class _Pool:
         waiting = {seat.number: seat for seat in self.waiting()}
         for number, seat in waiting.items():
             seat.ticket = tickets.get(number, seat.ticket)
-        # In their order. Who is not in it came while the others were asked, and is answered by the next one.
+        # In their order. Whoever is not in it came while the others were asked, and is answered by the next one.
         for number, tokens in verdict.grants.items():
             if (granted := waiting.get(number)) is not None and granted.turn is not None:
                 granted.tokens = max(granted.tokens, tokens)
@@ -399,20 +376,17 @@ class _Pool:
             # It may have begun anew meanwhile.
             if self._loans[number].lent_tokens:
                 self._loans[number].gives_way = True
+        self.is_waited_for = verdict.is_waited_for
+        self.others_tokens, self.others_seats = verdict.others_tokens, verdict.others_seats
         if verdict.others_seats and self.beside_others is not None:
             self.beside_others()
 
     def go_on_alone(self) -> None:
         """Decides for this process only."""
-        stance = self.stance()
-        self.apply(settle(stance.part, (), stance.window_tokens, loans=stance.loans, more=stance.more))
-
-    def emptied(self) -> None:
-        """Forgets the pool, now that the others know that nobody is left."""
-        self.forget()
+        self.apply(self.stance().beside(()))
 
     def held_for_s(self) -> float:
-        """How long it will be held at most, where nobody is served any more."""
+        """How long it will be held at most if nobody is served any more: until servers have stopped."""
         now_s = asyncio.get_running_loop().time()
         return max((seat.leaves_at_s - now_s for seat in self.seats if seat.tokens), default=0.0)
 
@@ -440,3 +414,102 @@ class _Pool:
                 waited_s=self.clock() - since_s,
             )
         )
+
+
+class _Others:
+    """Tells this process's part in a context to the others that send to it, and hears what it may do.
+
+    One look at the board answers all who came since the last: nothing is asked while nothing changes, but for the
+    renewals, and more often while others are there. `topic` names the context to all processes alike.
+    """
+
+    def __init__(self, coordination: Coordination, topic: str, pool: _Pool) -> None:
+        self._coordination = coordination
+        self._topic = topic
+        self._pool = pool
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._changed = asyncio.Event()
+        self._known_until_s = -math.inf
+        # One that was lost is worth a question again after a while.
+        self.is_up = not (coordination.is_lost and coordination.is_silent)
+        self.has_ended = False
+        coordination.while_held(self._run(), farewell=self._farewell)
+
+    def wake(self) -> None:
+        """Has the others told soon that something has changed; from any thread."""
+        if threading.get_ident() == self._thread:
+            self._changed.set()
+            return
+        # The loop may have ended.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._changed.clear()
+                stance = self._pool.stance()
+                pause_s = await self._settled(stance)
+                if not stance.part.seats and not self._pool.stance().part.seats:
+                    self._pool.forget()
+                    return
+                await self._change(pause_s)
+        except BaseException:
+            # The process ends; whoever is still served is served by itself.
+            self.has_ended = True
+            self._go_on_alone()
+            if not self._pool.stance().part.seats:
+                self._pool.forget()
+            raise
+
+    async def _change(self, limit_s: float) -> None:
+        """Waits for a change, or for so long."""
+        # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a change.
+        timer = self._loop.call_later(limit_s, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+
+    async def _farewell(self) -> None:
+        """Tells the others what the process leaves to its servers when it ends: free when these have stopped."""
+        part = replace(self._pool.stance().part, spare_tokens=0, leaving_tokens=0, wishes=())
+        note = _PART.dump_json(part) if part.held_tokens else None
+        with contextlib.suppress(StoreError):
+            lease_s = max(min(self._pool.held_for_s(), LEASE_S), _LEAST_LEASE_S)
+            await self._coordination.update(self._topic, lambda _: (note, None), lease_s=lease_s)
+
+    async def _settled(self, stance: _Stance) -> float:
+        """Tells the others and does what is allowed; how long that is good for while nothing changes, in s."""
+
+        def decide(others: Sequence[bytes]) -> tuple[bytes | None, Verdict]:
+            verdict = stance.beside(_parts(others))
+            return (_PART.dump_json(verdict.part) if verdict.part.seats else None), verdict
+
+        try:
+            verdict = await self._coordination.update(self._topic, decide)
+        except StoreError:
+            if not self._coordination.is_lost:
+                return _RUNNING_S
+            self._go_on_alone()
+            return RENEWED_EVERY_S
+        self.is_up = True
+        if verdict.others_seats:
+            self._known_until_s = self._loop.time() + _KNOWN_S
+        self._pool.apply(verdict)
+        if self._loop.time() >= self._known_until_s:
+            return RENEWED_EVERY_S
+        return _WAITING_S if verdict.part.wishes else _RUNNING_S
+
+    def _go_on_alone(self) -> None:
+        self.is_up = False
+        self._pool.go_on_alone()
+
+
+def _parts(notes: Sequence[bytes]) -> list[Part]:
+    parts: list[Part] = []
+    for note in notes:
+        # Another version's, which cannot be understood, is as if it were not there.
+        with contextlib.suppress(ValidationError):
+            parts.append(_PART.validate_json(note))
+    return parts

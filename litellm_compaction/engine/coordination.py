@@ -1,7 +1,7 @@
-"""What a process agrees on with the others that share its store: who does what all of them would do.
+"""Agrees with the other processes that share a store on who does what all of them would do.
 
-`shared_pool.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary.
-A board that cannot be reached is no error: the process then goes on as if it were alone.
+`admission.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary. A board
+that cannot be reached is no error: the process then goes on as if it were alone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import hashlib
 import logging
 import os
 import random
+import socket
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import StoreError
@@ -42,16 +46,15 @@ _RETRY_S = 5.0
 # So long a process that ends tells the others what they need not wait for; what they do not hear ends by itself.
 _FAREWELL_S = 2.0
 _WARN_AGAIN_S = 3600.0
+# What leads to another server from another machine or container, and what to one and the same from all containers of a
+# machine.
+_OWN_HOSTS = ("", "localhost", "0.0.0.0", "::", "::1")  # noqa: S104 - nobody listens here
+_CONTAINERS_HOSTS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Coordination:
-    """This process's place on the board.
-
-    Args:
-        board: of all processes that share a store.
-        clock: seconds, monotonic.
-        wait: like `asyncio.sleep`.
-    """
+    """This process's place on the board of all that share a store; `wait` is like `asyncio.sleep`."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Coordination:
     ) -> None:
         self._board = board
         self._clock = clock
-        self._wait = wait
+        self.wait = wait
         self._name = uuid.uuid4().hex
         self._silent_until_s = -1.0
         # Whether it has failed for so long that this process is to go on as if it were alone. Nothing is known of
@@ -77,7 +80,7 @@ class Coordination:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the board has just failed, so that it is not worth asking."""
+        """The board has just failed, so that it is not worth asking."""
         return self._clock() < self._silent_until_s
 
     async def update(self, topic: str, decide: Decide[_Result], *, lease_s: float = LEASE_S, name: str = "") -> _Result:
@@ -85,24 +88,19 @@ class Coordination:
 
         Args:
             topic: hashed, so it may hold names and addresses.
-            name: where one process has several notes under a topic.
+            decide: is given the others' notes.
+            lease_s: for how long this one's note is valid.
+            name: if one process has several notes under a topic.
 
         Raises:
             StoreError: the board failed, now or a moment ago.
         """
-        hashed, own = self._names(topic)
-        return await self._asked(lambda: self._board.update(hashed, own + name, decide, lease_s=lease_s))
-
-    def _names(self, topic: str) -> tuple[str, str]:
-        hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
-        # A process that was forked has a name of its own.
-        return hashed, f"{self._name}-{os.getpid()}"
-
-    async def _asked(self, ask: Callable[[], Awaitable[_Result]]) -> _Result:
         if self.is_silent:
             raise StoreError("the other processes could not be reached a moment ago")
+        hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
         try:
-            result = await ask()
+            # A process that was forked has a name of its own.
+            result = await self._board.update(hashed, f"{self._name}-{os.getpid()}{name}", decide, lease_s=lease_s)
         except Exception as error:
             self._note_failure(error)
             if isinstance(error, StoreError):
@@ -122,15 +120,10 @@ class Coordination:
     async def one_of_all(
         self, topic: str, look: Callable[[], Awaitable[_Result | None]], *, limit_s: float
     ) -> AsyncGenerator[_Result | None, None]:
-        """Has one process do what several need at the same time: gives what another one has done, or None to do it.
+        """Lets one process do what several need: gives what another one has done, or None to the one that has to do it.
 
-        Whoever gets None has the right to it until the block ends, or where nobody who has it comes to an end: one that
-        fails or is killed gives it up, and nobody is waited for longer than the limit.
-
-        Args:
-            topic: what is to be done.
-            look: finds what another process has done; None as long as there is nothing.
-            limit_s: for the wait.
+        Whoever gets None has the right to it until the block ends. If its owner fails or is killed, or after `limit_s`,
+        the next one does it. `look` finds what another process has done.
         """
         lease, is_done = self.lease(topic), False
         try:
@@ -145,15 +138,11 @@ class Coordination:
         until_s, pause_s = self._clock() + limit_s, _LOOKS_EVERY_S[0]
         while not await lease.take() and self._clock() < until_s:
             # Others who began in the same moment do not look in the same moment again.
-            await self._wait(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - not a secret
+            await self.wait(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - not a secret
             pause_s = min(1.5 * pause_s, _LOOKS_EVERY_S[1])
             if (found := await look()) is not None:
                 return found
         return None
-
-    async def wait(self, seconds: float) -> None:
-        """Waits so long."""
-        await self._wait(seconds)
 
     def behind(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Has something done when nobody waits for it."""
@@ -165,11 +154,9 @@ class Coordination:
     def while_held(
         self, work: Coroutine[Any, Any, None], *, farewell: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
-        """Has something done for as long as this process holds what others wait for.
+        """Has `work` done until it is cancelled, or this process holds nothing any more that others wait for.
 
-        Args:
-            work: goes on until it is cancelled, or nothing is held any more.
-            farewell: tells the others what is held still, where the process ends before that.
+        If the process ends before that, `farewell` tells the others what is still held.
         """
         task = asyncio.ensure_future(work)
         self._held[task] = farewell
@@ -177,7 +164,7 @@ class Coordination:
         return task
 
     async def aclose(self) -> None:
-        """Gives back what this process holds, so that nobody waits for the end of its leases; ends the board."""
+        """Gives back what this process holds, so that the others need not wait for its leases; ends the board."""
         farewells = list(self._held.values())
         await ended(list(self._held))
         leaving = {*self._tasks, *(asyncio.ensure_future(farewell()) for farewell in farewells)}
@@ -209,12 +196,7 @@ class Coordination:
 
 
 class Lease:
-    """A right that one process at a time has; renewed by its owner until it is given back.
-
-    Args:
-        coordination: of the process.
-        topic: what it is a right to.
-    """
+    """A right to `topic` that one process at a time has; renewed by its owner until it is given back."""
 
     def __init__(self, coordination: Coordination, topic: str) -> None:
         self._coordination = coordination
@@ -224,7 +206,7 @@ class Lease:
         self._renewing: asyncio.Task[None] | None = None
 
     async def take(self) -> bool:
-        """Takes it if nobody has it; whether it may be acted upon, which it may be where the board is lost."""
+        """Takes it if it is free; returns True if it may be acted upon, as it may be when the board is lost."""
         if self._renewing is not None:
             return True
         try:
@@ -240,11 +222,7 @@ class Lease:
         return is_mine
 
     def release(self, *, is_done: bool) -> None:
-        """Gives it back, when the process comes to it; again is no change.
-
-        Args:
-            is_done: whether its work is done, so that others need not begin it before they can see that.
-        """
+        """Gives it back soon; again is no change. Work that `is_done` is not begun by others before they can see it."""
         renewing, self._renewing = self._renewing, None
         if renewing is not None:
             renewing.cancel()
@@ -254,11 +232,11 @@ class Lease:
         while True:
             await self._coordination.wait(RENEWED_EVERY_S)
             with contextlib.suppress(StoreError):
-                await self._write(_kept)
+                await self._write(lambda _: (b"1", True))
 
     async def _give_back(self, after_s: float) -> None:
         with contextlib.suppress(StoreError):
-            await self._write(_kept if after_s else _gone, lease_s=after_s or LEASE_S)
+            await self._write(lambda _: (b"1" if after_s else None, True), lease_s=after_s or LEASE_S)
 
     async def _write(self, decide: Decide[bool], *, lease_s: float = LEASE_S) -> bool:
         return await self._coordination.update(self._topic, decide, lease_s=lease_s, name=self._name)
@@ -268,9 +246,28 @@ def _taken(others: Sequence[bytes]) -> tuple[bytes | None, bool]:
     return (None, False) if others else (b"1", True)
 
 
-def _kept(_others: Sequence[bytes]) -> tuple[bytes | None, bool]:
-    return b"1", True
+def shared_name(pool: str) -> str:
+    """Returns the same name in all processes that mean the same loaded context, and in no other.
+
+    `pool` is the server's address as this process has it, a blank, and the instance.
+    """
+    address, _, instance = pool.partition(" ")
+    root = address.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(root)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return f"{root} {instance}"
+    if host in _OWN_HOSTS or host.startswith("127.") or host.endswith(".localhost"):
+        return f"{socket.gethostname()} {_machine()} {port} {parts.path} {instance}"
+    if host in _CONTAINERS_HOSTS:
+        return f"{_machine()} {port} {parts.path} {instance}"
+    return f"{parts.scheme} {host} {port} {parts.path} {instance}"
 
 
-def _gone(_others: Sequence[bytes]) -> tuple[bytes | None, bool]:
-    return None, False
+@cache
+def _machine() -> str:
+    """This machine among all that may share a store, the same in all of its containers; elsewhere than on Linux ""."""
+    with contextlib.suppress(OSError):
+        return _BOOT.read_text(encoding="ascii").strip()
+    return ""

@@ -29,8 +29,7 @@ from litellm_compaction.core.plan import Edit, Making
 from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
-from litellm_compaction.engine.coordination import Coordination
-from litellm_compaction.engine.shared_pool import shared_name
+from litellm_compaction.engine.coordination import Coordination, shared_name
 from litellm_compaction.engine.threads import is_long, off_loop, off_loop_if
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.templates.template import chars_of

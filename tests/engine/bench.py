@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
+from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.stores import Board
@@ -269,3 +271,27 @@ def sent(raw: Sequence[JsonDict], guarded: PreparedRequest) -> tuple[Message, ..
     if guarded.messages is not None:
         assert broken_promises(parsed(raw), messages) == []
     return messages
+
+
+class Usage(NamedTuple):
+    """What the seats of a pool hold as far as is known, its window, and how many requests of the process wait."""
+
+    used_tokens: int
+    window_tokens: int
+    waiting: int
+
+
+def usage(admission: Admission, pool: str) -> Usage:
+    place = admission._pools.get(pool)
+    if place is None:
+        return Usage(0, 0, 0)
+    return Usage(place.used_tokens + place.others_tokens, place.window_tokens, len(place.waiting()))
+
+
+@contextmanager
+def leaving(seat: Seat) -> Iterator[Seat]:
+    """Leaves a seat at the end of the block."""
+    try:
+        yield seat
+    finally:
+        seat.leave()

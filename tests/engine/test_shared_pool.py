@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.engine import shared_pool
+from litellm_compaction.engine import coordination
 from litellm_compaction.engine.admission import Admission, Seat
-from litellm_compaction.engine.coordination import LEASE_S, Coordination
-from litellm_compaction.engine.shared_pool import shared_name
+from litellm_compaction.engine.coordination import LEASE_S, Coordination, shared_name
 from litellm_compaction.errors import Overloaded, StoreError
+from tests.engine.bench import usage
 from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
 
@@ -119,7 +119,7 @@ async def test_what_fits_beside_enters_at_once(fleet: Fleet) -> None:
     await fleet.enter(1, 40)
     assert asyncio.get_running_loop().time() == 0
     assert fleet.board.asked == 2
-    assert fleet.admissions[1].usage(POOL).used_tokens == 100
+    assert usage(fleet.admissions[1], POOL).used_tokens == 100
     assert fleet.admissions[1].running(POOL) == 2
 
 
@@ -527,7 +527,7 @@ def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> 
     # Two containers of one machine, and another machine.
     for host, machine in (("one", "a"), ("two", "a"), ("one", "b")):
         monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        monkeypatch.setattr(shared_pool, "_machine", lambda machine=machine: machine)
+        monkeypatch.setattr(coordination, "_machine", lambda machine=machine: machine)
         for each, address in zip(names, addresses, strict=True):
             each.add(shared_name(address))
     assert [len(each) for each in names] == [3, 1, 2]

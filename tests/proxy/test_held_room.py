@@ -16,7 +16,7 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
 from litellm_compaction.proxy.answer.hooks import guarded_in_room
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
-from tests.engine.bench import settled
+from tests.engine.bench import settled, usage
 from tests.proxy.scripted import Scene
 
 SHARED = {"admission": "pool", "admission_timeout_s": 0.05}
@@ -206,7 +206,7 @@ async def test_several_answers_fit_the_context_together(
     assert prompts * guarded.count.tokens + written_tokens <= 4096
     assert limit == 40 or written_tokens > 0.6 * 4096
     (pool,) = scene.compactor._admission._pools
-    assert scene.compactor._admission.usage(pool).used_tokens >= prompts * guarded.count.tokens + written_tokens
+    assert usage(scene.compactor._admission, pool).used_tokens >= prompts * guarded.count.tokens + written_tokens
     room.leave()
 
 
@@ -297,7 +297,7 @@ async def test_a_plain_answer_that_nobody_reads_holds_its_room_until_its_server_
         asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     (pool,) = scene.compactor._admission._pools
-    assert scene.compactor._admission.usage(pool).used_tokens > 0
+    assert usage(scene.compactor._admission, pool).used_tokens > 0
     other = Scene([{"role": "user", "content": prose("next", 1100)}], [], settings={"admission": "pool"})
     other.compactor = scene.compactor
     await asyncio.wait_for(_response(other, "whole"), 60)

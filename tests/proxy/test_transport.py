@@ -22,6 +22,7 @@ from litellm_compaction.proxy.answer.protocol import Asked
 from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, ListTransport, client_over
 from litellm_compaction.proxy.wire import client_texts, usage_of
 from tests.builders import prose, talk
+from tests.engine.bench import usage
 from tests.proxy.scripted import IN_TEXT, Scene, Turn
 
 SHORT = [{"role": "user", "content": "Count."}]
@@ -706,8 +707,8 @@ async def test_answer_that_is_passed_holds_its_room_until_it_is_read() -> None:
     transport, scene = await wire.transport(messages=SHORT)
     request = httpx.Request("POST", "http://served/v1/chat/completions", json={"messages": SHORT, "n": 2})
     response = await transport.handle_async_request(request)
-    (usage,) = (scene.compactor._admission.usage(pool) for pool in scene.compactor._admission._pools)
-    assert usage.used_tokens > wire.sent[0]["max_tokens"]
+    (used,) = (usage(scene.compactor._admission, pool) for pool in scene.compactor._admission._pools)
+    assert used.used_tokens > wire.sent[0]["max_tokens"]
     assert b"Two." in await response.aread()
     assert not scene.compactor._admission._pools
 

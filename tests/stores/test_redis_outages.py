@@ -20,13 +20,13 @@ import pytest
 from litellm_compaction.concurrency import ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.engine.admission import Admission, Seat
-from litellm_compaction.engine.coordination import Coordination
-from litellm_compaction.engine.shared_pool import shared_name
+from litellm_compaction.engine.coordination import Coordination, shared_name
 from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.litellm_api import redis_of
 from litellm_compaction.redis_address import parse
 from litellm_compaction.stores import Board, open_store
 from litellm_compaction.stores.redis_server import is_done
+from tests.engine.bench import usage
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore, RedisStore, SteadyStore
 from tests.stores.servers import Server, any_program, free_port, running
@@ -441,7 +441,7 @@ class Processes:
         seen = [
             await each.update(topic, lambda notes: (None, len(notes)), name="onlooker") for each in self.coordinations
         ]
-        holding = sum(each.usage(POOL).window_tokens > 0 for each in self.admissions)
+        holding = sum(usage(each, POOL).window_tokens > 0 for each in self.admissions)
         return min(seen) >= holding and not any(each.is_lost for each in self.coordinations)
 
     async def aclose(self) -> None:
