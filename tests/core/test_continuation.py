@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.continuation.joiner import Joiner
-from litellm_compaction.core.continuation.overlap import Ending
+from litellm_compaction.core.continuation.joiner import Ending, Joiner
 from litellm_compaction.core.continuation.text import open_fence, open_think, settled_length, unstopped_length
 from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
 from tests.work import grows_linearly

@@ -32,9 +32,9 @@ _COMMON_FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE | re.ASCII
 _METHODS = frozenset({"search", "match", "fullmatch", "finditer", "findall", "sub", "split"})
 _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", "\\", '"', "=", ":", "<", ">")
 _MAX_SAMPLES = 24
-# They see the first line of a continuation (LINE_CHARS in preamble).
+# They see the first line of a continuation (_LINE_CHARS in joiner).
 _FIRST_LINE = tuple(
-    f"core.continuation.preamble._{name}" for name in ("FIRST_WORD", "WORD", "COLON_INSIDE", "LABEL", "ELLIPSIS")
+    f"core.continuation.joiner._{name}" for name in ("FIRST_WORD", "WORD", "COLON_INSIDE", "LABEL", "ELLIPSIS")
 )
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
@@ -57,7 +57,7 @@ SEEN_CHARS = {
         32_768,
     ),  # _SLICE_CHARS
     **dict.fromkeys((f"core.secrets._{name}" for name in ("SIGNED", "COMMAND", "FORM", "BROKEN", "HIDDEN")), 32_768),
-    "core.continuation.preamble._DIALOGUE": 8_000,  # the end of an answer (_SCENE_CHARS)
+    "core.continuation.joiner._DIALOGUE": 8_000,  # the end of an answer (_SCENE_CHARS)
     "tokenizers.families._KNOWN": 256,  # a model's name (_MAX_NAME_CHARS)
 }
 # Those of them that see one such text a request or a continuation, not a long one in pieces.

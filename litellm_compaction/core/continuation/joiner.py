@@ -1,16 +1,29 @@
-"""What of a continuation is new: joins a partial answer and what the model was made to add to it.
+"""Joins a partial answer and what the model was made to add to it: no word lost, none twice.
 
-Called by the restart loop, which sends what `Joiner.feed` returns: no word lost, none twice, legitimate repetition
-stays.
+Called by the relay, which sends what `Joiner.feed` returns. From the beginning of a continuation go a reasoning block
+(of one inside which the partial ends only the tag), a role label, an announcement ("Sure, continuing from where I left
+off:"), a reopened fence, an ellipsis for the cut, and what says the end of the partial again. Each way in which a model
+starts again (last words, line, paragraph, everything) is the same event: the continuation begins with an end of the
+partial. White space is not compared, since models lose and collapse it at the seam.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.continuation.overlap import Ending, Overlap
-from litellm_compaction.core.continuation.preamble import Scene, read_preamble
-from litellm_compaction.core.continuation.text import THINK_END, THINK_START, is_no_space, open_think
+from litellm_compaction.core.continuation.text import (
+    FENCE,
+    THINK_END,
+    THINK_START,
+    fence_language,
+    is_no_space,
+    open_fence,
+    open_think,
+)
 
 # How a continuation begins: not known yet; with something new; with all that the server was told to go on with, which
 # some servers send back before the model's own words; with another part of the answer, or with words about it.
@@ -23,44 +36,88 @@ _LEAST_START_CHARS = 24
 _LONG_WORD_CHARS = 48
 # Of a beginning the rules read no more: a server may send a megabyte of white space, one blank in each delta.
 _READ_CHARS = 4_000
+_LINE_CHARS = 160
+_SCENE_CHARS = 8_000
+# Of a partial answer that does not come again as a whole, from its start or from a place that was shown.
+_SEARCHED_CHARS = 8_000
+
+_TELLING_CHARS, _TELLING_WORDS = 12, 3
+# Of an end that starts inside a word (a URL, base64).
+_INSIDE_WORD_CHARS = 24
+# Of an end that stands nowhere else, inside the unfinished last line.
+_RARE_CHARS = 6
+_REPEATED_LINE_CHARS = 6
+_ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_ASSENTS = _set(
+    "sure certainly okay ok alright absolutely understood sorry apologies"
+    " gerne natürlich klar sicher entschuldigung bien claro 好 当"
+)
+_GOING_ON = _set(
+    "continuing continue continued continuation resuming resume proceeding picking rest remainder remaining"
+    " fort fortsetzung weiter suite poursuis reprends continúo continuo continuación sigo resto 继 续 接 剩"
+)
+_OTHERS = _set(
+    "of course got it thing my me here is s the i ll will let m am just now exactly right from at where we you was left"
+    " off stopped ended cut interrupted up with in answer response message text part previous last point"
+    " ich fahre setze mache dort da genau wo aufgehört habe hier geht es ist kommt folgt die der antwort"
+    " sûr d accord je j là où me suis arrêté voici la le de ma réponse"
+    " por supuesto desde donde quedé aquí está tienes el mi respuesta"
+    " 的 然 我 将 会 来 现 在 从 上 文 次 停 断 处 下 以 是 为 写 内 容 着 后 部 分"
+)
+_WORDS = _ASSENTS | _GOING_ON | _OTHERS
+_WORD = re.compile(r"[^\W\d_]+")
+# Signs with which a line of an answer may open where an announcement does not.
+_FIRST_WORD = re.compile(r"[*_(\[（]*([^\W\d_]+)")
+_COLON_INSIDE = re.compile(r"[:：](?=.)")
+_LABEL = re.compile(r"(?:### )?(\*\*)?(?:Assistant|ASSISTANT|Assistent|助手)(?(1)(?:\*\*[:：]|[:：]\*\*)|[:：])")
+_DIALOGUE = re.compile(
+    r"^[ \t>*#]*(?:assistant|assistent|user|human|助手|用户)\**[ \t]*[:：]", re.IGNORECASE | re.MULTILINE
+)
+_OPENING_SIGNS = frozenset(":：\"'“„«‹「『(（[`>")
+_ELLIPSIS = re.compile(r"(?:\.{3,}|…+)[ \t]*")
+_FREE_ELLIPSIS = re.compile(r"(?:^|[^\S\n])(?:\.{3,}|…)")
 
 
 class Joiner:
     """The one answer that a client sees, made of a partial answer and its continuation.
 
-    Removed from the beginning of the continuation: a reasoning block (unless the partial ends inside one, then only
-    its tag), a role label, an announcement, a reopened fence, an ellipsis for the cut (`preamble`), what repeats the
-    end of the partial (`overlap`), and white space that the partial already ends with. What stays ambiguous is said at
-    `overlap.Ending` and at `preamble`.
-
     The first line is held back, of at most 160 characters (after an announcement the next one), then whatever repeats
     the partial word by word. It is decided once; then everything passes through untouched.
+
+    Args:
+        partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character of the
+            answer is not white space. The model should be shown at most its last 8,000 characters or all of it, so that
+            a repeat from the beginning of what it was shown is found.
+        shown: the end of the partial with which a server was told to go on itself; "" where the model was asked to.
+        is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
+
+    Attributes:
+        opening: how the continuation begins.
+        echoed_text: what the server has sent back of what it was shown; taken out as well.
     """
 
     def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
-        """Prepares to continue `partial`.
-
-        Args:
-            partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character
-                of the answer is not white space. The model should be shown at most its last `SEARCHED_CHARS`
-                characters or all of it, so that a repeat from the beginning of what it was shown is found.
-            shown: the end of the partial with which a server was told to go on itself; "" where the model was asked to.
-            is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
-        """
+        self.opening: Opening = "undecided" if partial else "new"
+        self.echoed_text = ""
         self._partial = partial
-        self._scene = Scene(partial)
+        self._scene = _Scene(partial)
         self._continues_thought = open_think(partial)
         self._is_open_thought = self._continues_thought
         self._sent_end = ""
         self._removed: list[str] = []
+        self._left_out = ""
         self._thought_end = ""
         self._held: list[str] = []
         self._held_chars = 0
         self._ending = Ending(partial)
-        self._starts: list[tuple[int, Overlap]] = []
+        self._starts: list[tuple[int, _Overlap]] = []
         self._ended = False
-        self._opening: Opening = "undecided" if partial else "new"
-        self._left_out = self._echoed = ""
         # Of a text that repeats itself nobody can tell an echo from the next round.
         dense = "".join(shown.split())
         is_telling = len(dense) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(dense)
@@ -69,16 +126,6 @@ class Joiner:
         self._is_trusted = is_trusted
         first = self._read_echo if self._echo else self._behind_echo
         self._stage = first if partial else self._pass
-
-    @property
-    def opening(self) -> Opening:
-        """How the continuation begins."""
-        return self._opening
-
-    @property
-    def echoed_text(self) -> str:
-        """What the server has sent back of what it was shown; taken out as well."""
-        return self._echoed
 
     @property
     def removed_text(self) -> str:
@@ -95,8 +142,8 @@ class Joiner:
         Not called before a further restart: what is held then was never sent, and the next continuation brings it.
 
         Args:
-            is_complete: whether the model says that this was all: of a reasoning block that it opened and never closed
-                nobody can tell where the answer begins, and none of it is lost.
+            is_complete: the model says that this was all: of a reasoning block that it opened and never closed nobody
+                can tell where the answer begins, and none of it is lost.
         """
         self._ended = True
         is_unclosed = self._stage == self._drop_thought
@@ -127,7 +174,7 @@ class Joiner:
                 break
             self._echoed_chars += 1
             if self._echoed_chars == len(self._echo):
-                self._opening, self._echoed = "echo", self._taken() + delta[: index + 1]
+                self.opening, self.echoed_text = "echo", self._taken() + delta[: index + 1]
                 return self._behind_echo(delta[index + 1 :])
         else:
             if not self._ended:
@@ -140,7 +187,7 @@ class Joiner:
         if not self._is_trusted:
             self._stage = self._read_tag
         else:
-            self._opening = "echo" if self._echoed else "new"
+            self.opening = "echo" if self.echoed_text else "new"
             self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
         return self._stage(delta)
 
@@ -185,30 +232,23 @@ class Joiner:
 
     def _hold(self, delta: str) -> str:
         is_new = self._added(delta)
-        if not self._starts:
-            if not is_new:
-                return ""
-            head = "".join(self._held)[:_READ_CHARS]
-            preamble = read_preamble(head, self._scene, ended=self._ended or len(head) == _READ_CHARS)
-            if preamble is None:
-                return ""
-            self._starts = [
-                (start, Overlap(self._ending)) for start in (preamble.certain_chars, *preamble.claimed_chars)
-            ]
-            for start, overlap in self._starts:
-                overlap.feed("".join(self._held)[start:])
-        else:
+        if self._starts:
             for _, overlap in self._starts:
                 overlap.feed(delta)
-        if not self._ended and not all(overlap.is_over for _, overlap in self._starts):
+        elif is_new:
+            held = "".join(self._held)
+            head = held[:_READ_CHARS]
+            for start in _starts(head, self._scene, ended=self._ended or len(head) == _READ_CHARS):
+                self._starts.append((start, _Overlap(self._ending, held[start:])))
+        if not self._starts or not (self._ended or all(overlap.is_over for _, overlap in self._starts)):
             return ""
         text = self._taken()
         new, repeated_chars = self._first_new(text)
-        begins_like_shown = self._opening != "echo" and self._echoed_chars >= _LEAST_START_CHARS
+        begins_like_shown = self.opening != "echo" and self._echoed_chars >= _LEAST_START_CHARS
         if begins_like_shown or text[:new].strip():
-            self._opening = "anew"
-        elif self._opening == "undecided":
-            self._opening = "new"
+            self.opening = "anew"
+        elif self.opening == "undecided":
+            self.opening = "new"
         self._left_out = text[:new]
         self._stage = self._skip_space if self._drops_space(new, repeated_chars) else self._pass
         return self._stage(text[new:])
@@ -221,7 +261,7 @@ class Joiner:
         return self._starts[0][0], 0
 
     def _drops_space(self, new: int, repeated_chars: int) -> bool:
-        """Whether the partial ends with the white space of the seam, or where by `settled_length` none can follow."""
+        """The partial ends with the white space of the seam, or by `settled_length` none can follow."""
         if self._partial[-1].isspace():
             return True
         if repeated_chars:
@@ -238,3 +278,253 @@ class Joiner:
 
     def _pass(self, delta: str) -> str:
         return delta
+
+
+class _Scene:
+    """The partial answer, as far as the rules for the first lines of a continuation ask."""
+
+    def __init__(self, partial: str) -> None:
+        self.tail = partial[-_SCENE_CHARS:]
+        written = self.tail.rstrip()
+        last = written[-1:]
+        self.fence = open_fence(partial)
+        self.is_dialogue = _DIALOGUE.search(self.tail) is not None
+        self.invites_speech = last in _OPENING_SIGNS and self.fence is None
+        on_same_line = "\n" not in self.tail[len(written) :]
+        self.ends_inside_sentence = on_same_line and (last.isalnum() or last == ",")
+
+
+def _starts(head: str, scene: _Scene, *, ended: bool) -> list[int]:
+    """Where a continuation may start behind what opens it, ascending; [] while one of its first lines is not complete.
+
+    Before the first place all goes: the partial could hardly be followed by it. Before a later one it only goes if the
+    text from there on repeats the partial's end.
+
+    Args:
+        ended: nothing that counts comes after `head`.
+    """
+    starts = [0]
+    position = 0
+    for rule in (_label, _announcement, _announcement, _fence, _ellipsis):
+        rest = head[position:].lstrip()
+        line, newline, _ = rest.partition("\n")
+        if not ended and not newline and len(line) < _LINE_CHARS:
+            return []
+        for chars, is_certain in rule(line[:_LINE_CHARS], len(line) <= _LINE_CHARS, scene):
+            position = len(head) - len(rest) + chars
+            if is_certain and len(starts) == 1:
+                starts = [position]
+            else:
+                starts.append(position)
+    return starts
+
+
+# (first line of what is left, if that is all of it, scene) -> the lengths with which it may be left out, ascending, and
+# if each is certain to be none of the answer.
+_Parts: TypeAlias = Iterator[tuple[int, bool]]
+
+
+def _label(line: str, is_whole: bool, scene: _Scene) -> _Parts:
+    if found := _LABEL.match(line):
+        yield found.end(), not (scene.is_dialogue or scene.invites_speech or scene.fence is not None)
+
+
+def _announcement(line: str, is_whole: bool, scene: _Scene) -> _Parts:
+    """A line of which every word is known, or that begins with such a word and is followed by a repeat.
+
+    A sentence that merely starts with "Continuing" is none.
+    """
+    first = _FIRST_WORD.match(line)
+    if first is None or (scene.ends_inside_sentence and line[0].islower()):
+        return
+    is_known = not (scene.invites_speech or line.strip() in scene.tail)
+    colon = _COLON_INSIDE.search(line)
+    if colon is not None and _may_announce(before := line[: colon.end()]):
+        # On one line with its announcement, new text is only believed to be new where no sentence could start.
+        yield colon.end(), is_known and scene.ends_inside_sentence and _announces(before)
+    if is_whole and _may_announce(line):
+        yield len(line), is_known and _announces(line)
+
+
+def _fence(line: str, is_whole: bool, scene: _Scene) -> _Parts:
+    opener = FENCE.fullmatch(line)
+    if is_whole and opener is not None and scene.fence is not None and line[0] in "`~":
+        language = fence_language(opener["info"])
+        yield len(line), bool(language) and language == scene.fence
+
+
+def _ellipsis(line: str, is_whole: bool, scene: _Scene) -> _Parts:
+    if found := _ELLIPSIS.match(line):
+        follower = line[found.end() :][:1]
+        goes_on = follower.islower() or (bool(follower) and is_no_space(follower) and follower.isalpha())
+        stands_for_cut = scene.ends_inside_sentence and scene.fence is None and goes_on
+        yield found.end(), stands_for_cut and _FREE_ELLIPSIS.search(scene.tail) is None
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line in lower case; of a script without spaces each character is one."""
+    words: list[str] = []
+    for word in _WORD.findall(line.lower()):
+        words.extend(word if is_no_space(word[0]) else (word,))
+    return words
+
+
+def _may_announce(line: str) -> bool:
+    """Returns True if a line speaks of going on: not enough to drop it, unless a repeat follows it."""
+    words = _words(line)
+    return words[0] in _ASSENTS or (words[0] in _WORDS and not _GOING_ON.isdisjoint(words))
+
+
+def _announces(line: str) -> bool:
+    """Returns True if a line says nothing but that the answer goes on here; one word may be a program's output."""
+    words = _words(line)
+    return len(words) > 1 and _WORDS.issuperset(words) and not _GOING_ON.isdisjoint(words)
+
+
+class Ending:
+    """The end of a partial answer, and which of its ends are a restart when they come again.
+
+    The longest end counts that is telling: 12 characters without white space (letters of scripts without spaces count
+    two) or 3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a
+    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else: who doubles a word that
+    they have not used before? (Who has doubled such a word before: then 6 characters do not count.) It is repetition
+    all the same, and stays, if the partial shows that it comes repeatedly: twice in a row, or as rows of a table or
+    list that have come twice in a row.
+
+    Ambiguous by nature: the *first* time that a telling block is legitimately repeated back to back and the cut falls
+    exactly between the two, it looks like a restart and is removed; a restart of a block for which the partial shows
+    repetition looks legitimate and is kept.
+    """
+
+    def __init__(self, partial: str) -> None:
+        self.dense = _dense(partial)
+        self._tail = partial[-_SEARCHED_CHARS:]
+        self._places = [place for place, char in enumerate(self._tail) if not char.isspace()]
+        self._last_line = partial[partial.rfind("\n") + 1 :]
+
+    def repeated_chars(self, text: str, place: int) -> int:
+        """Returns how much of the beginning of `text`, in its characters, says the end of the partial again.
+
+        Args:
+            text: the continuation.
+            place: an end of any length that may be said again, in `dense`; others have at most 8,000 characters.
+        """
+        read = _dense(text)
+        searched = min(len(read), len(self._places))
+        for start in (max(place, 0), *range(len(self.dense) - searched, len(self.dense))):
+            if self.dense[start : start + 1] == read[:1] and read.startswith(self.dense[start:]):
+                block = self.dense[start:]
+                end = _place_behind(text, len(block))
+                if not block or not self._is_telling(start, text[end : end + 1]):
+                    continue
+                if _is_power(block) or block + block in self.dense:
+                    return 0
+                if not self._is_row(block):
+                    return end
+        # A line of code that begins again, with its own indentation.
+        again = text.lstrip("\n")
+        if self._last_line[:2].isspace() and self._last_line.strip() and again.startswith(self._last_line):
+            return len(text) - len(again) + len(self._last_line)
+        return 0
+
+    def repeats_itself(self, block: str) -> bool:
+        """Returns True if the partial goes round by `block`, its end without white space: it ends with it twice."""
+        return _is_power(block) or self.dense.endswith(block + block)
+
+    @cached_property
+    def _doubles_words(self) -> bool:
+        """A word as long as a rare one comes twice in a row: a third such word may be meant so, too."""
+        words = self._tail.split()
+        return any(word == after and len(word) >= _RARE_CHARS and _has_letter(word) for word, after in pairwise(words))
+
+    def _is_row(self, block: str) -> bool:
+        """Rows have come twice in a row, and a repeat of `block` would make another one of them."""
+        last_line = _dense(self._last_line)
+        if len(last_line) >= _REPEATED_LINE_CHARS and self.dense.endswith(last_line + block):
+            return True
+        lines = [line for line in self._tail.split("\n") if line.strip()]
+        rows = [_dense(line) if _ROW.match(line) else "" for line in lines]
+        if not rows[-1] or not any(row == after and len(row) >= _REPEATED_LINE_CHARS for row, after in pairwise(rows)):
+            return False
+        if not last_line:
+            return len(block) == len(rows[-1])
+        return len(rows[-1]) < len(block) < len(rows[-1]) + len(rows[-2])
+
+    def _is_telling(self, start: int, follower: str) -> bool:
+        """A repeat of `dense[start:]`, with `follower` after it ("" for nothing), can hardly be chance."""
+        chars = len(self.dense) - start
+        if chars > len(self._places):
+            return True
+        place = self._places[-chars]
+        block = self._tail[place:]
+        # "the cat" is not repeated by "the cats".
+        if block[-1].isspace() and _is_word(self.dense[-1]) and _is_word(follower):
+            return False
+        if place > 0 and _is_word(self._tail[place - 1]) and _is_word(block[0]):
+            return chars >= _INSIDE_WORD_CHARS
+        if chars >= _TELLING_CHARS or sum(map(_has_letter, block.split())) >= _TELLING_WORDS:
+            return True
+        if chars + sum(is_no_space(char) and char.isalpha() for char in block) >= _TELLING_CHARS:
+            return True
+        if len(block) > len(self._last_line) or self._last_line.lstrip()[:1] == "|" or follower.strip():
+            return False
+        is_line = chars == len(_dense(self._last_line)) and len(block.split()) > 1
+        is_long = is_line or (chars >= _RARE_CHARS and not self._doubles_words)
+        return is_long and _has_letter(block) and self.dense.find(self.dense[start:]) == start
+
+
+class _Overlap:
+    """Follows a continuation for as long as it stands in the partial answer word by word.
+
+    Attributes:
+        is_over: more text can change nothing.
+        place: the first one in the partial, without white space, at which all that was read stands or goes over its
+            end; -1 for none. In all, one walk over the partial.
+    """
+
+    def __init__(self, ending: Ending, text: str) -> None:
+        self.is_over = False
+        self.place = 0
+        self._said = ending.dense
+        self._read: list[str] = []
+        self._chars = 0
+        self.feed(text)
+
+    def feed(self, text: str) -> None:
+        piece = _dense(text)
+        if self.is_over or not piece:
+            return
+        self._read.append(piece)
+        end = self.place + self._chars
+        self._chars += len(piece)
+        if self._said.startswith(piece, end):
+            return
+        goes_over = end + len(piece) > len(self._said)
+        if not (goes_over and piece.startswith(self._said[end:])):
+            self.place = self._said.find("".join(self._read), self.place + 1)
+        self.is_over = goes_over or self.place < 0
+
+
+def _dense(text: str) -> str:
+    return "".join(text.split())
+
+
+def _is_power(text: str) -> bool:
+    return (text + text).find(text, 1) < len(text)
+
+
+def _place_behind(text: str, chars: int) -> int:
+    """Where in `text` its first `chars` characters that are no white space end."""
+    for run in re.finditer(r"\S+", text):
+        if chars <= len(run[0]):
+            return run.start() + chars
+        chars -= len(run[0])
+    return len(text)
+
+
+def _has_letter(text: str) -> bool:
+    return any(map(str.isalpha, text))
+
+
+def _is_word(char: str) -> bool:
+    return (char.isalnum() or char == "_") and not is_no_space(char)

@@ -1,8 +1,8 @@
 """The request that makes a model go on with an answer that was stopped at the limit.
 
-Called by the engine. What it builds is an ordinary conversation, valid for strict chat templates: the partial
-answer as the assistant's message, then a request of ours to go on, unless the server goes on with that message itself.
-It is compacted like any other; the end of the partial answer stays verbatim.
+It is an ordinary conversation, valid for strict chat templates: the partial answer as the assistant's message, then a
+request of ours to go on, unless the server goes on with that message itself. It is compacted like any other; the end
+of the partial answer stays verbatim.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Partial:
     Attributes:
         text: the visible text, as the client has it.
         reasoning: thinking that came in a field of its own.
-        is_json: whether the answer is structured output, where nothing but the document may come.
-        closes: whether the model is told to think no more; `is_thoughts` holds.
+        is_json: the answer is structured output, where nothing but the document may come.
+        closes: the model is told to think no more; `is_thoughts` holds.
     """
 
     text: str
@@ -64,12 +64,12 @@ class Partial:
 
     @property
     def is_thoughts(self) -> bool:
-        """Whether nothing but thinking has come, in a field of its own or in the text."""
+        """Nothing but thinking has come, in a field of its own or in the text."""
         return bool(self.text.strip() or self.reasoning.strip()) and is_only_thoughts(self.text)
 
 
 def can_end_in_answer(messages: Sequence[Message], partial: Partial) -> bool:
-    """Whether there is an answer with which a server can go on itself: text, outside of thoughts, and its own."""
+    """Returns True if there is an answer with which a server can go on itself: text, outside of thoughts, its own."""
     is_answer = bool(messages) and messages[-1].role != "assistant"
     return is_answer and bool(partial.text.strip()) and not open_think(partial.text)
 
@@ -113,12 +113,7 @@ def carried_over(
 
 
 def asked_to_go_on(messages: Sequence[Message], partial: Partial) -> tuple[Message, ...]:
-    """A list that ends with the answer's end, with the request to go on: the server does not do so by itself.
-
-    Args:
-        messages: of `carried_over`, perhaps compacted; the last one is the end of the answer.
-        partial: the answer so far.
-    """
+    """Adds the request to go on to a list of `carried_over`, perhaps compacted, that ends with the answer's end."""
     *before, ending = messages
     return (*before, replace(ending, is_ours=False), _ours(_GO_ON_JSON if partial.is_json else _GO_ON))
 
@@ -126,13 +121,13 @@ def asked_to_go_on(messages: Sequence[Message], partial: Partial) -> tuple[Messa
 def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
     """`compaction` as the client's next turn finds it, where the whole answer is one message.
 
-    What is ours in the list is nobody's to send again: the record is keyed by the client's own messages, and says how
-    much of the answer behind them it stands for.
+    The client does not send our requests again, so the record is keyed by the client's own messages, and says how much
+    of the answer behind them it stands for.
 
     Args:
-        messages: of `carried_over`, or any other list.
+        messages: of `carried_over`, or any other list; `compaction` was made for it.
         hashes: its chain.
-        compaction: made for it.
+        compaction: what is keyed.
     """
     lead = system_prefix_length(messages)
     ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), None)

@@ -1,10 +1,7 @@
 """Where a text may be cut, and inside what it ends: an open code fence, an unclosed reasoning block.
 
-An open fence or block decides what a continuation's first line means. Each function looks at a text once, however many
-tags it holds: 14,000 openings without an end froze a proxy for 13 s while a pattern looked for the end of each
-(2026-11).
-
-A streamed text is sent only so far that a stop never splits a word, white space or a character.
+Each function looks at a text once, however many tags it holds: 14,000 openings without an end froze a proxy for 13 s
+while a pattern looked for the end of each (2026-11).
 """
 
 from __future__ import annotations
@@ -64,28 +61,24 @@ def _fences(text: str) -> Iterator[tuple[int, str | None]]:
 
 def fence_language(info: str) -> str:
     """The language that a fence's info string names, in lower case; "" when it names none."""
-    words = info.split(None, 1)
-    return words[0].lower() if words else ""
+    return "".join(info.split(None, 1)[:1]).lower()
 
 
 def open_think(text: str) -> bool:
-    """Whether `text` ends inside a `<think>` block.
+    """Returns True if `text` ends inside a `<think>` block.
 
     Only a tag at the start of a line and outside a code fence opens one: answers about reasoning models mention
     the tag in running text.
     """
-    fences = _fences(text)
-    nowhere: tuple[int, str | None] = (len(text) + 1, None)
-    upcoming = next(fences, nowhere)
-    fence = None
+    fences = [(0, None), *_fences(text), (len(text) + 1, None)]
+    at = 0
     is_open = False
     for tag in _THINK_TAG.finditer(text):
-        while upcoming[0] <= tag.start():
-            fence = upcoming[1]
-            upcoming = next(fences, nowhere)
+        while fences[at + 1][0] <= tag.start():
+            at += 1
         if tag[0] == THINK_END:
             is_open = False
-        elif fence is None:
+        elif fences[at][1] is None:
             is_open = True
     return is_open
 
@@ -101,7 +94,7 @@ def outside_thoughts(text: str) -> list[str]:
 
 
 def is_only_thoughts(text: str) -> bool:
-    """Whether nothing of `text` stands outside its `<think>` blocks, of which the last may be open."""
+    """Returns True if nothing of `text` stands outside its `<think>` blocks, of which the last may be open."""
     *before, last = outside_thoughts(text)
     return not any(part.strip() for part in before) and (
         not last.strip() or _BLOCK_OPENS.match(last.lstrip()) is not None
@@ -109,7 +102,7 @@ def is_only_thoughts(text: str) -> bool:
 
 
 def without_think_tags(text: str) -> str:
-    """`text` with its thoughts, and without what marks them as such."""
+    """`text` with its thoughts, and without the tags around them."""
     return _BLOCK_ENDS.sub("", _BLOCK_OPENS.sub("", text)).strip()
 
 
@@ -160,12 +153,12 @@ def unstopped_length(text: str, stops: Sequence[str]) -> int:
 
 
 def is_no_space(char: str) -> bool:
-    """Whether `char` belongs to a script written without spaces, or is an emoji or a CJK sign."""
+    """Returns True for a character of a script written without spaces, an emoji or a CJK sign."""
     return char >= "\u00a9" and _NO_SPACE.match(char) is not None
 
 
 def _starts_word(text: str, before: int, place: int) -> bool:
-    """Whether a word starts with the character at `place`, which the one at `before` precedes."""
+    """Returns True if a word starts with the character at `place`, which the one at `before` precedes."""
     if text[place].isspace():
         return False
     return text[place - 1].isspace() or is_no_space(text[before]) or is_no_space(text[place])
