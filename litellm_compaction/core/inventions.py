@@ -1,7 +1,7 @@
 """Finds the lines of a summary that state something no message states: values, names and rules.
 
 Weak models add rules (codegraff issue 738, oh-my-openagent 1483) and get values wrong, which is worse than a shorter
-summary. `judging` asks; losing a correct line costs as well, so the checks are lenient:
+summary. Losing a correct line costs as well, so the checks are lenient:
 
 - A value (a path, an id, an address, a number from 13 or with decimals) may be rounded, reckoned, given in another unit
   or written in another way. A conversation that says its numbers in words has small and round ones unchecked.
@@ -22,11 +22,11 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from importlib import resources
 from typing import NamedTuple
 
 from litellm_compaction.core.directives import languages
-from litellm_compaction.core.said import NUMBER, Said
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +39,14 @@ _MOST_CLAIMS = 400
 _LEAST_VALUE = 13
 # In a text that says its numbers in words, these are still written in digits.
 _LEAST_SPOKEN, _MOST_SPOKEN_DIGITS = 100, 2
+# Agents' sessions, orders and chats have a number of two digits in 40 to 2,300 characters, transcripts of what was
+# spoken none in a million. 500 to 4,000 give the same on people's summaries.
+_CHARS_PER_NUMBER = 2_000
+_SLICE_CHARS, _OVERLAP_CHARS = 65_536, 256
+_LETTERS = re.compile(r"[^\W\d_]{1,200}")
+_NUMBER = re.compile(r"\d{1,3}(?:[ \u00a0\u202f]\d{3}){1,6}(?!\d)|\d{1,40}(?:[.,'’_]\d{1,40}){0,8}")
+# Of scripts whose names have other forms in Latin letters.
+_OTHER_SCRIPT = re.compile(r"[\u0370-\u1cff\u1f00-\u1fff\u2e80-\ud7ff\uf900-\ufaff]{2}")
 _RUN = re.compile(r"[A-Za-z0-9_@~$€£%+/\\.:#-]{2,200}")
 # Days of a week, months of a year, hours of a day.
 _COUNTED_WITH = (7.0, 12.0, 24.0)
@@ -105,13 +113,7 @@ class _Figure(NamedTuple):
 
 
 class _Claim(NamedTuple):
-    """A value or a name that a line states.
-
-    Attributes:
-        spellings: of a path, an id or an address: one of them is enough.
-        figures: readings of a number.
-        name: of a person or a thing, casefolded.
-    """
+    """One of: spellings of a path, an id or an address; readings of a number; a name, casefolded."""
 
     spellings: tuple[str, ...] = ()
     figures: tuple[_Figure, ...] = ()
@@ -127,10 +129,10 @@ class _Stated(NamedTuple):
 
 
 def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
-    """Tells for each line whether half of its claims, or one of its rules, is not the source's.
+    """Tells of each line of a summary if half of its claims, or one of its rules, is not the source's.
 
     Args:
-        lines: of a summary; "" for those that are believed.
+        lines: "" for those that are believed.
         source: all texts that its writer was shown.
     """
     with_names = not _capitalizes_nouns(source)
@@ -138,16 +140,70 @@ def inventions(lines: Sequence[str], source: Sequence[str]) -> list[bool]:
     is_stating = any(line.claims or line.rules for line in stated)
     if not is_stating or sum(len(each.claims) for each in stated) > _MOST_CLAIMS:
         return [False] * len(lines)
-    said = Said(source, {each for line in stated for claim in line.claims for each in claim.spellings})
-    numbers = sorted({value for text in said.numbers for value in _values(text)})
-    given = _given((rule for line in stated for rule in line.rules), said.texts)
-    return [_is_unstated(line, said, numbers) or not given.issuperset(line.rules) for line in stated]
+    said = _Said(source, {each for line in stated for claim in line.claims for each in claim.spellings})
+    given = _given((rule for line in stated for rule in line.rules), source)
+    return [_is_unstated(line, said) or not given.issuperset(line.rules) for line in stated]
+
+
+def sample(source: Sequence[str]) -> str:
+    """The beginnings of texts from all over the source, which may change its language on the way."""
+    step = -(-len(source) // _SAMPLE_TEXTS) or 1
+    return "\n".join(text[:_SAMPLE_CHARS] for text in source[::step])
+
+
+class _Said:
+    """What a source says, read once and in slices: the distinct words of a source are a tenth of its text.
+
+    Attributes:
+        found: those of `spellings`, casefolded runs of signs, that stand in it.
+        numbers: all that its numbers may be taken for, ascending.
+        has_spoken_numbers: it says most of its numbers in words.
+    """
+
+    def __init__(self, source: Sequence[str], spellings: set[str]) -> None:
+        self.found = set[str]()
+        self._runs = set[str]()
+        numbers = set[str]()
+        written = 0
+        for text in source:
+            for start in range(0, len(text), _SLICE_CHARS):
+                piece = text[start : start + _SLICE_CHARS + _OVERLAP_CHARS]
+                self._runs.update(_LETTERS.findall(piece))
+                here = _NUMBER.findall(piece)
+                written += sum([len(number) > 1 for number in here])
+                numbers.update(here)
+                if left := spellings - self.found:
+                    folded = piece.casefold()
+                    self.found.update(each for each in left if each in folded)
+        self.numbers = sorted({value for text in numbers for value in _values(text)})
+        self.has_spoken_numbers = written * _CHARS_PER_NUMBER < sum(map(len, source))
+
+    @cached_property
+    def _words(self) -> list[str]:
+        return sorted({run.casefold() for run in self._runs})
+
+    @cached_property
+    def _joined(self) -> str:
+        return " ".join(self._words)
+
+    def has_name(self, name: str) -> bool:
+        """A casefolded name, an inflected form of it or a misspelling of it is a word of the source."""
+        if name.isascii() and _OTHER_SCRIPT.search(self._joined) is not None:
+            return True
+        alike = self._beginning(name[0])
+        if not name.isascii() and (not alike or self._beginning(name[: max(3, len(name) - _ENDING_CHARS)])):
+            return True
+        return name[:_NAME_STEM_CHARS] in self._joined or bool(
+            difflib.get_close_matches(name, alike, n=1, cutoff=_SAME_NAME_RATIO)
+        )
+
+    def _beginning(self, part: str) -> Sequence[str]:
+        """The words that begin with these letters."""
+        return self._words[bisect_left(self._words, part) : bisect_left(self._words, part + "\U0010ffff")]
 
 
 def _capitalizes_nouns(source: Sequence[str]) -> bool:
-    """Tells by the beginnings of texts from all over the source whether a capital inside a sentence makes no name."""
-    step = -(-len(source) // _SAMPLE_TEXTS) or 1
-    found = languages("\n".join(text[:_SAMPLE_CHARS] for text in source[::step]))
+    found = languages(sample(source))
     return found[_LANGUAGE_OF_CAPITALS] > _LANGUAGE_RATIO * max(found.values(), default=0)
 
 
@@ -157,7 +213,7 @@ def _read_line(line: str, *, with_names: bool) -> _Stated:
     names = (found[0] for found in _NAME.finditer(line) if found[0].istitle()) if with_names else ()
     return _Stated(
         claims=(*_claims(line), *(_Claim(name=name.casefold()) for name in names)),
-        numbers=tuple(figure.value for text in NUMBER.findall(line) for figure in _read(text)),
+        numbers=tuple(figure.value for text in _NUMBER.findall(line) for figure in _read(text)),
         rules=tuple(sentence for sentence in sentences if _RULE.search(sentence)),
     )
 
@@ -167,7 +223,7 @@ def _given(rules: Iterable[str], texts: Iterable[str]) -> set[str]:
     wanted = {rule: _stems(_RULE_WORDS.sub(" ", rule)) for rule in rules}
     sought = frozenset[str]().union(*wanted.values())
     times: Counter[str] = Counter()
-    # The words of two sentences in a row, and whether there is a negation in them.
+    # The words of two sentences in a row, and if there is a negation in them.
     passages: dict[frozenset[str], bool] = {}
     number = 1
     for text in texts if sought else ():
@@ -202,33 +258,24 @@ def _stems(text: str) -> frozenset[str]:
     return frozenset(found.union(word[at : at + 2] for word in wide for at in range(len(word) - 1)))
 
 
-def _is_unstated(line: _Stated, said: Said, numbers: Sequence[float]) -> bool:
-    unstated = [claim for claim in line.claims if not _is_stated(claim, said, numbers)]
+def _is_unstated(line: _Stated, said: _Said) -> bool:
+    unstated = [claim for claim in line.claims if not _is_stated(claim, said)]
     wrong = [claim for claim in unstated if not _is_reckoned(claim, (*line.numbers, *_COUNTED_WITH))]
     # A small number stands somewhere by accident.
-    right = [claim for claim in line.claims if claim not in unstated and not _is_small(claim)]
+    right = [
+        claim
+        for claim in line.claims
+        if claim not in unstated and not (claim.figures and claim.figures[0].value < _LEAST_SPOKEN)
+    ]
     return len(wrong) >= max(len(right), 1)
 
 
-def _is_small(claim: _Claim) -> bool:
-    return bool(claim.figures) and claim.figures[0].value < _LEAST_SPOKEN
-
-
-def _is_stated(claim: _Claim, said: Said, numbers: Sequence[float]) -> bool:
+def _is_stated(claim: _Claim, said: _Said) -> bool:
     if claim.name:
-        return _is_named(claim.name, said)
+        return said.has_name(claim.name)
     if claim.figures and said.has_spoken_numbers and not any(map(_is_written_in_digits, claim.figures)):
         return True
-    return not said.found.isdisjoint(claim.spellings) or any(_is_near(figure, numbers) for figure in claim.figures)
-
-
-def _is_named(name: str, said: Said) -> bool:
-    if said.has_other_script if name.isascii() else not said.beginning(name[0]):
-        return True
-    is_inflected = not name.isascii() and said.beginning(name[: max(3, len(name) - _ENDING_CHARS)])
-    if is_inflected or said.has_part(name[:_NAME_STEM_CHARS]):
-        return True
-    return bool(difflib.get_close_matches(name, said.beginning(name[0]), n=1, cutoff=_SAME_NAME_RATIO))
+    return not said.found.isdisjoint(claim.spellings) or any(_is_near(figure, said.numbers) for figure in claim.figures)
 
 
 def _is_written_in_digits(figure: _Figure) -> bool:
@@ -237,7 +284,7 @@ def _is_written_in_digits(figure: _Figure) -> bool:
 
 
 def _is_near(figure: _Figure, numbers: Sequence[float]) -> bool:
-    """Whether a number is one of the source's, rounded, or in another unit."""
+    """A number is one of the source's, rounded, or in another unit."""
     scaled = [(scale, figure.unit) for scale in _SCALES] + [(scale, 0.0) for scale in _EXACT_SCALES]
     return _has_one(figure.value, figure.unit, numbers) or any(
         _has_one(figure.value * factor, unit * factor, numbers, is_scaled=True)
@@ -249,17 +296,14 @@ def _is_near(figure: _Figure, numbers: Sequence[float]) -> bool:
 def _has_one(value: float, unit: float, numbers: Sequence[float], *, is_scaled: bool = False) -> bool:
     # One more or less is another number; so much is what binary fractions take.
     reach = min(unit * 0.999, _MOST_ROUNDED * value) + 1e-9 * value
-    at = bisect_left(numbers, value - reach)
-    while at < len(numbers) and numbers[at] <= value + reach:
-        # A single digit is a multiple of anything.
-        if not is_scaled or numbers[at] >= 10:
-            return True
-        at += 1
-    return False
+    # A single digit is a multiple of anything.
+    least = max(value - reach, 10.0) if is_scaled else value - reach
+    at = bisect_left(numbers, least)
+    return at < len(numbers) and numbers[at] <= value + reach
 
 
 def _is_reckoned(claim: _Claim, figures: Sequence[float]) -> bool:
-    """Whether a number is the sum, the difference or the product of two others of its line."""
+    """A number is the sum, the difference or the product of two others of its line."""
     value = claim.figures[0].value if claim.figures else 0.0
     others = {each for each in figures if each != value and each > 1}
     return value > 0 and any(value in (a + b, a - b, a * b) for a in others for b in others)
@@ -272,7 +316,7 @@ def _claims(line: str) -> Iterator[_Claim]:
         if (claim := _named(run)) is not None:
             rest = rest.replace(found[0], " ", 1)
             yield claim
-    for found in NUMBER.finditer(rest):
+    for found in _NUMBER.finditer(rest):
         yield from _numbered(found[0], is_ratio=rest[found.end() : found.end() + 2].strip()[:1] == "%")
 
 

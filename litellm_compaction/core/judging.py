@@ -1,12 +1,9 @@
 """Decides if what a model wrote as a summary may be used, and leaves out those of its lines that may not.
 
 Small models say their instruction back, write one sentence again and again, go on with the dialogue, tell another
-story, or state values and rules that nobody gave. Of 29 summaries of a model with 135 million parameters all were such,
-and each left an assistant with less than no summary at all (measured 2026-11). Lines that say nothing, or what no
-message says, are left out; where they are most of a summary, it is not used, and its room goes to the ledger.
-
-One pass over a summary whose length its caller has bounded, and one over its source. A summary of which nothing is left
-out keeps every character.
+story, or state values and rules that nobody gave: so did all of 29 summaries of a model with 135 million parameters,
+and each left an assistant with less than no summary at all (2026-11). Where such lines are most of a summary, it is not
+used, and its room goes to the ledger.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.directives import languages
-from litellm_compaction.core.inventions import inventions
+from litellm_compaction.core.inventions import inventions, sample
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE
 
@@ -48,7 +45,7 @@ _MOST_DROPPED_RATIO = 0.5
 _MAIN_SCRIPT_RATIO = 0.6
 _KNOWN_SCRIPT_RATIO = 0.02
 _LEAST_LETTERS = 40
-_SAMPLE_CHARS, _SAMPLE_TEXTS = 20_000, 100
+_LETTERS_CHARS = 20_000
 # A text is in the language whose commonest words it has most of, by a margin: neighbours share many.
 _LEAST_COMMON_WORDS, _LANGUAGE_MARGIN = 6, 1.5
 _KNOWN_LANGUAGE_RATIO = 0.15
@@ -83,15 +80,7 @@ class Judgement(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line, or a sentence of a long one.
-
-    Attributes:
-        text: without the blank or the line break after it.
-        end: those.
-        is_heading: whether it stands over others.
-        words: their number.
-        fault: the reason why it is left out, "" for none.
-    """
+    """A line, or a sentence of a long one; `end` is the blank or the line break after it."""
 
     text: str
     end: str
@@ -101,17 +90,16 @@ class _Line(NamedTuple):
 
 
 def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgement:
-    """The summary without the lines that say nothing, or why it may not be used.
+    """The summary without the lines that say nothing, every character of the others, or why it may not be used.
 
     Args:
-        summary: as the model wrote it, without its reasoning.
+        summary: as the model wrote it, without its reasoning; its caller has bounded it.
         instruction: that it was given.
-        source: n texts, all that its writer was shown: what none of them states is an invention.
+        source: all texts that its writer was shown: what none of them states is an invention.
     """
     if summary.startswith(instruction[:_ECHO_CHARS]):
         return Judgement("", "echo")
-    lines = _looked_at(summary, _runs_of((instruction, *_FRAME)))
-    lines = _held_against(lines, (instruction, *source))
+    lines = _held_against(_looked_at(summary, _told_by(instruction)), (instruction, *source))
     words = sum(line.words for line in lines if not line.is_heading)
     if not words:
         return Judgement("", "empty")
@@ -139,15 +127,11 @@ class Unfolding:
 
     By the same signs as `judged`, which looks at what there is then: the beginning of a summary whose writer goes on
     with the dialogue may well be used.
-
-    Args:
-        instruction: that its writer was given.
-        max_tokens: bound on what is written.
     """
 
     def __init__(self, *, instruction: str, max_tokens: int) -> None:
         self._beginning = instruction[:_ECHO_CHARS]
-        self._told = _runs_of((instruction, *_FRAME))
+        self._told = _told_by(instruction)
         self._chars_left = _MOST_TOKEN_CHARS * max_tokens
         self._line: list[str] = []
         self._line_chars = self._looked_chars = self._useless = 0
@@ -156,7 +140,7 @@ class Unfolding:
         self._headings: Counter[str] = Counter()
 
     def is_enough(self, piece: str) -> bool:
-        """Whether what follows `piece` cannot be used."""
+        """Returns True if what follows `piece` cannot be used."""
         self._chars_left -= len(piece)
         if self._chars_left < 0:
             return True
@@ -178,7 +162,7 @@ class Unfolding:
         return not self._is_thinking and _turns_round(newest)
 
     def _ends_with(self, text: str) -> bool:
-        """Whether a whole line is one too many."""
+        """A whole line is one too many."""
         plain = text.strip()
         if self._is_thinking or plain.startswith(_THINKS):
             self._is_thinking = _THINKS_NO_MORE not in plain
@@ -195,11 +179,15 @@ class Unfolding:
             return self._headings[plain] >= _ENOUGH_HEADINGS
         if _TURN.match(text):
             return True
-        words = tuple(word.casefold() for word in _WORD.findall(text))
+        words = _words(text)
         is_useless = _is_told(words, self._told) or _is_repeated(words, self._seen) or _turns_round(text)
         self._seen.add(words)
         self._useless = self._useless + 1 if is_useless else 0
         return self._useless >= _ENOUGH_LINES
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.casefold() for word in _WORD.findall(text))
 
 
 def _is_repeated(words: tuple[str, ...], seen: Collection[tuple[str, ...]]) -> bool:
@@ -221,7 +209,7 @@ def _looked_at(summary: str, told: frozenset[tuple[str, ...]]) -> list[_Line]:
     for (text, end), (below, _) in zip(pieces, [*pieces[1:], ("", "")], strict=True):
         # The row over a table's rule names its columns.
         is_heading = _HEADING.match(text) is not None or (text.startswith("|") and _RULE.match(below) is not None)
-        words = tuple(word.casefold() for word in _WORD.findall(text))
+        words = _words(text)
         in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
         fault: Fault | Literal[""] = ""
         if not is_heading and words:
@@ -243,30 +231,28 @@ def _held_against(lines: Sequence[_Line], source: Sequence[str]) -> list[_Line]:
     return [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
 
 
-def _runs_of(texts: Iterable[str]) -> frozenset[tuple[str, ...]]:
-    return frozenset(
-        run for text in texts for run in _runs(tuple(word.casefold() for word in _WORD.findall(text)), _RUN_WORDS)
-    )
+def _told_by(instruction: str) -> frozenset[tuple[str, ...]]:
+    return frozenset(run for text in (instruction, *_FRAME) for run in _runs(_words(text)))
 
 
-def _runs(words: tuple[str, ...], length: int) -> Iterator[tuple[str, ...]]:
-    return (words[start : start + length] for start in range(len(words) - length + 1))
+def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [words[start : start + _RUN_WORDS] for start in range(len(words) - _RUN_WORDS + 1)]
 
 
 def _is_told(words: tuple[str, ...], told: frozenset[tuple[str, ...]]) -> bool:
-    """Whether a line is made of the instruction's own words; one of a few words may be anybody's."""
-    runs = len(words) - _RUN_WORDS + 1
-    return runs > 0 and sum(run in told for run in _runs(words, _RUN_WORDS)) > _ECHO_SHARE * runs
+    """A line is made of the instruction's own words; one of a few words may be anybody's."""
+    runs = _runs(words)
+    return bool(runs) and sum(run in told for run in runs) > _ECHO_SHARE * len(runs)
 
 
 def _turns_round(line: str) -> bool:
-    """Whether a line is one phrase, in whatever script, again and again."""
+    """A line is one phrase, in whatever script, again and again."""
     data = line.encode("utf-8", "surrogatepass")
     return len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
 
 
 def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
-    """Whether a few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!").
+    """A few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!").
 
     In any language: a number of the source says something of it, and so does the beginning of a longer word, as `pars`
     of `parsing` in `parser`. A summary of more than a few words is believed here.
@@ -291,7 +277,7 @@ def _pieces(word: str) -> Iterator[str]:
 
 
 def _repeats(lines: Iterable[str]) -> bool:
-    """Whether most sentences are said more than once, on one line or on several."""
+    """Most sentences are said more than once, on one line or on several."""
     sentences = [
         words
         for line in lines
@@ -302,7 +288,7 @@ def _repeats(lines: Iterable[str]) -> bool:
 
 
 def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
-    """Whether a summary is in a script that neither its instruction nor its source has.
+    """A summary is in a script that neither its instruction nor its source has.
 
     Weak models answer an English instruction in English, and what they say of another language's conversation is true.
     """
@@ -313,31 +299,25 @@ def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
     script, count = said.most_common(1)[0]
     if count < _MAIN_SCRIPT_RATIO * total or script in _letters(instruction):
         return False
-    read = _letters("\n".join(_sample(source)))
+    read = _letters(sample(source))
     return read.total() >= _LEAST_LETTERS and read[script] < _KNOWN_SCRIPT_RATIO * read.total()
 
 
 def _is_in_another_language(lines: Iterable[_Line], instruction: str, source: Sequence[str]) -> bool:
-    """Whether a summary is in a language that neither its instruction nor its source has; as with scripts."""
+    """A summary is in a language that neither its instruction nor its source has; as with scripts."""
     said = languages("\n".join(line.text for line in lines if not (line.is_heading or line.fault))).most_common(2)
     if not said or said[0][1] < max(_LEAST_COMMON_WORDS, _LANGUAGE_MARGIN * sum(count for _, count in said[1:])):
         return False
     language = said[0][0]
-    told, read = languages(instruction), languages("\n".join(_sample(source)))
+    told, read = languages(instruction), languages(sample(source))
     most = max(read.values(), default=0)
     is_told = 2 * told[language] > max(told.values(), default=0)
     return not is_told and most >= _LEAST_COMMON_WORDS and read[language] < _KNOWN_LANGUAGE_RATIO * most
 
 
-def _sample(source: Sequence[str]) -> Iterator[str]:
-    """The beginnings of texts from all over the source, which may change its language on the way."""
-    step = -(-len(source) // _SAMPLE_TEXTS) or 1
-    return (text[: _SAMPLE_CHARS // _SAMPLE_TEXTS] for text in source[::step])
-
-
 def _letters(text: str) -> Counter[str]:
     """How many letters of each script a text begins with."""
-    letters = filter(str.isalpha, text[:_SAMPLE_CHARS])
+    letters = filter(str.isalpha, text[:_LETTERS_CHARS])
     scripts = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
     return Counter(_TOGETHER.get(script, script) for script in scripts)
 
