@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from litellm_compaction.core import anchors
+from litellm_compaction.core import ledger
 from litellm_compaction.tokens import formula, prefix, rendered
 from litellm_compaction.tokens.calibration import Mix
 from litellm_compaction.tokens.count import Anchor
@@ -43,7 +43,7 @@ def fill_anchors(count: int) -> object:
 
 
 def fill_words(count: int) -> object:
-    return [anchors._atom.__wrapped__(f"src/part_{number}.py") for number in range(count)]
+    return [ledger._atom.__wrapped__(f"src/part_{number}.py") for number in range(count)]
 
 
 # The most of each that a worker keeps.
@@ -51,7 +51,7 @@ MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
     "measures": (fill_measures, formula._MAX_ENTRIES),
     "segments": (fill_segments, rendered._MAX_ENTRIES),
     "anchors": (fill_anchors, prefix._MAX_ANCHORS),
-    "words": (fill_words, anchors._atom.cache_parameters()["maxsize"] or 0),
+    "words": (fill_words, ledger._atom.cache_parameters()["maxsize"] or 0),
 }
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core import ledger as rooms
-from litellm_compaction.core.anchors import named
-from litellm_compaction.core.ledger import _READ_CHARS, ledger
+from litellm_compaction.core.ledger import _READ_CHARS, ledger, named
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,

@@ -41,8 +41,17 @@ SEEN_CHARS = {
     **dict.fromkeys(
         # What a piece of a message holds (core.ledger._LINE_BYTES).
         (
-            f"core.anchors._{name}"
-            for name in ("ATOM", "IDENTIFIER", "SPAN", "UNSPACED", "UNSPACED_NUMBER", "SPACED_RUN", "KATAKANA", "ERROR")
+            f"core.ledger._{name}"
+            for name in (
+                "ATOM",
+                "IDENTIFIER_SIGN",
+                "SPAN",
+                "UNSPACED",
+                "UNSPACED_NUMBER",
+                "SPACED_RUN",
+                "KATAKANA",
+                "ERROR_SIGN",
+            )
         ),
         160,
     ),

@@ -77,7 +77,7 @@ _REASONING = {
 }
 _WALKS = """
 import time
-from litellm_compaction.core import anchors, clearing, excerpts, ledger, messages, prompts, record, secrets
+from litellm_compaction.core import clearing, excerpts, ledger, messages, prompts, record, secrets
 from litellm_compaction.core.continuation import text as inside
 def tokens(text): return len(text) // 4
 def message(role, text): return messages.parse_message({"role": role, "content": text})
@@ -98,7 +98,7 @@ walks = {
     "user's ledger": kept("user"),
     "result's ledger": kept("tool"),
     "assistant's ledger": kept("assistant"),
-    "names": anchors.named,
+    "names": ledger.named,
     "rendered": lambda text: prompts.render_message(message("tool", text)),
     "redacted": secrets.redacted,
     "excerpt": lambda text: excerpts.excerpt(text, 500, tokens),
