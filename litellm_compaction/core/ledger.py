@@ -18,13 +18,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.directives import RULE_WORDS, Sentence, Talk, sentences
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
-from litellm_compaction.core.secrets import Cleaned, Redact, redactor
+from litellm_compaction.core.secrets import Redact, redactor
 from litellm_compaction.core.stretches import divided
 
 WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
@@ -325,20 +326,19 @@ def _quotation(pieces: Sequence[_Piece], last: int) -> str:
 
 def _pieces(messages: Sequence[Message], redact: Redact) -> list[_Piece]:
     """The pieces of what is read, oldest first; of what is said again the last stays, the user's before others."""
-    read = _read(messages)
-    cleaned = Cleaned([messages[at] for at in read], redact)
+    cleaned = {at: _cleaned(messages[at], redact) for at in _read(messages)}
     words = {
-        at: list(sentences(_ends(cleaned[index].text, _READ_PER_WORDS_CHARS)))
-        for index, at in enumerate(read)
-        if _is_words(messages[at])
+        at: list(sentences(_ends(message.text, _READ_PER_WORDS_CHARS)))
+        for at, message in cleaned.items()
+        if _is_words(message)
     }
     talk = Talk(each.text for parts in words.values() for each in parts if not each.pasted)
     clauses = [piece for at, parts in words.items() for piece in _clauses(at, parts, talk)]
     lines = [
         piece
-        for index, at in enumerate(read)
+        for at, message in cleaned.items()
         if at not in words
-        for piece in _lines(at, cleaned[index], at > 0 and messages[at - 1].role == "tool")
+        for piece in _lines(at, message, at > 0 and messages[at - 1].role == "tool")
     ]
     seen: set[str] = set()
     rows: Counter[str] = Counter()
@@ -356,6 +356,14 @@ def _pieces(messages: Sequence[Message], redact: Redact) -> list[_Piece]:
     kept.reverse()
     # Stable: pieces of a message stay in order.
     return sorted(kept, key=lambda piece: piece.message)
+
+
+def _cleaned(message: Message, redact: Redact) -> Message:
+    text, arguments = redact(message.text), [redact(call.arguments) for call in message.calls]
+    if text is message.text and not arguments:
+        return message
+    calls = (replace(call, arguments=each) for call, each in zip(message.calls, arguments, strict=True))
+    return replace(message, text=text, calls=tuple(calls))
 
 
 def _read(messages: Sequence[Message]) -> list[int]:

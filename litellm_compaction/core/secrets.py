@@ -1,28 +1,22 @@
 """Keys, tokens and passwords in a text, each replaced by a marker that leaves its name.
 
-Asked for whatever is written down: the ledger, summaries, what is stored. The prompt itself keeps what was sent. Known
-by their form (prefixes of their issuers, headers, URLs, private keys) or by the name before them; commit ids, uuids and
-paths stay, since the ledger is there for them. Every repetition is bounded, so that hostile text costs linear time.
+Asked for whatever is written down: the ledger, summaries, what is stored. Secrets are known by their form (prefixes of
+their issuers, headers, URLs, private keys) or by the name before them; commit ids, uuids and paths stay, since the
+ledger is there for them. Every repetition is bounded, so that hostile text costs linear time.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TypeAlias
 
 import regex
 
-from litellm_compaction.core.messages import Message
-
 MARKER = "[secret removed]"
 TOO_SLOW = "[left out: a pattern of `redact_patterns` takes too long here]"
 Redact: TypeAlias = "Callable[[str], str]"
-# Hints, and what to search lines with one of them for.
-_Kind: TypeAlias = "tuple[Sequence[str], Sequence[Redact]]"
 
 # Prefixes that issuers are known to give their keys; written from common knowledge, held by the table in the tests.
 _TOKEN = re.compile(
@@ -99,14 +93,6 @@ _NAME = (
     r"|(?:service|admin|webhook|deploy|hmac)[ _-]?key|mot de passe|senha|wachtwoord|hasło|пароль|パスワード|비밀번호"
     r"|client[_-]?secret|connection[_-]?string|密码|口令|密钥)"
 )
-# Where a name may begin, in lower case; one character, since names stand in names ("client secret key").
-_NAME_BEGINS = re.compile(
-    r"p(?=ass(?:word|wd|wort|phrase)|wd|rivate[ _-]?key)|k(?=ennwort)|t(?=oken)|m(?=aster[ _-]?key)"
-    r"|l(?=icense[ _-]?key)|m(?=ot de passe)|w(?=achtwoord|ebhook[ _-]?key)|d(?=eploy[ _-]?key)|h(?=mac[ _-]?key)"
-    r"|s(?=enha|ervice[ _-]?key)|a(?=dmin[ _-]?key)|[_-](?=pass|pw|auth)"
-    r"|s(?=ecret|(?:igning|torage|ession)[ _-]?key)|a(?=(?:pi|ccess|uth|ccount)[ _-]?key)|e(?=ncryption[ _-]?key)"
-    r"|c(?=redential|lient[ _-]?(?:key|secret)|onnection[_-]?string)"
-)
 _ASSIGNED = re.compile(
     rf"(?i)(?P<name>{_NAME}|[_-](?:pass|pw|auth))(?P<index>_?\d{{0,3}})\\{{0,3}}[\"'`\]]{{0,2}}"
     r"(?P<sign>[ \t]{0,8}(?:=>|:=|==|=|:|：)[ \t]{0,8})"
@@ -143,11 +129,11 @@ _HIDDEN = re.compile(
 )
 _NO_WIDTH = tuple(map(chr, (0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF)))
 _ESCAPES = ("\x1b", "\\u001b[", "\\u001B[", "\\x1b[", "\\x1B[", "\\033[", "\\e[")
-_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_BEGINS = regex.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,]|\\n){0,20000}")
 _KEY_TAIL = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,80}\r?\Z")
-_KEY_SIGN, _KEY_ENDS, _KEY_CHARS = "-----BEGIN ", "-----END", 20_000
+_KEY_ENDS, _KEY_CHARS = "-----END", 20_000
 # What stands behind such a name in code, types and templates.
 _NO_SECRETS = frozenset(
     (
@@ -180,38 +166,25 @@ _TOKEN_HINTS = (
 )
 _SIGNED_HINTS = ("sig=", "signature=", "security-token=", "webhooks/", "twilio", "airtable", '"auth"', "'auth'")
 _COMMAND_HINTS = (
-    "mysql",
-    "mariadb",
-    "sshpass",
-    "redis-cli",
-    "htpasswd",
-    "login",
-    "pass:",
-    "configure",
-    ":5432:",
-    ":6432:",
-    ":*:",
+    *("mysql", "mariadb", "sshpass", "redis-cli", "htpasswd", "login", "pass:", "configure"),
+    *(":5432:", ":6432:", ":*:"),
 )
-# The shortest that is searched for: "xoxb-" and ten characters.
-_LEAST_TOKEN_CHARS = 15
 _NAME_HINTS = (
     *("pass", "kennw", "contras", "secret", "token", "pwd", "credential", "key", "connection", "密", "口令", "senha"),
     *("mot de passe", "wachtwoord", "hasło", "пароль", "パスワード", "비밀번호", "_pw", "-pw", "_auth", "-auth"),
 )
-# One of these stands in what `_FORM` finds.
-_FORM_SIGNS = ("</", "define(", "env(", "onfig(", "roperty(", "|", "│", "\t", " as ", " AS ", "\tas")
+# One of these stands in what `_FORM` finds in ASCII, one in what `_SAID` finds.
+_FORM_SIGNS = ("</", "(", "|", "\t", " as ")
+_SAID_SIGNS = tuple(f"{blank}{verb}" for blank in " \t" for verb in ("is", "was", "lautet", "es"))
 _BROKEN_HINTS = (
     *("password:\n", "password: |", "password: >", "passwort:\n", "passphrase:\n", "token:\n", "token: |", "token: >"),
     *("secret:\n", "secret: |", "secret: >", "key:\n", "key: |", "key: >", 'variable "', "private-lines:"),
 )
 _KEY_HINTS = ("private key", *_BROKEN_HINTS)
-_OPTION_HINTS = ("-u", "-user", "-pass", "-token", "-api", "-secret")
 # One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
 _SLICE_CHARS = 32_768
 # For one of an operator's patterns in one piece: a good one takes a few ms on a slow machine.
 _OWN_LIMIT_S = 0.2
-# So much is looked through at once for hints.
-_BATCH_CHARS = 65_536
 
 
 def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
@@ -230,17 +203,32 @@ def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
         text = _without_keys(text)
     cleaned: list[str] = []
     for piece in _pieces(text):
-        known = _known_removed(piece, _SEARCHES)
+        for hints, signs, search in _SEARCHES:
+            piece = _hinted_removed(piece, hints, signs, search)
         try:
-            cleaned.append(_own_removed(known, patterns))
+            for pattern in patterns:
+                # Other threads go on meanwhile.
+                piece = pattern.sub(_own, piece, concurrent=True, timeout=_OWN_LIMIT_S)
         except TimeoutError:
             return "".join([*cleaned, TOO_SLOW])
+        cleaned.append(piece)
     return "".join(cleaned)
+
+
+@lru_cache(maxsize=64)
+def redactor(patterns: tuple[str, ...]) -> Redact:
+    """`redacted` with an operator's patterns, compiled once."""
+    return partial(redacted, patterns=tuple(map(regex.compile, patterns)))
+
+
+def plain(text: str) -> str:
+    """`text` as it is, where nothing is to be redacted."""
+    return text
 
 
 def _unhidden(text: str) -> str:
     """`text` without colour codes and characters that have no width; the very same text where there are none."""
-    if not any(sign in text for sign in (_ESCAPES if text.isascii() else (*_ESCAPES, *_NO_WIDTH))):
+    if not any(map(text.__contains__, _ESCAPES if text.isascii() else (*_ESCAPES, *_NO_WIDTH))):
         return text
     found = "".join(_HIDDEN.sub("", piece) for piece in _pieces(text))
     return text if len(found) == len(text) else found
@@ -249,54 +237,8 @@ def _unhidden(text: str) -> str:
 def _holds(text: str, hints: Sequence[str]) -> bool:
     """One of `hints`, which are in lower case, stands in a text, in whatever case."""
     most = max(map(len, hints))
-    for start in range(0, len(text), _SLICE_CHARS):
-        lower = text[start : start + _SLICE_CHARS + most].lower()
-        if any(hint in lower for hint in hints):
-            return True
-    return False
-
-
-def _known_removed(piece: str, kinds: Iterable[_Kind]) -> str:
-    """Whole lines of a text, searched where they hold a hint."""
-    lower = piece.lower()
-    for hints, searches in kinds:
-        lines = _hinted_lines(piece, lower, hints)
-        if not lines:
-            continue
-        shown: list[str] = []
-        done = 0
-        for start, end in lines:
-            line = piece[start:end]
-            for search in searches:
-                line = search(line)
-            shown += (piece[done:start], line)
-            done = end
-        shown.append(piece[done:])
-        if (cleaned := "".join(shown)) != piece:
-            piece, lower = cleaned, cleaned.lower()
-    return piece
-
-
-def _hinted_lines(piece: str, lower: str, hints: Sequence[str]) -> list[tuple[int, int]]:
-    """Where the lines begin and end that hold one of `hints`."""
-    if len(lower) != len(piece):
-        # A few letters are two in lower case; then places in one say nothing of the other.
-        return [(0, len(piece))] if any(map(lower.__contains__, hints)) else []
-    found: set[tuple[int, int]] = set()
-    for hint in hints:
-        end = 0
-        while (at := lower.find(hint, end)) >= 0:
-            end = piece.find("\n", at)
-            end = len(piece) if end < 0 else end
-            found.add((piece.rfind("\n", 0, at) + 1, end))
-    return sorted(found)
-
-
-def _own_removed(piece: str, patterns: Sequence[regex.Pattern[str]]) -> str:
-    for pattern in patterns:
-        # Other threads go on meanwhile.
-        piece = pattern.sub(_own, piece, concurrent=True, timeout=_OWN_LIMIT_S)
-    return piece
+    slices = (text[start : start + _SLICE_CHARS + most].lower() for start in range(0, len(text), _SLICE_CHARS))
+    return any(any(map(lower.__contains__, hints)) for lower in slices)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -311,128 +253,31 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-@dataclass(frozen=True, slots=True)
-class Redactor:
-    """`redacted` with an operator's patterns."""
-
-    patterns: tuple[regex.Pattern[str], ...] = ()
-
-    def __call__(self, text: str) -> str:
-        """The text without its secrets."""
-        return redacted(text, self.patterns)
-
-
-@lru_cache(maxsize=64)
-def redactor(patterns: tuple[str, ...]) -> Redactor:
-    """A redactor whose patterns are compiled once."""
-    return Redactor(tuple(map(regex.compile, patterns)))
-
-
-def plain(text: str) -> str:
-    """`text` as it is, where nothing is to be redacted."""
-    return text
+def _hinted_removed(piece: str, hints: Sequence[str], signs: Sequence[str], search: Redact) -> str:
+    """Searches the lines of a text that hold one of `hints` and, in ASCII, one of `signs`."""
+    lower = piece.lower()
+    if not any(map(lower.__contains__, hints)):
+        return piece
+    # A few letters are two in lower case; then places in one say nothing of the other.
+    lines = {(0, len(piece))} if len(lower) != len(piece) else set(_hinted_lines(lower, hints))
+    shown: list[str] = []
+    done = 0
+    for start, end in sorted(lines):
+        line = piece[start:end]
+        if not line.isascii() or any(map(line.lower().__contains__, signs)):
+            shown += (piece[done:start], search(line))
+            done = end
+    return "".join((*shown, piece[done:]))
 
 
-class Cleaned:
-    """Messages as the ledger may read them: without secrets, each cleaned when it is first looked at.
-
-    `raw` stays, which nothing that is written down is taken from. A message is cleaned together with some older ones of
-    people and assistants, or of tools, as it is: looking through many texts at once is several times as fast.
-    """
-
-    def __init__(self, messages: Sequence[Message], redact: Redact) -> None:
-        self._messages = messages
-        self._redact = redact
-        self._found: list[Message | None] = [None] * len(messages)
-        # An operator's pattern may match anything.
-        self._looks_for_hints = isinstance(redact, Redactor) and not redact.patterns
-
-    def __getitem__(self, position: int) -> Message:
-        """The message at `position`, from 0."""
-        found = self._found[position]
-        return self._clean_from(position) if found is None else found
-
-    def _clean_from(self, position: int) -> Message:
-        chars, batch = 0, list[int]()
-        is_stated = _is_stated(self._messages[position])
-        for at in range(position, -1, -1):
-            message = self._messages[at]
-            if _is_stated(message) is not is_stated:
-                continue
-            if self._found[at] is not None or chars > _BATCH_CHARS:
-                break
-            batch.append(at)
-            chars += len(message.text) + sum(len(call.arguments) for call in message.calls)
-        cleaned = self._cleaned([self._messages[at] for at in batch])
-        for at, message in zip(batch, cleaned, strict=True):
-            self._found[at] = message
-        return cleaned[0]
-
-    def _cleaned(self, messages: Sequence[Message]) -> list[Message]:
-        if not self._looks_for_hints:
-            redact = self._redact
-            return [
-                _with_texts(message, [redact(message.text), *(redact(call.arguments) for call in message.calls)])
-                for message in messages
-            ]
-        found = list(messages)
-        texts: list[str] = []
-        owners: list[int] = []
-        for at, message in enumerate(messages):
-            texts.append(message.text)
-            owners.append(at)
-            for call in message.calls:
-                texts.append(call.arguments)
-                owners.append(at)
-        shown = [_unhidden(text) for text in texts]
-        cleaned = {
-            index: text
-            for index, kinds in _hinted(shown).items()
-            if (text := _redacted_by(shown[index], kinds)) != shown[index]
-        }
-        for at in {owners[index] for index in cleaned}:
-            first = bisect_left(owners, at)
-            found[at] = _with_texts(
-                messages[at],
-                [cleaned.get(index, texts[index]) for index in range(first, first + 1 + len(messages[at].calls))],
-            )
-        return found
-
-
-def _is_stated(message: Message) -> bool:
-    return message.role in ("user", "assistant")
-
-
-def _with_texts(message: Message, texts: Sequence[str]) -> Message:
-    text, *arguments = texts
-    calls = tuple(
-        call if call.arguments == each else replace(call, arguments=each)
-        for call, each in zip(message.calls, arguments, strict=True)
-    )
-    return message if text == message.text and calls == message.calls else replace(message, text=text, calls=calls)
-
-
-def _redacted_by(text: str, kinds: Set[int]) -> str:
-    """`redacted`, of a text with hints of these kinds alone."""
-    if _KEYS in kinds:
-        return redacted(text)
-    searches = [_SEARCHES[kind] for kind in sorted(kinds)]
-    return "".join(_known_removed(piece, searches) for piece in _pieces(text))
-
-
-def _hinted(texts: Sequence[str]) -> dict[int, set[int]]:
-    """Which of many texts hold hints, and of which kinds."""
-    # Each word is looked at once, however often it stands there: that is a fifth of the characters of a conversation.
-    unique = set("\n".join(texts).split())
-    words = "\n".join(unique).lower()
-    long_words = "\n".join(word for word in unique if len(word) >= _LEAST_TOKEN_CHARS).lower()
-    met = [(hint, kind) for hint, word, kind in _HINTS if word in (words if kind != _TOKENS else long_words)]
-    found: dict[int, set[int]] = {}
-    for index, text in enumerate(texts if met else ()):
-        lower = text.lower()
-        if kinds := {kind for hint, kind in met if hint in lower}:
-            found[index] = kinds
-    return found
+def _hinted_lines(lower: str, hints: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where the lines begin and end that hold one of `hints`."""
+    for hint in hints:
+        end = 0
+        while (at := lower.find(hint, end)) >= 0:
+            end = lower.find("\n", at)
+            end = len(lower) if end < 0 else end
+            yield lower.rfind("\n", 0, at) + 1, end
 
 
 def _unnamed(found: re.Match[str]) -> str:
@@ -471,34 +316,6 @@ def _assigned(found: re.Match[str]) -> str:
     return _put(found, "secret")
 
 
-def _named_removed(
-    pattern: re.Pattern[str], put: Callable[[re.Match[str]], str], signs: Sequence[str], line: str
-) -> str:
-    """`pattern.sub(put, line)`, for a pattern that begins with `_NAME`; tried only where one may begin.
-
-    A search that ignores case tries each of the names at each character.
-
-    Args:
-        signs: one of these, in lower case, stands in whatever `pattern` finds in ASCII.
-    """
-    lower = line.lower()
-    if len(lower) != len(line) or not lower.isascii():
-        return pattern.sub(put, line)
-    if not any(map(lower.__contains__, signs)):
-        return line
-    shown: list[str] = []
-    done = 0
-    for begun in _NAME_BEGINS.finditer(lower):
-        if begun.start() >= done and (found := pattern.match(line, begun.start())) is not None:
-            shown += (line[done : found.start()], put(found))
-            done = found.end()
-    return "".join((*shown, line[done:])) if shown else line
-
-
-def _forms_removed(line: str) -> str:
-    return _FORM.sub(_unnamed, line) if any(sign in line for sign in _FORM_SIGNS) else line
-
-
 def _own(found: regex.Match[str]) -> str:
     if found.start() == found.end():
         return ""
@@ -513,7 +330,7 @@ def _put(found: re.Match[str] | regex.Match[str], group: str) -> str:
 def _without_keys(text: str) -> str:
     kept: list[str] = []
     start = 0
-    while (begun := _key_from(text, start)) is not None:
+    while (begun := _KEY_BEGINS.search(text, start, concurrent=True)) is not None:
         kept += (text[start : begun.end()], MARKER)
         start = begun.end()
         if text.startswith(MARKER, start):
@@ -545,33 +362,15 @@ def _without_tails(text: str) -> str:
     return "".join((*kept, text[done:]))
 
 
-def _key_from(text: str, start: int) -> re.Match[str] | None:
-    """The next line that begins a private key."""
-    for least in range(start, len(text), _SLICE_CHARS):
-        most = min(least + _SLICE_CHARS, len(text))
-        at = least - 1
-        while (at := text.find(_KEY_SIGN, at + 1, most + len(_KEY_SIGN) - 1)) >= 0:
-            if (begun := _KEY_BEGINS.match(text, at)) is not None:
-                return begun
-    return None
-
-
-_assigned_removed = partial(_named_removed, _ASSIGNED, _assigned, ("=", ":"))
-_SAID_SIGNS = tuple(f"{blank}{verb}" for blank in " \t" for verb in ("is", "was", "lautet", "es"))
-_said_removed = partial(_named_removed, _SAID, _unnamed, _SAID_SIGNS)
-_SEARCHES: tuple[_Kind, ...] = (
-    (_TOKEN_HINTS, (partial(_TOKEN.sub, MARKER),)),
-    (("authorization", "bearer", "cookie"), (partial(_HEADER.sub, _unnamed),)),
-    (("://",), (partial(_URL.sub, _unnamed),)),
-    (_OPTION_HINTS, (partial(_OPTION.sub, _unnamed),)),
-    (_SIGNED_HINTS, (partial(_SIGNED.sub, _unnamed),)),
-    (_COMMAND_HINTS, (partial(_COMMAND.sub, _unnamed),)),
-    (_NAME_HINTS, (_forms_removed, _assigned_removed, _said_removed)),
-)
-_KEYS, _TOKENS = -1, 0
-# With the first of its words, which no blank divides, and the kind.
-_HINTS = tuple(
-    (hint, hint.split(maxsplit=1)[0], kind)
-    for kind, hints in ((_KEYS, _KEY_HINTS), *((kind, hints) for kind, (hints, _) in enumerate(_SEARCHES)))
-    for hint in hints
+# Hints and signs of which a line has to hold one each, in lower case, and the search through it.
+_SEARCHES: tuple[tuple[Sequence[str], Sequence[str], Redact], ...] = (
+    (_TOKEN_HINTS, ("",), partial(_TOKEN.sub, MARKER)),
+    (("authorization", "bearer", "cookie"), ("",), partial(_HEADER.sub, _unnamed)),
+    (("://",), ("@",), partial(_URL.sub, _unnamed)),
+    (("-u", "-user", "-pass", "-token", "-api", "-secret"), ("",), partial(_OPTION.sub, _unnamed)),
+    (_SIGNED_HINTS, ("",), partial(_SIGNED.sub, _unnamed)),
+    (_COMMAND_HINTS, ("",), partial(_COMMAND.sub, _unnamed)),
+    (_NAME_HINTS, _FORM_SIGNS, partial(_FORM.sub, _unnamed)),
+    (_NAME_HINTS, ("=", ":"), partial(_ASSIGNED.sub, _assigned)),
+    (_NAME_HINTS, _SAID_SIGNS, partial(_SAID.sub, _unnamed)),
 )

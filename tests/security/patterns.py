@@ -62,7 +62,7 @@ SEEN_CHARS = {
     "core.continuation.text._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
     "core.continuation.text._NO_SPACE": 1,
     **dict.fromkeys(
-        (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "NAME_BEGINS", "ASSIGNED", "SAID")),
+        (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "ASSIGNED", "SAID")),
         32_768,
     ),  # _SLICE_CHARS
     **dict.fromkeys((f"core.secrets._{name}" for name in ("SIGNED", "COMMAND", "FORM", "BROKEN", "HIDDEN")), 32_768),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.config import settings_from
@@ -228,7 +228,7 @@ def test_searching_lines_finds_what_searching_everything_does(lines: list[tuple[
     """Only lines with a hint are searched; nothing that a search through the whole text finds may be missed."""
     text = "".join(map("".join, lines))
     everything = secrets._without_keys(text)
-    for search in (search for _, searches in secrets._SEARCHES for search in searches):
+    for *_, search in secrets._SEARCHES:
         everything = search(everything)
     assert redacted(text) == everything
 
@@ -248,13 +248,11 @@ def test_what_is_no_secret_stays(text: str) -> None:
 @pytest.mark.parametrize("hidden_by", HIDDEN_BY)
 @pytest.mark.parametrize("token", ["ghp_" + "a1B2" * 9, "AKIA" + "IOSFODNN7ABCDEFG", JWT, "password: winter77"])
 def test_colours_and_characters_without_a_width_hide_no_secret(token: str, hidden_by: str) -> None:
-    """Before it, and in its midst; as a message of its own and among others."""
+    """Before it, and in its midst."""
     for text in (f"see {hidden_by}{token} now", f"see {token[:6]}{hidden_by}{token[6:]} now"):
         found = redacted(text)
         assert MARKER in found
         assert token[-6:] not in found
-        (cleaned,) = [secrets.Cleaned([parse_message({"role": "tool", "content": text})], redactor(()))[0].text]
-        assert cleaned == found
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "tool"])
@@ -334,75 +332,7 @@ def test_whatever_is_written_is_looked_at_once_more() -> None:
     assert repr(written).count(MARKER) == 3
 
 
-_BITS = st.sampled_from(
-    [*(text for text, _ in SECRETS), "words ", "İ", "ſecret=abcd1234", "PASSWORD=Wh4tever", "\n", "K", "key", "é中", ""]
-)
-
-
-@given(texts=st.lists(st.lists(_BITS, max_size=4).map("".join), max_size=12), batch_chars=st.integers(0, 200))
-def test_many_messages_lose_the_same_as_each_one(texts: list[str], batch_chars: int) -> None:
-    """Which of them hold a hint is looked up for many at once, in batches."""
-    messages = [parse_message({"role": "user", "content": text}) for text in texts]
-    calls = [{"id": "c", "type": "function", "function": {"name": "run", "arguments": text}} for text in texts]
-    messages += [parse_message({"role": "assistant", "content": "", "tool_calls": [call, *calls]}) for call in calls]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secrets, "_BATCH_CHARS", batch_chars)
-        cleaned = secrets.Cleaned(messages, redactor(()))
-        found = [cleaned[at] for at in reversed(range(len(messages)))][::-1]
-    assert [each.text for each in found] == [redacted(each.text) for each in messages]
-    assert [[call.arguments for call in each.calls] for each in found] == [
-        [redacted(call.arguments) for call in each.calls] for each in messages
-    ]
-
-
-_NAMED = st.sampled_from(
-    (
-        *("=", " ", ":", ".", "'", '"', "_", "-", "1", "a", "K", "x1y2z3", " is ", "ſ", "İ", "密码是"),
-        *("client", "secret", " key", "KEY", "api", "access", "auth", "pass", "Word", "wd", "token", "session"),
-        *("connection", "String", "credentials"),
-    )
-)
-
-
-@given(st.lists(_NAMED, max_size=14).map("".join))
-@example("Token is x1y2z3.")
-@example("token\twas x1y2z4, TOKEN IST x1y2z5.")
-@example("das Passwort lautet x1y2z3")
-@example("le token est x1y2z3")
-@example("la contraseña es\tx1y2z3")
-@example("token es\tx1y2z3")
-@example("token WAS x1y2z3")
-@example("token iſ x1y2z3")
-def test_a_search_where_names_begin_finds_what_one_everywhere_does(line: str) -> None:
-    """Names stand in names, in any case; a shorter one inside may be the one that a value follows."""
-    assert secrets._assigned_removed(line) == secrets._ASSIGNED.sub(secrets._assigned, line)
-    assert secrets._said_removed(line) == secrets._SAID.sub(secrets._unnamed, line)
-
-
-def test_what_nobody_reads_is_not_cleaned() -> None:
-    """A ledger reads the newest 240,000 characters, and a conversation may have a hundred times as many."""
-    seen: list[str] = []
-
-    def looking(text: str) -> str:
-        seen.append(text)
-        return text
-
-    messages = [parse_message({"role": role, "content": f"{role} {at} " * 2000}) for at in range(30) for role in _ROLES]
-    cleaned = secrets.Cleaned(messages, looking)
-    assert cleaned[len(messages) - 1] == messages[-1]
-    assert len(seen) < 10
-    assert all(text.startswith("tool") for text in seen)
-
-
 _ROLES = ("user", "assistant", "tool")
-
-
-def test_the_shortest_token_of_any_issuer_is_found_among_many_messages() -> None:
-    """Only words as long as that are searched for tokens at all."""
-    token = "xoxb-" + "0123456789"
-    assert len(token) == secrets._LEAST_TOKEN_CHARS
-    messages = [parse_message({"role": "user", "content": text}) for text in ("Take", token)]
-    assert [secrets.Cleaned(messages, redactor(()))[at].text for at in (0, 1)] == ["Take", MARKER]
 
 
 def test_a_longer_chat_has_no_more_messages_cleaned() -> None:
