@@ -18,6 +18,7 @@ from litellm_compaction.core.cut_points import (
     pinned_among,
     protected_indices,
     request_indices,
+    shows_results,
 )
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
 from litellm_compaction.core.stretches import without_data
@@ -26,6 +27,8 @@ from litellm_compaction.core.stretches import without_data
 RECORD_TOKENS = 145
 # The words before an image that travels with a record.
 _LABEL_TOKENS = 48
+# What stands for an image that is gone, with its address.
+_PLACEHOLDER_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,17 +227,71 @@ def kept_tokens(
     )
 
 
-def image_tokens(conversation: Conversation, position: int) -> int:
-    """What one image of a message weighs: its share of what the message's text does not."""
-    return _part_tokens(conversation, conversation.prefix + position)
-
-
 def carried_image_tokens(conversation: Conversation, images: Iterable[ImagePlace]) -> int:
     """What images weigh that travel with a record, and the words before them."""
-    return sum(image_tokens(conversation, at) + _LABEL_TOKENS for at, _ in images)
+    return sum(_part_tokens(conversation, conversation.prefix + at) + _LABEL_TOKENS for at, _ in images)
+
+
+def images_of_the_user(conversation: Conversation, positions: Iterable[int]) -> list[ImagePlace]:
+    """Returns those among the images of some messages that a person sent."""
+    return [place for place in _going_order(conversation, positions) if _is_the_users(conversation.rest[place[0]])]
+
+
+def newest_images(
+    conversation: Conversation, positions: Collection[int], *, most: int, most_tokens: int
+) -> tuple[ImagePlace, ...]:
+    """Returns the images that stay although their messages may be covered, ascending.
+
+    Screenshots of agents fill a window before their text does (claude-code issue 24298: 86 % of a context). Images in
+    old tool results go before the user's own, the oldest first (hermes-agent issue 89938): a tool can be called again,
+    a photo is sent once. They are chosen when a compaction is made, so that later turns send the same bytes.
+
+    Args:
+        conversation: of which images in messages that stay in any case are among those that the operator wants kept.
+        positions: of the messages that may be covered.
+        most: how many the operator wants to stay.
+        most_tokens: of all that stay.
+    """
+    may_go = frozenset(positions)
+    left = most - sum(len(image_parts(message)) for at, message in enumerate(conversation.rest) if at not in may_go)
+    chosen: list[ImagePlace] = []
+    for place in reversed(_going_order(conversation, positions)):
+        if len(chosen) >= left:
+            break
+        tokens = carried_image_tokens(conversation, (place,))
+        if tokens <= most_tokens:
+            most_tokens -= tokens
+            chosen.append(place)
+    return tuple(sorted(chosen))
+
+
+def without_oldest_images(
+    conversation: Conversation, images: Collection[ImagePlace], over_tokens: int
+) -> tuple[tuple[ImagePlace, ...], int]:
+    """Returns the images that stay if what they weigh has to shrink by `over_tokens`, and what is then still over."""
+    left = set(images)
+    for place in _going_order(conversation, {at for at, _ in images}):
+        if over_tokens <= 0:
+            break
+        if place in left:
+            left.discard(place)
+            over_tokens -= max(_part_tokens(conversation, conversation.prefix + place[0]) - _PLACEHOLDER_TOKENS, 0)
+    return tuple(sorted(left)), over_tokens
+
+
+def _going_order(conversation: Conversation, positions: Iterable[int]) -> list[ImagePlace]:
+    """The images of some messages in the order in which they go: the user's last, the newest last."""
+    rest = conversation.rest
+    places = [(at, index) for at in positions if rest[at].other_parts for index in range(len(image_parts(rest[at])))]
+    return sorted(places, key=lambda place: (_is_the_users(rest[place[0]]), place))
+
+
+def _is_the_users(message: Message) -> bool:
+    return message.role == "user" and not shows_results(message)
 
 
 def _part_tokens(conversation: Conversation, index: int) -> int:
+    """What one image of a message weighs: its share of what the message's text does not."""
     message, count = conversation.messages[index], conversation.count_text
     left_tokens = max(conversation.sizes[index] - count(message.text) - count(message.reasoning), 0)
     return -(-left_tokens // max(len(message.other_parts), 1))

@@ -21,18 +21,15 @@ from dataclasses import replace
 from typing import Any
 
 from litellm_compaction.concurrency import Bounded, ended
+from litellm_compaction.core.ahead import Reading, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     Edit,
-    Reading,
     Reuse,
     Summarize,
-    plan_ahead,
-    plan_reading,
-    turn_ended,
 )
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.ahead import Reading, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import applied_tokens, grown, usable
 from litellm_compaction.core.plan import (
@@ -16,14 +17,9 @@ from litellm_compaction.core.plan import (
     CompactionOptions,
     Edit,
     Keep,
-    Reading,
     Reuse,
     Summarize,
-    expected_growth_tokens,
     plan,
-    plan_ahead,
-    plan_reading,
-    turn_ended,
 )
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (

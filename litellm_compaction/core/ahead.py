@@ -1,0 +1,145 @@
+"""What to have ready for a conversation's next turn while nobody waits: a record, and the server's cache.
+
+Pure, as `plan`; asked by the engine's background after an answer has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.conversation import Conversation, applied_tokens, grown, usable
+from litellm_compaction.core.messages import Message, parse_message, user_message
+from litellm_compaction.core.plan import CompactionOptions, Edit, Keep, Plan, Planner, Reuse, Summarize, deep, plan
+
+# So much of what clients have added lies within the expected step; of seven recorded conversations at 4k to 16k no
+# larger share foresees more crossings (2026-11-23).
+_EXPECTED_SHARE = 0.90
+_LATEST_TURNS, _LEAST_ALIKE = 20, 3
+# A sentence or two, where nothing is known of a conversation's turns yet.
+_USUAL_GROWTH_RATIO = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the server reads while nobody waits.
+
+    Attributes:
+        decision: with what the next turn will be sent: a record that was written ahead, or an edit that has to be made.
+        is_certain: True if it is so in any case; else a record has to be put into effect.
+    """
+
+    decision: Reuse | Edit
+    is_certain: bool
+
+
+def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
+    """A conversation as its next turn will begin with it.
+
+    Args:
+        messages: what was answered.
+        answer: its text; "" where the model has called tools, whose results belong to the same round.
+    """
+    if not answer:
+        return (*messages, parse_message({"role": "assistant", "content": ""}))
+    # Nobody's words: the person's last request stays the last.
+    return (*messages, parse_message({"role": "assistant", "content": answer}), user_message(""))
+
+
+def plan_ahead(
+    conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
+) -> Summarize | None:
+    """What to write now for the compaction that the conversation will need when it has grown to the trigger.
+
+    It covers all that is there, which is what a server's cache holds: the next turns stay verbatim behind it. None
+    where it is there already, where stubs will do without a model, and where it would not go deep enough: a compaction
+    that gains half as much comes twice as often.
+
+    Arguments as `plan`; the conversation is one of `turn_ended`.
+    """
+    budget = deep(budget) if depth.rereads else budget
+    known = usable(conversation, stored)
+    base = next((each for each in known if not each.provisional and not each.ahead), None)
+    covered = base.covered_messages if base else 0
+    if depth.strategy.chooses or any(each.ahead and each.covered_messages > covered for each in known):
+        return None
+    now_tokens = min([conversation.tokens, *(applied_tokens(conversation, each) for each in known)])
+    trigger_tokens = budget.trigger_tokens
+    growth_tokens = max(trigger_tokens - now_tokens, 0)
+    planner = Planner(conversation=conversation, budget=budget, options=depth, base=base)
+    fresh = planner.summary(growth_tokens=growth_tokens)
+    if fresh is None or fresh.provisional or fresh.covered_messages <= covered:
+        return None
+    later_tokens = fresh.predicted_tokens + growth_tokens
+    if later_tokens > (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2:
+        return None
+    if depth.edits and planner.edit(fresh) is not None:
+        return None
+    return replace(fresh, ahead=True)
+
+
+def plan_reading(
+    conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
+) -> Reading | None:
+    """What the server is best made to read for the next turn; None where its cache holds what will be sent.
+
+    Where what the client usually adds would cross the trigger, the turn that crosses it waits until the server has read
+    the compacted conversation, unless it has done so before. Its cache holds one of the two, so what it was made to
+    read has to be sent, though the turn may end just below the trigger.
+
+    Arguments as `plan`; the conversation is one of `turn_ended`.
+    """
+    now = plan(conversation, budget, depth, stored)
+    if _is_new(now):
+        return Reading(decision=now, is_certain=True)
+    if isinstance(now, Keep):
+        left_tokens = budget.own.trigger_tokens - conversation.tokens
+    elif isinstance(now, Reuse):
+        left_tokens = budget.trigger_tokens - applied_tokens(conversation, now.compaction)
+    else:
+        return None
+    if expected_growth_tokens(conversation, budget.window_tokens) <= left_tokens:
+        return None
+    later = grown(conversation, max(left_tokens + 1, 0))
+    then = plan(later, replace(budget, floor_tokens=later.floor_tokens), depth, stored)
+    return Reading(decision=then, is_certain=False) if _is_new(then) else None
+
+
+def _is_new(decision: Plan) -> TypeGuard[Reuse | Edit]:
+    """Whether a decision changes what is sent, and needs no model for it."""
+    return isinstance(decision, Edit) or (isinstance(decision, Reuse) and decision.compaction.ahead)
+
+
+def expected_growth_tokens(conversation: Conversation, window_tokens: int) -> int:
+    """What will have been added to a conversation of `turn_ended` when its next turn begins.
+
+    By what was added between its latest answers, and of these by those alike: with the call, where the last answer has
+    called tools. A few large steps are most of what a conversation grows by, and so most of what crosses a line: the
+    expected step is one beyond which a tenth of all growth reaches. What begins a conversation is no such step.
+    """
+    steps = [(is_call, tokens) for is_call, tokens in _steps(conversation) if tokens]
+    ends_in_call = conversation.messages[-1].role == "assistant"
+    alike = [tokens for is_call, tokens in steps if is_call == ends_in_call]
+    chosen = sorted((alike if len(alike) >= _LEAST_ALIKE else [tokens for _, tokens in steps])[-_LATEST_TURNS:])
+    if not chosen:
+        return math.ceil(_USUAL_GROWTH_RATIO * window_tokens)
+    beyond_tokens = (1 - _EXPECTED_SHARE) * sum(chosen)
+    return next(step for step in chosen if sum(max(each - step, 0) for each in chosen) <= beyond_tokens)
+
+
+def _steps(conversation: Conversation) -> Iterator[tuple[bool, int]]:
+    """What stands between two answers: whether the first one called tools, and the tokens; its own calls included."""
+    step: int | None = None
+    is_call = False
+    for message, size in zip(conversation.messages, conversation.sizes, strict=True):
+        if message.role != "assistant":
+            step = None if step is None else step + size
+            continue
+        if step is not None:
+            yield is_call, step
+        is_call = bool(message.calls)
+        step = size if is_call else 0
