@@ -12,18 +12,20 @@ import random
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget, Rules
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
-from litellm_compaction.core.plan import CompactionOptions
+from litellm_compaction.core.plan import Compact, CompactionOptions, Keep, Level, Refuse, Reuse, plan
 from litellm_compaction.simulator.vocabulary import count as simulated_tokens
 
 JsonDict = dict[str, Any]
+Planned: TypeAlias = Keep | Reuse | Level | Refuse
 
 FIXED_TOKENS = 40
 MESSAGE_TOKENS = 6
@@ -76,6 +78,14 @@ def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKEN
 
 def budget(window_tokens: int, weighed: Conversation, *, error_ratio: float = 0.0, rules: Rules = RULES) -> Budget:
     return Budget(rules=rules, window_tokens=window_tokens, floor_tokens=weighed.floor_tokens, error_ratio=error_ratio)
+
+
+def first_level(
+    weighed: Conversation, limits: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
+) -> Planned:
+    """What is planned; of a compaction the first level."""
+    decision = plan(weighed, limits, depth, stored)
+    return decision.levels[0] if isinstance(decision, Compact) else decision
 
 
 def system(text: str = "You are helpful.") -> JsonDict:

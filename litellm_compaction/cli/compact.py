@@ -253,7 +253,7 @@ async def _compacted(
                 decided="gains_nothing" if needed.budget.triggers(count.tokens) else "below_trigger",
                 tokens_after=count.tokens,
             )
-        talk, decision = needed.work.conversation, needed.decision
+        talk, decision = needed.work.conversation, needed.levels[0]
         report = partial(report, originals=talk.messages, sizes=talk.sizes, fixed_tokens=talk.fixed_tokens)
         if dry_run:
             plan = (

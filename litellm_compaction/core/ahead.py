@@ -8,13 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import Conversation, applied_tokens, grown, usable
 from litellm_compaction.core.messages import Message, parse_message, user_message
-from litellm_compaction.core.plan import CompactionOptions, Edit, Keep, Plan, Planner, Reuse, Summarize, deep, plan
+from litellm_compaction.core.plan import (
+    Compact,
+    CompactionOptions,
+    Edit,
+    Keep,
+    Plan,
+    Planner,
+    Reuse,
+    Summarize,
+    deep,
+    plan,
+)
 
 # So much of what clients have added lies within the expected step; of seven recorded conversations at 4k to 16k no
 # larger share foresees more crossings (2026-11-23).
@@ -77,7 +87,7 @@ def plan_ahead(
     later_tokens = fresh.predicted_tokens + growth_tokens
     if later_tokens > (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2:
         return None
-    if depth.edits and planner.edit(fresh) is not None:
+    if depth.edits and planner.edit() is not None:
         return None
     return replace(fresh, ahead=True)
 
@@ -94,8 +104,9 @@ def plan_reading(
     Arguments as `plan`; the conversation is one of `turn_ended`.
     """
     now = plan(conversation, budget, depth, stored)
-    if _is_new(now):
-        return Reading(decision=now, is_certain=True)
+    new = _new(now)
+    if new is not None:
+        return Reading(decision=new, is_certain=True)
     if isinstance(now, Keep):
         left_tokens = budget.own.trigger_tokens - conversation.tokens
     elif isinstance(now, Reuse):
@@ -105,13 +116,15 @@ def plan_reading(
     if expected_growth_tokens(conversation, budget.window_tokens) <= left_tokens:
         return None
     later = grown(conversation, max(left_tokens + 1, 0))
-    then = plan(later, replace(budget, floor_tokens=later.floor_tokens), depth, stored)
-    return Reading(decision=then, is_certain=False) if _is_new(then) else None
+    new = _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), depth, stored))
+    return None if new is None else Reading(decision=new, is_certain=False)
 
 
-def _is_new(decision: Plan) -> TypeGuard[Reuse | Edit]:
-    """Whether a decision changes what is sent, and needs no model for it."""
-    return isinstance(decision, Edit) or (isinstance(decision, Reuse) and decision.compaction.ahead)
+def _new(decision: Plan) -> Reuse | Edit | None:
+    """Returns the decision if it changes what is sent and needs no model for it, else None."""
+    if isinstance(decision, Compact):
+        return decision.levels[0] if isinstance(decision.levels[0], Edit) else None
+    return decision if isinstance(decision, Reuse) and decision.compaction.ahead else None
 
 
 def expected_growth_tokens(conversation: Conversation, window_tokens: int) -> int:

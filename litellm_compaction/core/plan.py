@@ -83,7 +83,6 @@ class Summarize:
         base: the compaction whose summaries it continues, or None.
         integrates: True if the base's segments are rewritten into one, because they outgrew their share.
         provisional: True if there is no room for a new summary; the base's is carried on, shortened.
-        fallback: if all but the protected tail is covered, what to make without a summary; else None.
         summary_tokens: bound on the new segment, or on the carried one.
         ledger_tokens: bound on the ledger.
         ledger_min_tokens: what the ledger keeps if a summary is longer than it was to be.
@@ -103,7 +102,6 @@ class Summarize:
     ledger_tokens: int
     ledger_min_tokens: int
     predicted_tokens: int
-    fallback: Summarize | None = None
     ledger_max_tokens: int | None = None
     strategy: str = "summary"
     ahead: bool = False
@@ -123,13 +121,11 @@ class Edit:
         compaction: what is to be made, still without its ledger.
         ledger_tokens: bound on the ledger of what is not shown any more.
         predicted_tokens: the prompt afterwards, at most.
-        otherwise: what to make instead if the edit, counted as it is sent, does not do.
     """
 
     compaction: Compaction
     ledger_tokens: int
     predicted_tokens: int
-    otherwise: Prune | Summarize
 
     @property
     def round(self) -> int:
@@ -149,7 +145,6 @@ class Prune:
         carried_tokens: of an earlier record, which is said besides.
         ledger_tokens: bound on their ledger.
         predicted_tokens: the prompt that is aimed at.
-        otherwise: what to make instead if the model's answer does not do.
         strategy: the name of the one that asks.
     """
 
@@ -159,7 +154,6 @@ class Prune:
     summary_tokens: int
     ledger_tokens: int
     predicted_tokens: int
-    otherwise: Summarize
     carried_tokens: int = 0
     strategy: str = "prune"
 
@@ -169,13 +163,25 @@ class Prune:
         return self.compaction.round
 
 
+Level: TypeAlias = Edit | Prune | Summarize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """Make a new compaction, at the first of these levels whose result does.
+
+    A second summary is what to make, without a model, if the first is not written.
+    """
+
+    levels: tuple[Level, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """The protected messages alone are too large."""
 
 
-Making: TypeAlias = Edit | Prune | Summarize
-Plan: TypeAlias = Keep | Reuse | Making | Refuse
+Plan: TypeAlias = Keep | Reuse | Compact | Refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,27 +246,28 @@ def plan(conversation: Conversation, budget: Budget, depth: CompactionOptions, s
             return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
     planner = Planner(conversation=conversation, budget=budget, options=depth, base=rich)
-    fresh = planner.record() if budget.fits(conversation.floor_tokens) else None
-    if fresh and fresh.provisional and is_voluntary:
+    records = planner.records() if budget.fits(conversation.floor_tokens) else ()
+    if records and records[0].provisional and is_voluntary:
         # Without room for a summary the conversation itself says more.
-        fresh = None
-    if fresh:
+        records = ()
+    if records:
+        fresh = records[0]
         does_gain = fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
         if not does_gain and now_tokens > budget.latest_start_tokens:
             # Its answer would be stopped at once, so less gain will do. A model is asked where there is much to say.
             new_tokens = conversation.span_tokens(rich.covered_messages if rich else 0, fresh.covered_messages)
             does_gain = not fresh.provisional and new_tokens >= _WORTH_SAYING_RATIO * budget.window_tokens
-            fresh = fresh if does_gain else planner.record(asks=False)
-        if fresh and (does_gain or fresh.predicted_tokens <= budget.latest_start_tokens < now_tokens):
+            records = records if does_gain else planner.records(asks=False)
+        if does_gain or records[0].predicted_tokens <= budget.latest_start_tokens < now_tokens:
             pruning = planner.prune(fresh, now_tokens) if does_gain and depth.strategy.chooses else None
-            edit = replace(planner, budget=shallow).edit(pruning or fresh) if depth.edits else None
-            return edit or pruning or fresh
+            edit = replace(planner, budget=shallow).edit() if depth.edits else None
+            return Compact(levels=tuple(level for level in (edit, pruning, *records) if level))
     # No cut gains enough to be worth a model call: send what fits.
     if reused and budget.fits(reused_tokens):
         return Reuse(compaction=reused)
     if budget.own.fits(conversation.tokens):
         return Keep()
-    return fresh or Refuse()
+    return Compact(levels=records) if records else Refuse()
 
 
 def _with_answered_round(
@@ -294,8 +301,11 @@ def _plan_client_summary(
     planner = Planner(conversation=conversation, budget=budget, options=depth, base=base)
     filled = planner.copied() if budget.fits(conversation.floor_tokens) else None
     if filled and filled.predicted_tokens < conversation.tokens:
-        return (planner.edit(filled) if base is None and depth.edits else None) or filled
-    return Keep() if budget.own.fits(conversation.tokens) else filled or Refuse()
+        edit = planner.edit() if base is None and depth.edits else None
+        return Compact(levels=(edit, filled) if edit else (filled,))
+    if budget.own.fits(conversation.tokens):
+        return Keep()
+    return Compact(levels=(filled,)) if filled else Refuse()
 
 
 def deep(budget: Budget) -> Budget:
@@ -317,20 +327,21 @@ class Planner:
     options: CompactionOptions
     base: Compaction | None
 
-    def record(self, *, asks: bool = True) -> Summarize | None:
+    def records(self, *, asks: bool = True) -> tuple[Summarize, ...]:
         """The record that reaches the target by a model's words, or, unless it `asks` one, by what is copied alone.
 
-        One in place of all that knows what to make if no model writes it; without room for it, that at once.
+        After one in place of all comes what to make if no model writes it; without room for it, that alone. Empty if
+        nothing may be covered.
         """
         whole = self.summary(asks=asks)
         strategy = self.options.strategy
         if whole is None or strategy.keeps_recent:
-            return whole
+            return () if whole is None else (whole,)
         options = replace(self.options, strategy=replace(strategy, keeps_recent=True, lead_in=""))
         keeping = replace(self, options=options).summary(asks=asks)
         if keeping is None:
-            return whole
-        return keeping if whole.provisional else replace(whole, fallback=keeping)
+            return (whole,)
+        return (keeping,) if whole.provisional else (whole, keeping)
 
     def summary(self, *, growth_tokens: int | None = None, asks: bool = True) -> Summarize | None:
         """The summary that reaches the target; one that covers all there is, if so much is still to come behind it.
@@ -448,7 +459,7 @@ class Planner:
             predicted_tokens=total(cut),
         )
 
-    def edit(self, otherwise: Prune | Summarize) -> Edit | None:
+    def edit(self) -> Edit | None:
         """The edit that reaches the target with as few stubs as possible, or None if none does.
 
         Only if it reaches the target: an edit that gains a little would be followed by another one a turn later.
@@ -456,10 +467,10 @@ class Planner:
         target = self.budget.target_tokens(self.conversation.tokens)
         # Where one turn could fill what is left, an edit goes deeper if it can: a stub costs nothing.
         targets = (min(target, self.budget.narrow_target_tokens), target) if self.budget.is_narrow else (target,)
-        edits = (self._edit_up_to(cut, each, otherwise) for each in dict.fromkeys(targets) for cut in self._edit_cuts())
+        edits = (self._edit_up_to(cut, each) for each in dict.fromkeys(targets) for cut in self._edit_cuts())
         return next(filter(None, edits), None)
 
-    def _edit_up_to(self, cut: int, target: int, otherwise: Prune | Summarize) -> Edit | None:
+    def _edit_up_to(self, cut: int, target: int) -> Edit | None:
         conversation, base = self.conversation, self.base
         start, count = base.replaced_messages if base else 0, conversation.count_text
         # A tool can be called again, so its text goes before the images that a person sent.
@@ -484,16 +495,15 @@ class Planner:
             compaction=replace(compaction, stubbed=tuple(sorted(chosen)), images=left_images),
             ledger_tokens=ledger_tokens - over,
             predicted_tokens=target,
-            otherwise=otherwise,
         )
 
-    def prune(self, otherwise: Summarize, now_tokens: int) -> Prune | None:
-        """What a pruning model may be asked; None if even the best answer would leave too much.
+    def prune(self, fresh: Summarize, now_tokens: int) -> Prune | None:
+        """What a pruning model may be asked before `fresh` is made; None if even the best answer would leave too much.
 
         Not while an answer is carried over: its client waits, and the messages of ours are no one's to judge.
         """
         conversation, budget, name = self.conversation, self.budget, self.options.strategy.name
-        if otherwise.provisional or conversation.messages[-1].is_ours:
+        if fresh.provisional or conversation.messages[-1].is_ours:
             return None
         target = budget.target_tokens(conversation.tokens)
         for cut in self._edit_cuts():
@@ -501,7 +511,7 @@ class Planner:
             compaction = self._editing(cut, name, kept_images)
             ledger_tokens = self._edit_ledger_tokens(cut, target)
             frozen_tokens = conversation.count_text(compaction.summary)
-            record_tokens = RECORD_TOKENS + otherwise.summary_tokens + ledger_tokens + frozen_tokens
+            record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + frozen_tokens
             least_tokens = kept_tokens(conversation, cut, compaction.pinned) + record_tokens
             if least_tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(least_tokens):
                 return Prune(
@@ -509,10 +519,9 @@ class Planner:
                     compaction=compaction,
                     base=self.base,
                     now_tokens=now_tokens,
-                    summary_tokens=otherwise.summary_tokens,
+                    summary_tokens=fresh.summary_tokens,
                     ledger_tokens=ledger_tokens,
                     predicted_tokens=target,
-                    otherwise=otherwise,
                 )
         return None
 

@@ -183,7 +183,7 @@ class Background:
             return None
         try:
             async with self._room(work, work.count.tokens):
-                made = await self._builder.make(work, decision)
+                made = await self._builder.make(work, (decision,))
         except asyncio.CancelledError:
             if not self._is_closing:
                 self._reporter.decided(work, "given_up", after=work.count.tokens, reason="arrived")
@@ -203,7 +203,7 @@ class Background:
             return decision.compaction if await _is_allowed(work) else None
         if not await self._may_begin(work):
             return None
-        made = await self._builder.make(work, decision)
+        made = await self._builder.make(work, (decision,))
         made = made._replace(kept=replace(made.kept, ahead=True))
         return made.kept if await self._keep(work, None, made) else None
 

@@ -22,7 +22,7 @@ from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Level, Prune, Summarize
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
@@ -44,21 +44,21 @@ class BuiltCompaction(NamedTuple):
     effort: Effort
 
 
-def alike(work: MeasuredRequest, decision: Making) -> Hashable:
+def alike(work: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
     """What makes two compactions worth making once: tenant, model, topic, and the messages that a model is asked about.
 
     Without a model there is nothing to share but between identical requests.
     """
-    if isinstance(decision, Edit) or work.case.is_client_summary:
-        return same(work, decision)
-    covered = decision.compaction.covered_messages if isinstance(decision, Prune) else decision.covered_messages
-    case = work.case
-    return (case.scope, case.target.key, case.focus, type(decision), work.conversation.hashes[covered])
+    level, case = levels[0], work.case
+    if isinstance(level, Edit) or case.is_client_summary:
+        return same(work, levels)
+    covered = level.compaction.covered_messages if isinstance(level, Prune) else level.covered_messages
+    return (case.scope, case.target.key, case.focus, type(level), work.conversation.hashes[covered])
 
 
-def same(work: MeasuredRequest, decision: Making) -> Hashable:
+def same(work: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
     """What makes two compactions the very same."""
-    return (work.case.scope, work.case.target.key, work.case.focus, decision, work.conversation.hashes[-1])
+    return (work.case.scope, work.case.target.key, work.case.focus, tuple(levels), work.conversation.hashes[-1])
 
 
 class CompactionBuilder:
@@ -84,26 +84,32 @@ class CompactionBuilder:
         self._quoted = quoted
         self._carried = carried
 
-    async def make(self, work: MeasuredRequest, decision: Making) -> BuiltCompaction:
-        """Builds a compaction, at a harder level if no pruning model answers usably.
+    async def make(self, work: MeasuredRequest, levels: Sequence[Level]) -> BuiltCompaction:
+        """Builds a compaction at the first level, or at the next one if no pruning model answers usably.
 
         A summary is stored at once, since it was paid for; other levels are stored by `keep`.
         """
         effort = Effort()
-        match decision:
-            case Edit():
-                compaction = await self._with_ledger(work, decision, decision.compaction)
+        match levels[0]:
+            case Edit() as edit:
+                compaction = await self._with_ledger(work, edit, edit.compaction)
                 kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
                 return BuiltCompaction(compaction, kept, effort)
-            case Prune():
-                return await self._pruned(work, decision, effort)
+            case Prune() as prune:
+                made = await self._pruned(work, prune, effort)
+                if made is not None:
+                    return made
+                reason, effort.reason = effort.reason, ""
+                made = await self._summarized(work, levels[1:], effort)
+                effort.reason = effort.reason or reason
+                return made
             case Summarize():
-                return await self._summarized(work, decision, effort)
-            case _:
-                assert_never(decision)
+                return await self._summarized(work, levels, effort)
+            case _ as never:
+                assert_never(never)
 
-    async def _pruned(self, work: MeasuredRequest, decision: Prune, effort: Effort) -> BuiltCompaction:
-        """The pruning if a model gives one that gains enough, else a summary."""
+    async def _pruned(self, work: MeasuredRequest, decision: Prune, effort: Effort) -> BuiltCompaction | None:
+        """The pruning if a model gives one that gains enough, else None."""
         found = await self._summary_client.prune(work, decision, effort)
         if found is not None:
             compaction = await self._with_ledger(work, decision, found)
@@ -111,10 +117,7 @@ class CompactionBuilder:
             if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
                 return BuiltCompaction(compaction, compaction, effort)
             effort.reason = "no_gain"
-        reason, effort.reason = effort.reason, ""
-        made = await self._summarized(work, decision.otherwise, effort)
-        effort.reason = effort.reason or reason
-        return made
+        return None
 
     async def _with_ledger(self, work: MeasuredRequest, decision: Edit | Prune, compaction: Compaction) -> Compaction:
         """`compaction` with a ledger of what it does not show any more."""
@@ -129,7 +132,9 @@ class CompactionBuilder:
         text = await self._ledger(work, rest, texts, decision.ledger_tokens)
         return await _written(work, replace(compaction, ledger=text))
 
-    async def _summarized(self, work: MeasuredRequest, decision: Summarize, effort: Effort) -> BuiltCompaction:
+    async def _summarized(self, work: MeasuredRequest, levels: Sequence[Level], effort: Effort) -> BuiltCompaction:
+        """The first level's record; without a summary the second one's, if there is one."""
+        decision, *unwritten = (level for level in levels if isinstance(level, Summarize))
         covered, pinned = _covered(work, decision)
         base = decision.base
         segments = base.segments if base else ()
@@ -140,9 +145,9 @@ class CompactionBuilder:
         else:
             summary = await self._summary_client.summary(work, decision, covered, pinned, effort)
         rung = decision.strategy if summary else "truncate"
-        if not summary and decision.fallback is not None:
+        if not summary and unwritten:
             # Nothing was handed over, so the recent messages stay.
-            decision = decision.fallback
+            decision = unwritten[0]
             covered, pinned = _covered(work, decision)
         covered_hash = work.conversation.hashes[decision.covered_messages]
         if summary:

@@ -22,7 +22,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way, asked_to_go_on, can_end_in_answer, carried_over
 from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan
+from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, unprepared, with_less_data
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.ask import SummaryClient
@@ -287,14 +287,14 @@ class Compactor:
             return result
 
     async def _finished(self, pending: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
-        work, decision = pending.work, pending.decision
-        guarded = await self._made(pending, decision, room)
-        while guarded is None and not isinstance(decision, Summarize):
-            # Counted as it is sent it does not do: one rung further (promise P5).
-            decision = decision.otherwise
-            guarded = await self._made(pending, decision, room)
-        if guarded is not None:
-            return guarded
+        work = pending.work
+        for at, level in enumerate(pending.levels):
+            guarded = await self._made(pending, pending.levels[at:], room)
+            if guarded is not None:
+                return guarded
+            if isinstance(level, Summarize):
+                # No level leaves less.
+                break
         does_fit = work.budget.own.fits(work.count.tokens)
         again = await (self._prober.fitted(work) if does_fit else self._prober.with_floor(work))
         if again is not None:
@@ -322,14 +322,14 @@ class Compactor:
         return again
 
     async def _made(
-        self, pending: CompactionNeeded, decision: Making, room: Reservation | None
+        self, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
     ) -> PreparedRequest | None:
         """What to send after a new compaction; None where it does not fit, or an edit or a pruning leaves too much."""
         work = pending.work
-        flown = await self._flown(alike(work, decision), pending, decision, room)
-        if flown.work is not work and not await self._does(flown, work, decision):
+        flown = await self._flown(alike(work, levels), pending, levels, room)
+        if flown.work is not work and not await self._does(flown, work, levels[0]):
             # It begins alike and goes on differently: somebody else's compaction is not for it.
-            flown = await self._flown(same(work, decision), pending, decision, room)
+            flown = await self._flown(same(work, levels), pending, levels, room)
         made = flown.made
         if made.compaction.rung == "truncate" and work.is_voluntary:
             # It fits as it came, which says more than a record without a summary.
@@ -337,10 +337,10 @@ class Compactor:
             self.reporter.decided(work, "fallback", guarded=guarded, effort=made.effort)
             return guarded
         guarded = await self._applied_surely(work, made.compaction, "compacted")
-        if not is_enough(work, decision, made.compaction, guarded):
+        if not is_enough(work, levels[0], made.compaction, guarded):
             return None
         # A summary is the last level: it is sent whatever the template says.
-        if not isinstance(decision, Summarize) and not await self._prober.does_render(work, guarded):
+        if not isinstance(levels[0], Summarize) and not await self._prober.does_render(work, guarded):
             return None
         await self._builder.keep(work, made)
         if work.case.now:
@@ -352,45 +352,45 @@ class Compactor:
             await self._reuse(work, guarded, made.kept)
             # What was there before, and only came late, is told as what it is.
             return replace(guarded, action="reused") if flown.is_found else guarded
-        base = None if isinstance(decision, Edit) else decision.base
+        base = None if isinstance(levels[0], Edit) else levels[0].base
         known = next(iter(usable(work.conversation, pending.stored)), None)
         self.reporter.applied(work, outcome, guarded, made.kept, effort=made.effort, base=base, known=known)
         return guarded
 
     async def _flown(
-        self, key: Hashable, pending: CompactionNeeded, decision: Making, room: Reservation | None
+        self, key: Hashable, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
     ) -> _Flown:
         """The one compaction that all who need it at this time wait for."""
         if room is not None and self._compactions.is_under_way(key):
             room.rest()
-        return await self._compactions.join(key, lambda: self._make(pending, decision, room))
+        return await self._compactions.join(key, lambda: self._make(pending, levels, room))
 
-    async def _make(self, pending: CompactionNeeded, decision: Making, room: Reservation | None) -> _Flown:
-        work = pending.work
-        if isinstance(decision, Edit) or (isinstance(decision, Summarize) and decision.provisional):
+    async def _make(self, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None) -> _Flown:
+        work, level = pending.work, levels[0]
+        if isinstance(level, Edit) or (isinstance(level, Summarize) and level.provisional):
             # No model is asked.
-            return _Flown(work, await self._builder.make(work, decision))
+            return _Flown(work, await self._builder.make(work, levels))
         if self._coordination is None:
-            return await self._made_here(pending, decision, room)
+            return await self._made_here(pending, levels, room)
 
         async def made_by_another() -> BuiltCompaction | None:
             if room is not None:
                 room.rest()
             return await self._made_meanwhile(pending)
 
-        topic, limit_s = f"compaction {alike(work, decision)!r}", work.case.settings.summary_timeout_s
+        topic, limit_s = f"compaction {alike(work, levels)!r}", work.case.settings.summary_timeout_s
         async with self._coordination.one_of_all(topic, made_by_another, limit_s=limit_s) as found:
             if found is not None:
                 return _Flown(work, found, is_found=True)
-            return await self._made_here(pending, decision, room)
+            return await self._made_here(pending, levels, room)
 
-    async def _made_here(self, pending: CompactionNeeded, decision: Making, room: Reservation | None) -> _Flown:
+    async def _made_here(self, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None) -> _Flown:
         work = pending.work
         async with room.for_summary(work.window, work.count.tokens) if room is not None else contextlib.nullcontext():
             found = await self._made_meanwhile(pending)
             if found is not None:
                 return _Flown(work, found, is_found=True)
-            return _Flown(work, await self._builder.make(work, decision))
+            return _Flown(work, await self._builder.make(work, levels))
 
     async def _made_meanwhile(self, pending: CompactionNeeded) -> BuiltCompaction | None:
         """What somebody else has stored since the request was looked at: it may have waited, or come a moment late."""
@@ -406,13 +406,13 @@ class Compactor:
             return None
         return BuiltCompaction(decision.compaction, decision.compaction, Effort())
 
-    async def _does(self, flown: _Flown, work: MeasuredRequest, decision: Making) -> bool:
+    async def _does(self, flown: _Flown, work: MeasuredRequest, level: Level) -> bool:
         """Whether a compaction that was made for another request's conversation does for this one's."""
         compaction = flown.made.compaction
         if not usable(work.conversation, [compaction]):
             return False
         guarded = await self._outgoing.applied(work, compaction, "compacted")
-        return is_enough(work, decision, compaction, guarded)
+        return is_enough(work, level, compaction, guarded)
 
     async def carry_over(
         self,
@@ -609,8 +609,9 @@ class Compactor:
         if work.budget.own.triggers(work.count.tokens):
             work = await hashed(work)
             decision = await self._plan(work, ())
-            after = decision.predicted_tokens if isinstance(decision, Edit | Prune | Summarize) else work.count.tokens
-            self.reporter.decided(work, "observed", after=after, reason=type(decision).__name__.lower())
+            planned = decision.levels[0] if isinstance(decision, Compact) else decision
+            after = planned.predicted_tokens if isinstance(planned, Level) else work.count.tokens
+            self.reporter.decided(work, "observed", after=after, reason=type(planned).__name__.lower())
 
     def room(self, case: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""
@@ -696,12 +697,10 @@ class Compactor:
                         return guarded
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
-                case Edit() | Prune() | Summarize():
+                case Compact(levels=levels):
                     reused = await self._reused(work, known)
                     return (
-                        CompactionNeeded(work=work, decision=decision, stored=tuple(stored))
-                        if reused is None
-                        else reused
+                        CompactionNeeded(work=work, levels=levels, stored=tuple(stored)) if reused is None else reused
                     )
                 case Refuse():
                     return await self._beyond(work, stored, shorten=shorten)
@@ -828,7 +827,7 @@ def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int
         room_tokens: as for `prospect`.
     """
     if isinstance(prepared, CompactionNeeded):
-        tokens, budget = prepared.decision.predicted_tokens, prepared.work.budget
+        tokens, budget = prepared.levels[0].predicted_tokens, prepared.work.budget
         return tokens <= (budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens)
     return not room_tokens or prepared.count.tokens <= prepared.budget.early_start_tokens
 

@@ -15,7 +15,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonValue, Message, Request, open_round_start
-from litellm_compaction.core.plan import CompactionOptions, Making
+from litellm_compaction.core.plan import CompactionOptions, Level
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.events import Phase
@@ -258,12 +258,12 @@ class CompactionNeeded:
     """A request that needs a new compaction, which may take a model call, and will then fit.
 
     Attributes:
-        decision: what is to be made.
+        levels: what is to be made, n ≥ 1: as in `Compact`.
         stored: what the store knew.
     """
 
     work: MeasuredRequest
-    decision: Making
+    levels: tuple[Level, ...]
     stored: tuple[Compaction, ...]
 
     @property
@@ -278,7 +278,7 @@ class CompactionNeeded:
     @property
     def will_fit(self) -> bool:
         """Whether what is to be made will fit, as far as it can be foreseen."""
-        return self.work.budget.fits(self.decision.predicted_tokens)
+        return self.work.budget.fits(self.levels[0].predicted_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

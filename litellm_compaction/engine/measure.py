@@ -25,7 +25,7 @@ from litellm_compaction.core.messages import (
     user_message,
     with_only_text,
 )
-from litellm_compaction.core.plan import Edit, Making
+from litellm_compaction.core.plan import Edit, Level
 from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
@@ -433,18 +433,18 @@ def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     return with_every_result(messages)
 
 
-def is_enough(work: MeasuredRequest, decision: Making, compaction: Compaction, guarded: PreparedRequest) -> bool:
+def is_enough(work: MeasuredRequest, level: Level, compaction: Compaction, guarded: PreparedRequest) -> bool:
     """Whether a new compaction does, counted as it is sent; otherwise the next rung's turn has come (promise P5).
 
     Args:
         work: the request.
-        decision: what was to be made.
+        level: what was to be made.
         compaction: what was made, perhaps by a later rung.
         guarded: what it leaves to be sent.
     """
     tokens, budget = guarded.count.tokens, guarded.budget
     if not budget.fits(tokens) or tokens >= work.count.tokens:
         return False
-    if isinstance(decision, Edit) and tokens > decision.predicted_tokens and budget.triggers(tokens):
+    if isinstance(level, Edit) and tokens > level.predicted_tokens and budget.triggers(tokens):
         return False
     return not chooses(compaction.rung) or not budget.triggers(tokens)

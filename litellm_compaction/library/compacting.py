@@ -15,7 +15,7 @@ from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, kept_tokens
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Making, Prune, Summarize
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Level, Prune, Summarize
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.core.record import Record, taken_out, write_record
 from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
@@ -125,14 +125,14 @@ async def compact(
     if _best_gain_tokens(selected, call.work) < tokens_before * MIN_GAIN_RATIO:
         # Nobody is asked for what could not be used: an agent would ask again in every step.
         return unchanged("no_gain")
-    decision = await off_loop(selected.messages, lambda: _decision(selected, config, call.work, tokens_before))
+    levels = await off_loop(selected.messages, lambda: _levels(selected, config, call.work, tokens_before))
     enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
-    made = await _made(call, decision, selected)
+    made = await _made(call, levels, selected)
     tokens_after = await prompt_tokens(made.messages, config.model, tools)
     is_chosen = chooses(made.compaction.rung)
-    if isinstance(decision, Prune) and is_chosen and tokens_after > min(enough_tokens, config.trigger_tokens):
+    if isinstance(levels[0], Prune) and is_chosen and tokens_after > min(enough_tokens, config.trigger_tokens):
         # Counted as it is sent it saves too little, or leaves too much: the summary's turn, as in the proxy.
-        made = await _made(call, decision.otherwise, selected)
+        made = await _made(call, levels[1:], selected)
         tokens_after = await prompt_tokens(made.messages, config.model, tools)
     if tokens_after > enough_tokens:
         return unchanged("no_gain")
@@ -273,7 +273,9 @@ def _best_gain_tokens(selected: Selected, work: MeasuredRequest) -> int:
     return fresh_tokens - (0 if selected.earlier else RECORD_TOKENS)
 
 
-def _decision(selected: Selected, config: CompactionConfig, work: MeasuredRequest, tokens_before: int) -> Making:
+def _levels(
+    selected: Selected, config: CompactionConfig, work: MeasuredRequest, tokens_before: int
+) -> tuple[Level, ...]:
     """What the engine is to make of a selection.
 
     Where the planner weighs budgets (`core.plan`), here the caller's bounds decide.
@@ -301,8 +303,8 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
     said_tokens = work.count_text(earlier.summary) if earlier else 0
     if not STRATEGIES[config.strategy].chooses or said_tokens > config.summary_tokens:
         # A record that has grown over its bound becomes a summary.
-        return summarize
-    return Prune(
+        return (summarize,)
+    prune = Prune(
         compaction=Compaction(
             covered_messages=covered_messages,
             covered_hash=work.conversation.hashes[covered_messages],
@@ -321,9 +323,9 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
         carried_tokens=said_tokens,
         ledger_tokens=config.ledger_tokens,
         predicted_tokens=int(_PRUNED_SHARE * tokens_before),
-        otherwise=summarize,
         strategy=config.strategy,
     )
+    return (prune, summarize)
 
 
 def _base(earlier: Record, work: MeasuredRequest) -> Compaction:
@@ -347,12 +349,12 @@ class _Made(NamedTuple):
     gone: Collection[int]
 
 
-async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
-    compaction, _, effort = await call.builder.make(call.work, decision)
+async def _made(call: Call, levels: Sequence[Level], selected: Selected) -> _Made:
+    compaction, _, effort = await call.builder.make(call.work, levels)
     if compaction.rung == "truncate":
         # The caller's messages say more than a record without a summary.
         raise effort.failure or SummaryFailed(effort.reason)
-    if isinstance(decision, Prune) and not chooses(compaction.rung) and effort.reason != "no_gain":
+    if isinstance(levels[0], Prune) and not chooses(compaction.rung) and effort.reason != "no_gain":
         logger.warning(
             "library_pruning_failed model=%s reason=%s; a summary is made", effort.pruning_model, effort.reason
         )

@@ -302,9 +302,9 @@ class Call:
         work = pending.work
         self.outlook = Outlook(
             before=work.tokens_before,
-            after=pending.decision.predicted_tokens,
+            after=pending.levels[0].predicted_tokens,
             window=work.window.tokens,
-            round=pending.decision.round,
+            round=pending.levels[0].round,
         )
         self.action = "compacted"
         self.may_pause = True

@@ -14,7 +14,7 @@ from litellm_compaction.core.clearing import edited, stubs, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import applied_tokens, usable
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
-from litellm_compaction.core.plan import Edit, plan
+from litellm_compaction.core.plan import Edit
 from tests.builders import (
     DEPTH,
     JsonDict,
@@ -25,6 +25,7 @@ from tests.builders import (
     budget,
     calls,
     conversation,
+    first_level,
     image,
     parsed,
     raw_conversations,
@@ -100,7 +101,7 @@ def test_an_edit_is_planned_where_it_reaches_the_target() -> None:
         raw += read(number, f"src/file_{number}.py", text=f"line {number} of it\n" * 120)
     weighed = conversation(parsed(raw))
     limits = budget(8192, weighed)
-    decision = plan(weighed, limits, DEPTH, [])
+    decision = first_level(weighed, limits, DEPTH, [])
     assert isinstance(decision, Edit)
     assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens)
     stubbed = decision.compaction.stubbed
@@ -118,7 +119,7 @@ def test_an_edit_that_misses_the_target_is_none() -> None:
     for number in range(40):
         raw += [assistant("I think about it. " * 40), user(f"And {number}?")]
     weighed = conversation(parsed(raw))
-    assert not isinstance(plan(weighed, budget(8192, weighed), DEPTH, []), Edit)
+    assert not isinstance(first_level(weighed, budget(8192, weighed), DEPTH, []), Edit)
 
 
 def test_the_edit_of_a_longer_conversation_is_no_harder() -> None:

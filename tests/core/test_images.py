@@ -15,17 +15,19 @@ from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import Conversation, applied_tokens
 from litellm_compaction.core.cut_points import is_injected, legal_cuts, request_indices
 from litellm_compaction.core.messages import Message, chain, normal_text
-from litellm_compaction.core.plan import Edit, Plan, Prune, Reuse, Summarize, plan
+from litellm_compaction.core.plan import Edit, Prune, Reuse, Summarize
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     DEPTH,
     JsonDict,
+    Planned,
     as_bytes,
     assistant,
     broken_promises,
     budget,
     calls,
     conversation,
+    first_level,
     parsed,
     raw_conversations,
     result,
@@ -81,9 +83,9 @@ def agent(shots: int, *, photos: int = 1, words: int = 0, **shape: Any) -> list[
     return raw
 
 
-def planned(raw: list[JsonDict], window: int, keep_images: int, **depth: Any) -> tuple[Conversation, Plan]:
+def planned(raw: list[JsonDict], window: int, keep_images: int, **depth: Any) -> tuple[Conversation, Planned]:
     weighed = conversation(parsed(raw))
-    return weighed, plan(weighed, budget(window, weighed), replace(DEPTH, keep_images=keep_images, **depth), [])
+    return weighed, first_level(weighed, budget(window, weighed), replace(DEPTH, keep_images=keep_images, **depth), [])
 
 
 def summarized(weighed: Conversation, decision: Summarize, **changes: Any) -> Compaction:
@@ -195,13 +197,13 @@ def test_the_next_turns_send_the_same_bytes() -> None:
     first = decision.compaction
     later = [*raw, assistant("Done."), *[user("Next."), *screenshot("shot6"), assistant("Fine."), user("More.")]]
     again = conversation(parsed(later))
-    assert isinstance(plan(again, budget(8192, again), replace(DEPTH, keep_images=2), [first]), Reuse)
+    assert isinstance(first_level(again, budget(8192, again), replace(DEPTH, keep_images=2), [first]), Reuse)
     before, after = apply(weighed.messages, first), apply(again.messages, first)
     assert as_bytes(after[: len(before)]) == as_bytes(before)
     for number in (7, 8):
         later += [*screenshot(f"shot{number}"), assistant("Fine. " + "word " * 500), user("More.")]
     grown = conversation(parsed([*later, assistant("One."), user("Two."), assistant("Three."), user("Four.")]))
-    second = plan(grown, budget(8192, grown), replace(DEPTH, keep_images=9), [first])
+    second = first_level(grown, budget(8192, grown), replace(DEPTH, keep_images=9), [first])
     assert isinstance(second, Edit)
     assert {"shot0", "shot1", "shot2", "shot3", "shot4"}.isdisjoint(shown(apply(grown.messages, second.compaction)))
 
@@ -225,8 +227,9 @@ def test_images_that_litellm_takes_out_of_results_are_nobodys_request(words: str
     weighed, decision = planned(raw, 12288, 3)
     assert isinstance(decision, Edit)
     assert shown(apply(weighed.messages, decision.compaction)) == ["photo1", "shot7", "shot8"]
-    assert isinstance(decision.otherwise, Summarize)
-    carrier = apply(weighed.messages, replace(summarized(weighed, decision.otherwise), images=((3, 0),)))[1]
+    _, summary = planned(raw, 12288, 3, edits=False)
+    assert isinstance(summary, Summarize)
+    carrier = apply(weighed.messages, replace(summarized(weighed, summary), images=((3, 0),)))[1]
     assert "[An image from earlier in the conversation, result of screenshot(page: shot0)]" in carrier.text
     assert not is_injected(parsed([photo("photo1", f"{words} And what do you say?")])[0])
 
@@ -242,7 +245,7 @@ def test_parts_of_no_known_shape_stay() -> None:
 def test_any_choice_of_images_leaves_a_valid_prompt(raw: list[JsonDict], data: st.DataObject) -> None:
     """Whatever a stored compaction says of images: the promises hold, and what it weighs is no less than it sends."""
     weighed = conversation(parsed(raw))
-    decision = plan(weighed, budget(1024, weighed), replace(DEPTH, keep_images=data.draw(st.integers(0, 3))), [])
+    decision = first_level(weighed, budget(1024, weighed), replace(DEPTH, keep_images=data.draw(st.integers(0, 3))), [])
     if not isinstance(decision, (Edit, Summarize)):
         return
     compaction = decision.compaction if isinstance(decision, Edit) else summarized(weighed, decision)

@@ -21,7 +21,6 @@ from litellm_compaction.core.plan import (
     CompactionOptions,
     Edit,
     Keep,
-    Plan,
     Refuse,
     Reuse,
     Summarize,
@@ -34,6 +33,7 @@ from tests.builders import (
     DEPTH,
     RULES,
     JsonDict,
+    Planned,
     agent_run,
     as_bytes,
     assistant,
@@ -43,6 +43,7 @@ from tests.builders import (
     chat,
     conversation,
     count,
+    first_level,
     next_turns,
     parsed,
     raw_conversations,
@@ -56,10 +57,10 @@ WINDOWS = st.sampled_from([1024, 2048, 4096, 8192])
 
 def decide(
     raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, depth: CompactionOptions = DEPTH
-) -> tuple[Plan, Conversation, Budget]:
+) -> tuple[Planned, Conversation, Budget]:
     weighed = conversation(parsed(raw))
     limits = budget(window, weighed)
-    return plan(weighed, limits, depth, stored), weighed, limits
+    return first_level(weighed, limits, depth, stored), weighed, limits
 
 
 def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -> Compaction:
@@ -316,7 +317,7 @@ def test_with_a_high_floor_a_summary_is_worth_what_it_stands_for() -> None:
     assert 1 <= len(asked) < len(made) // 8
 
 
-def sent_tokens(decision: Plan, weighed: Conversation) -> int:
+def sent_tokens(decision: Planned, weighed: Conversation) -> int:
     """The prompt that a decision leads to; 0 where it is refused."""
     match decision:
         case Keep():
@@ -364,7 +365,7 @@ def test_an_answer_keeps_the_round_that_it_is_about(
         carried = carried_over(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
         weighed = conversation(carried)
         limits = budget(window, weighed)
-        decision = plan(weighed, limits, DEPTH, stored)
+        decision = first_level(weighed, limits, DEPTH, stored)
         words += data.draw(st.integers(1, 1500))
         if not isinstance(decision, Summarize):
             continue

@@ -19,7 +19,6 @@ from litellm_compaction.core.plan import (
     Keep,
     Reuse,
     Summarize,
-    plan,
 )
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
@@ -32,6 +31,7 @@ from tests.builders import (
     calls,
     chat,
     conversation,
+    first_level,
     next_turns,
     parsed,
     raw_conversations,
@@ -169,7 +169,7 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
         return
     later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
     without, weighed, limits = decide(later, window)
-    decided = plan(weighed, limits, DEPTH, [made])
+    decided = first_level(weighed, limits, DEPTH, [made])
     if not limits.triggers(weighed.tokens):
         assert decided == without
     elif isinstance(decided, Reuse):

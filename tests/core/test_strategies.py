@@ -10,7 +10,7 @@ from hypothesis import given
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.cut_points import pinned_positions
 from litellm_compaction.core.messages import chain
-from litellm_compaction.core.plan import Summarize, plan
+from litellm_compaction.core.plan import Compact, Summarize, plan
 from litellm_compaction.core.prompts import (
     NO_RESPONSE,
     UNDERSTOOD,
@@ -139,10 +139,12 @@ def test_a_handoff_leaves_the_record_the_last_request_and_the_open_round(raw: li
     """System, one user message, and the tool round that nobody has answered yet, whatever else would fit."""
     weighed = conversation(parsed(raw))
     depth = replace(DEPTH, edits=False, strategy=STRATEGIES["handoff"])
-    decision = plan(weighed, budget(8192, weighed), depth, ())
+    planned = plan(weighed, budget(8192, weighed), depth, ())
+    assert isinstance(planned, Compact)
+    decision, unwritten = planned.levels
     assert isinstance(decision, Summarize)
-    assert decision.fallback is not None
-    assert decision.fallback.covered_messages <= decision.covered_messages
+    assert isinstance(unwritten, Summarize)
+    assert unwritten.covered_messages <= decision.covered_messages
     covered_hash = weighed.hashes[decision.covered_messages]
     segment = Segment(text="s " * 1500, round=1, covered_messages=decision.covered_messages)
     made = Compaction(

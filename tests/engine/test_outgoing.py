@@ -59,7 +59,6 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it
             compaction=compaction,
             ledger_tokens=100,
             predicted_tokens=predicted_tokens,
-            otherwise=SUMMARIZE,
         )
     )
     work = replace(work, count=replace(work.count, tokens=before_tokens))

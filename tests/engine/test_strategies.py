@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.plan import Making
+from litellm_compaction.core.plan import Level
 from litellm_compaction.core.prompts import NO_RESPONSE, UNDERSTOOD
 from litellm_compaction.engine import compactor
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
@@ -376,7 +376,7 @@ async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(an
 async def test_a_pruning_that_does_not_do_is_not_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not sent is not stored: the same request gets the bytes of the summary that came after it again."""
 
-    def is_enough(_work: MeasuredRequest, _decision: Making, compaction: Compaction, _guarded: PreparedRequest) -> bool:
+    def is_enough(_work: MeasuredRequest, _level: Level, compaction: Compaction, _guarded: PreparedRequest) -> bool:
         return compaction.rung != "prune"
 
     monkeypatch.setattr(compactor, "is_enough", is_enough)
