@@ -1,10 +1,9 @@
 """Rung 2: a summary of the covered messages by a pruning model, inside that model's own window.
 
-Called by the engine. Append mode: the conversation goes as it was sent, with the instruction behind it, and the
-server's prefix cache holds nearly all of it. Reformat mode: the messages are rendered as text and shrunk, tool output
-first, until one prompt holds them; where even that is not enough, the parts are summarized one after the other and
-merged (map-reduce). One job has one time limit and costs one unit of the request's call budget, however many parts it
-has.
+Append mode: the conversation goes as it was sent, with the instruction behind it, and the server's prefix cache holds
+nearly all of it. Reformat mode: the messages are rendered as text and shrunk, tool output first, until one prompt holds
+them; where even that is not enough, the parts are summarized one after the other and merged (map-reduce). One job has
+one time limit and costs one unit of the request's call budget, however many parts it has.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from litellm_compaction.core.judging import Judgement, Unfolding, judged
+from litellm_compaction.core.judging import Unfolding, judged
 from litellm_compaction.core.messages import JsonValue, Message, user_message, visible_text, with_text
 from litellm_compaction.core.prompts import (
     is_refusal,
@@ -32,8 +31,6 @@ IsEnough: TypeAlias = Callable[[str], bool]
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN = 0.6
 _MAX_PARTS = 6
-# To look through so much takes ten milliseconds.
-_OFF_LOOP_CHARS = 50_000
 _OVERRUN_RATIO = 1.25
 # Headings of a merge prompt that a plain one does not have, rounded up.
 _PART_TOKENS = 64
@@ -41,7 +38,7 @@ _PART_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryAnswer:
-    """What the pruning model said; `calls_tool` where it called a tool, with or without words."""
+    """A pruning model's answer; `calls_tool` if it called a tool, with or without words."""
 
     text: str
     reasoning: str = ""
@@ -50,12 +47,11 @@ class SummaryAnswer:
 
 
 class Ask(Protocol):
-    """One call of the pruning model: messages in, its answer out.
+    """One call of the pruning model; raises `SummaryFailed` for every failure, and lets cancellation pass.
 
     `tools` and `tool_choice` go with the messages of the conversation itself (append mode), as its client sent them;
-    None is no choice. `is_enough` is told each piece of the answer's text where that comes in pieces, and says when
-    the rest is not wanted: the answer is then ended, as one that is too long. Raises `SummaryFailed` for every failure
-    of the call; cancellation passes through.
+    None is no choice. `is_enough` is told each piece of the answer's text, if that comes in pieces, and says when the
+    rest is not wanted: the answer is then ended, as one that is too long.
     """
 
     def __call__(
@@ -92,19 +88,17 @@ def ending_in(switch: str, ask: Ask) -> Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
-    """What is to be summarized.
+    """A part of a conversation, oldest message first, that a summary will stand for.
 
     Attributes:
-        messages: the part of the conversation that the summary will stand for, oldest first.
         earlier: the record so far that the new one integrates, "" for none.
         request: the request being worked on, for orientation; already short.
         summary_tokens: bound on the summary.
-        prompt_limit_tokens: the largest prompt that the pruning model's window takes beside summary and thinking.
+        prompt_limit_tokens: the largest prompt that the pruning model's window takes besides summary and thinking.
         round_number: of the compaction that is made, from 1.
-        thinking_tokens: what the model may think beside the summary; 0 for one that answers at once.
-        strategy: what to write.
+        thinking_tokens: what the model may think besides the summary; 0 for one that answers at once.
         focus: the topic that a client wants kept in more detail; "" for none.
-        is_brief: whether the instruction has to leave a small window to what it is about.
+        is_brief: the instruction has to leave a small window to what it is about.
     """
 
     messages: Sequence[Message]
@@ -132,13 +126,9 @@ class SummaryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """A conversation as a server holds it in its cache: what append mode sends again, unchanged.
+    """A conversation as a server holds it in its cache, with the instruction behind it; append mode sends it again.
 
-    Attributes:
-        messages: with the instruction behind them.
-        tools: as the client sent them.
-        tool_choice: likewise.
-        tokens: of the part that the summary will stand for.
+    `tokens` are those of the part that the summary will stand for.
     """
 
     messages: tuple[Message, ...]
@@ -154,7 +144,7 @@ async def answer_to(prompt: str, ask: Ask, *, max_tokens: int, timeout_s: float)
         prompt: all that it gets.
         ask: calls it.
         max_tokens: bound on the answer.
-        timeout_s: limit for the whole job, a second call behind an answer of nothing but thinking included.
+        timeout_s: limit for the job, a second call behind an answer of nothing but thinking included.
 
     Raises:
         SummaryFailed: one of timeout, error, empty, reasoning_only.
@@ -171,18 +161,26 @@ async def summarize_appended(
     """The summary that the served model gives behind the very conversation that it holds (append mode).
 
     Args:
-        job: what to summarize; its own messages are not sent.
+        job: its own messages are not sent.
         upstream: what is sent.
         ask: calls the served model.
         count: tokens of a text, for that model.
-        timeout_s: limit for the job, a second call behind an answer of nothing but thinking included.
+        timeout_s: as in `answer_to`.
 
     Raises:
-        SummaryFailed: as `summarize`, and `tool_call` where the model called a tool instead.
+        SummaryFailed: as `summarize`, and `tool_call` if the model called a tool instead.
     """
-    one = _Caller(ask, count, job)
-    asking = one.call(
-        upstream.messages, source_tokens=upstream.tokens, tools=upstream.tools, tool_choice=upstream.tool_choice
+    # Its writer has seen more than what the summary stands for.
+    source = (job.request, job.focus, *map(visible_text, upstream.messages))
+    asking = _written(
+        job,
+        ask,
+        count,
+        upstream.messages,
+        source=source,
+        source_tokens=upstream.tokens,
+        tools=upstream.tools,
+        tool_choice=upstream.tool_choice,
     )
     return await _within_s(asking, timeout_s)
 
@@ -200,118 +198,79 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
         SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal, echo,
             loop, dialogue, script, language, invented, reasoning_only, longer, small_window.
     """
-    return await _within_s(_summarize(job, _Caller(ask, count, job)), timeout_s)
+    return await _within_s(_summarize(job, ask, count), timeout_s)
 
 
-async def _summarize(job: SummaryJob, one: _Caller) -> str:
-    count = one.count
-    room = job.prompt_limit_tokens - count(_prompt(job, job.earlier, ""))
+async def _summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int]) -> str:
+    def prompt(earlier: str, transcript: str) -> str:
+        return summary_prompt(
+            instruction=job.instruction, earlier=earlier, request=job.request, transcript=transcript, focus=job.focus
+        )
+
+    def merging(parts: Sequence[str]) -> str:
+        return merge_prompt(instruction=job.instruction, parts=parts, focus=job.focus)
+
+    async def text(asked: str, source_tokens: int | None) -> str:
+        return await _written(job, ask, count, (user_message(asked),), source=job.source, source_tokens=source_tokens)
+
+    room = job.prompt_limit_tokens - count(prompt(job.earlier, ""))
     if room < 200:
         raise SummaryFailed("small_window", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
-    # Partial records are worth their calls only where one prompt holds two of them for the merge.
+    # Partial records are worth their calls only if one prompt holds two of them for the merge.
     mergeable = room >= 2 * _OVERRUN_RATIO * job.summary_tokens + _PART_TOKENS
     max_parts = _MAX_PARTS if mergeable else 1
     parts = await asyncio.to_thread(transcript_parts, job.messages, room_tokens=room, max_parts=max_parts, count=count)
     if len(parts) == 1:
-        source_tokens = count(parts[0]) + count(job.earlier)
-        return await one.text(_prompt(job, job.earlier, parts[0]), source_tokens=source_tokens)
-    earlier = job.earlier
-    written: list[str] = []
-    for part in parts:
-        written.append(await one.text(_prompt(job, earlier, part), source_tokens=room))
-        earlier = ""
+        return await text(prompt(job.earlier, parts[0]), count(parts[0]) + count(job.earlier))
+    written = [await text(prompt("" if at else job.earlier, part), room) for at, part in enumerate(parts)]
     while len(written) > 1:
-        written = await _merged(written, one)
+        # Neighbours are merged as many at a time as one prompt holds, at least two.
+        groups: list[list[str]] = [[]]
+        for part in written:
+            if len(groups[-1]) >= 2 and count(merging([*groups[-1], part])) > job.prompt_limit_tokens:
+                groups.append([])
+            groups[-1].append(part)
+        written = [group[0] if len(group) == 1 else await text(merging(group), None) for group in groups]
     return written[0]
 
 
-def _prompt(job: SummaryJob, earlier: str, transcript: str) -> str:
-    return summary_prompt(
-        instruction=job.instruction, earlier=earlier, request=job.request, transcript=transcript, focus=job.focus
+async def _written(
+    job: SummaryJob,
+    ask: Ask,
+    count: Callable[[str], int],
+    messages: Sequence[Message],
+    *,
+    source: Sequence[str],
+    source_tokens: int | None,
+    tools: Sequence[JsonValue] = (),
+    tool_choice: JsonValue = None,
+) -> str:
+    """The text of an answer that may be used: held against all that its writer was shown, and shorter than that."""
+    text, answer = await _asked(
+        ask,
+        messages,
+        max_tokens=job.summary_tokens + job.thinking_tokens,
+        tools=tools,
+        tool_choice=tool_choice,
+        instruction=job.instruction,
     )
-
-
-async def _merged(parts: Sequence[str], one: _Caller) -> list[str]:
-    """One reduce step: neighbours are merged as many at a time as one prompt holds, at least two."""
-    job, merged, group = one.job, list[str](), list[str]()
-    for part in parts:
-        longer = merge_prompt(instruction=job.instruction, parts=[*group, part], focus=job.focus)
-        if len(group) >= 2 and one.count(longer) > job.prompt_limit_tokens:
-            merged.append(
-                await one.text(
-                    merge_prompt(instruction=job.instruction, parts=group, focus=job.focus), source_tokens=None
-                )
-            )
-            group = []
-        group.append(part)
-    if len(group) == 1 and merged:
-        return [*merged, group[0]]
-    return [
-        *merged,
-        await one.text(merge_prompt(instruction=job.instruction, parts=group, focus=job.focus), source_tokens=None),
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Caller:
-    """One model call with the checks that every answer has to pass."""
-
-    ask: Ask
-    count: Callable[[str], int]
-    job: SummaryJob
-
-    async def text(self, prompt: str, *, source_tokens: int | None) -> str:
-        """The answer to a prompt of one message."""
-        return await self.call((user_message(prompt),), source_tokens=source_tokens)
-
-    async def call(
-        self,
-        messages: Sequence[Message],
-        *,
-        source_tokens: int | None,
-        tools: Sequence[JsonValue] = (),
-        tool_choice: JsonValue = None,
-    ) -> str:
-        """The text of an answer that may be used, shorter than its source where that is known."""
-        limit_tokens = self.job.summary_tokens
-        room_tokens = limit_tokens + self.job.thinking_tokens
-        text, answer = await _asked(
-            self.ask,
-            messages,
-            max_tokens=room_tokens,
-            tools=tools,
-            tool_choice=tool_choice,
-            instruction=self.job.instruction,
-        )
-        if answer.calls_tool:
-            raise SummaryFailed("tool_call")
-        text = said_in_json(text)
-        if not text:
-            raise SummaryFailed("empty")
-        if is_refusal(text):
-            raise SummaryFailed("refusal")
-        if answer.finish_reason == "length" and "\n" in text:
-            text = text[: text.rindex("\n")].rstrip()
-        text = _within(text, limit_tokens, self.count)
-        text, fault = await self._judged(text, messages)
-        if fault:
-            raise SummaryFailed(fault)
-        if source_tokens is not None and self.count(text) >= source_tokens:
-            raise SummaryFailed("longer")
-        return text
-
-    async def _judged(self, text: str, shown: Sequence[Message]) -> Judgement:
-        """The summary as it may be used, held against all that its writer was shown."""
-        texts = self.job.messages if len(shown) == 1 else shown
-        if sum(len(message.text) for message in texts) <= _OFF_LOOP_CHARS:
-            return self._judged_now(text, shown)
-        return await asyncio.to_thread(self._judged_now, text, shown)
-
-    def _judged_now(self, text: str, shown: Sequence[Message]) -> Judgement:
-        job = self.job
-        # Behind the conversation itself (append mode) its writer has seen more than what the summary stands for.
-        source = job.source if len(shown) == 1 else (job.request, job.focus, *map(visible_text, shown))
-        return judged(text, instruction=job.instruction, source=source)
+    if answer.calls_tool:
+        raise SummaryFailed("tool_call")
+    text = said_in_json(text)
+    if not text:
+        raise SummaryFailed("empty")
+    if is_refusal(text):
+        raise SummaryFailed("refusal")
+    if answer.finish_reason == "length" and "\n" in text:
+        text = text[: text.rindex("\n")].rstrip()
+    text = _within(text, job.summary_tokens, count)
+    # Off the event loop: ten milliseconds for 50,000 characters of a source.
+    text, fault = await asyncio.to_thread(judged, text, instruction=job.instruction, source=source)
+    if fault:
+        raise SummaryFailed(fault)
+    if source_tokens is not None and count(text) >= source_tokens:
+        raise SummaryFailed("longer")
+    return text
 
 
 async def _asked(
@@ -323,7 +282,7 @@ async def _asked(
     tool_choice: JsonValue = None,
     instruction: str = "",
 ) -> tuple[str, SummaryAnswer]:
-    """The words of an answer, without its reasoning and fences, and the answer; "" where it has nothing else.
+    """The words of an answer, without its reasoning and fences, "" if it has nothing else, and the answer.
 
     A summary that was asked for by an instruction is ended as soon as the rest of it cannot be used.
     """
@@ -353,7 +312,7 @@ async def _within_s(asking: Awaitable[_T], timeout_s: float) -> _T:
 
 
 def _within(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
-    """`text` without its last lines, where it is well over its bound: a server may count otherwise than we do."""
+    """`text` without its last lines if it is well over its bound: a server may count otherwise than we do."""
     bound = limit_tokens * _OVERRUN_RATIO
     while count(text) > bound:
         cut = text.rfind("\n", 0, len(text) * 9 // 10)
