@@ -1,10 +1,9 @@
-"""What a pruning model is asked about which messages may go, and what it may do to a conversation.
+"""Asks a pruning model which messages may go, and holds its answer against the conversation.
 
-Small models are slow and poor at writing a conversation anew, so an edit plan by message number is asked for; an
-answer that repeats the whole conversation is read, too. The reading is tolerant of everything around the JSON; what is
-in it is only ever a wish about messages that exist, and is held against the original. A message may be left out or
-shortened to pieces of itself, nothing else: no wish can add a role, a call, an id or a word. Rounds stay whole, user
-and assistant keep alternating, and what is protected is never offered.
+An edit plan by message number is asked for, since small models are slow and poor at writing a conversation anew; an
+answer that does so is read, too, whatever stands around its JSON. A message may be left out or cut to its head and
+tail, nothing else: no wish can add a role, a call, an id or a word. Rounds stay whole, user and assistant keep
+alternating, and what is protected is never offered.
 """
 
 from __future__ import annotations
@@ -69,13 +68,7 @@ _LEAST_BRIEF_TOKENS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a pruning model would leave out, by position after the lead.
-
-    Attributes:
-        dropped: to be left out.
-        shortened: how much of each is to be shown, in characters.
-        summary: what of it still matters, in the model's words.
-    """
+    """Positions after the lead to be left out, the characters to be shown of others, and what of it still matters."""
 
     dropped: frozenset[int] = frozenset()
     shortened: Mapping[int, int] = field(default_factory=dict)
@@ -83,27 +76,19 @@ class Wishes:
 
 
 def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
-    """Returns the positions that a pruning model may choose from.
+    """The positions that a pruning model may choose from: of what is covered and neither replaced, pinned nor left out.
 
-    Args:
-        rest: the messages after the leading system ones.
-        compaction: what is covered and not replaced is offered, but for what is pinned or already left out.
+    `rest` are the messages after the leading system ones, here and below.
     """
     stays = {*compaction.pinned, *compaction.dropped}
     return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_ours)]
 
 
 def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[int], wishes: Wishes) -> Compaction:
-    """Returns the compaction with as much of the wishes as leaves a valid conversation.
+    """The compaction with as much of the wishes as leaves a valid conversation; what it leaves out already stays out.
 
     What goes are stretches of which every message is to go (`_units`). Of anything smaller a result becomes a stub, a
     text leaves a line in its place, and a call stays.
-
-    Args:
-        rest: the messages after the leading system ones.
-        compaction: made for them; what it leaves out or shortens stays so.
-        choices: what was offered.
-        wishes: what a model said.
     """
     span = _span(compaction)
     wanted = {*compaction.dropped, *wishes.dropped.intersection(choices)}
@@ -129,7 +114,7 @@ def _span(compaction: Compaction) -> range:
 
 
 def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Iterator[range]:
-    """The stretches that can go without putting two of one role side by side.
+    """The stretches that can go without putting two of one role next to each other.
 
     A tool round that an assistant's message follows; a whole exchange, from a user's message to the next one; and all
     up to the first message that is not wanted away, since the record stands before it in a user's message.
@@ -162,14 +147,9 @@ def _shortened(message: Message, position: int, chars: int) -> Shortened | None:
 def decide(
     answer: str, rest: Sequence[Message], compaction: Compaction, choices: Sequence[int], *, prompt: str
 ) -> tuple[Compaction, str] | None:
-    """Returns what comes of a model's answer and what it says of the part that goes; None if nothing changes.
+    """The compaction that an answer makes of one, and what it says of the part that goes; None if nothing changes.
 
-    Args:
-        answer: without its reasoning; anything.
-        rest: the messages after the leading system ones.
-        compaction: made for them.
-        choices: what was offered, in the order in which it was numbered.
-        prompt: what was asked.
+    Arguments as in `read_answer`.
     """
     try:
         wishes = read_answer(answer, rest, choices, prompt=prompt)
@@ -183,9 +163,9 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
     """The wishes in a model's answer.
 
     Args:
-        answer: without its reasoning; the JSON may be fenced, and words may stand around it.
+        answer: without its reasoning; anything may stand around the JSON.
         rest: the messages after the leading system ones.
-        choices: their positions in the order in which they were numbered, from 1.
+        choices: what was offered, in the order in which it was numbered, from 1.
         prompt: what was asked: an example in it that comes back is no answer.
 
     Raises:
@@ -193,51 +173,51 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
             the answer.
     """
     found, is_cut = _object(answer, prompt)
-    summary = found.get("summary")
-    if summary is not None and not isinstance(summary, str):
-        raise ValueError("the summary is not a text")
+    summary = found.get("summary") or ""
+    if not isinstance(summary, str):
+        raise ValueError("the summary is not a text")  # noqa: TRY004 - one error type for every bad shape
     if "prunedConversation" in found:
         wishes = _from_conversation(found, rest, choices, is_cut=is_cut)
     else:
         wishes = _from_plan(found, rest, choices)
     if not wishes.dropped and not wishes.shortened:
         raise ValueError("nothing is to go")
-    if len(wishes.dropped) == len(choices) and not (summary or "").strip():
+    if len(wishes.dropped) == len(choices) and not summary.strip():
         raise ValueError("everything is to go, without a summary")
-    return Wishes(dropped=wishes.dropped, shortened=wishes.shortened, summary=(summary or "").strip())
+    return replace(wishes, summary=summary.strip())
 
 
 def _object(answer: str, prompt: str) -> tuple[JsonObject, bool]:
     """The last JSON object that is an answer, drafts may stand before it; and if the answer was cut in a list of it."""
-    decoder = json.JSONDecoder()
     found: JsonObject | None = None
-    unread: list[int] = []
+    unread: list[str] = []
     at = answer.find("{")
     for _ in range(_MAX_OBJECTS):
         if at < 0:
             break
-        try:
-            value, end = decoder.raw_decode(answer, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-            unread.append(at)
-        else:
-            if isinstance(value, dict) and _KEYS.intersection(value) and answer[at:end] not in prompt:
-                found = value
-        at = answer.find("{", end)
+        value, end = _decoded(answer, at)
+        if end is None:
+            unread.append(answer[at:])
+        elif value is not None and answer[at:end] not in prompt:
+            found = value
+        at = answer.find("{", end or at + 1)
     if found is not None:
         return found, False
-    for at in unread:
-        if answer[at:] in prompt:
-            continue
-        for closed, is_list in _closed(answer[at:]):
-            try:
-                value = json.loads(closed)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict) and _KEYS.intersection(value):
+    for begun in unread:
+        for closed, is_list in _closed(begun) if begun not in prompt else ():
+            value, _ = _decoded(closed, 0)
+            if value is not None:
                 return value, is_list
     raise ValueError("no JSON object with an edit plan")
+
+
+def _decoded(text: str, at: int) -> tuple[JsonObject | None, int | None]:
+    """The object at a place if it is an answer, and the end of whatever JSON stands there; None for none."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, None
+    return (value if isinstance(value, dict) and _KEYS.intersection(value) else None), end
 
 
 def _closed(text: str) -> Iterator[tuple[str, bool]]:
@@ -338,9 +318,9 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
         place = next(
             (at for at in numbered or left if at in left and _is_same(message, rest[at], bool(numbered))), None
         )
-        if place is None and _identity(message) in stays:
-            continue
         if place is None:
+            if _identity(message) in stays:
+                continue
             if numbered or not _may_be_reworded(message, rest, choices):
                 raise ValueError("`prunedConversation` holds a message that the conversation does not have")
             reworded.append(message)
@@ -370,7 +350,7 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
 
 
 def _may_be_reworded(message: Message, rest: Sequence[Message], choices: Sequence[int]) -> bool:
-    """If a message without a place is one in other words: a known role, no call, no id, and not out of order."""
+    """A message without a place may be one in other words: it has a known role, no call, no id, and is in order."""
     if not message.text.strip() or message.calls or message.call_id or message.other_parts:
         return False
     alike = [rest[at] for at in choices if rest[at].role == message.role]
@@ -378,7 +358,7 @@ def _may_be_reworded(message: Message, rest: Sequence[Message], choices: Sequenc
 
 
 def _is_same(message: Message, original: Message, numbered: bool) -> bool:
-    """Whether a message is the original or a shorter form of it: by its number, its calls, its id, or its words."""
+    """A message is the original or a shorter form of it, by its number, its calls, its id, or its words."""
     if message.role != original.role or message.is_system:
         return False
     if message.calls and _calls(message) != _calls(original):
@@ -392,7 +372,7 @@ def _is_same(message: Message, original: Message, numbered: bool) -> bool:
 
 
 def _is_excerpt(text: str, shown: str) -> bool:
-    """If `shown` is the text, or long pieces of it with an ellipsis between them."""
+    """`shown` is the text, or long pieces of it with an ellipsis between them."""
     pieces = [piece.strip() for piece in _LEFT_OUT.split(shown) if piece.strip()]
     return shown == text or (
         bool(pieces) and all(len(piece) >= _LEAST_PIECE_CHARS and piece in text for piece in pieces)
@@ -413,14 +393,9 @@ def plan_tokens(messages: int) -> int:
 
 
 def roomy_answer_tokens(answer_tokens: int, *, spare_tokens: int, offered_tokens: int) -> int:
-    """The bound on an answer that may be the whole conversation once more, where the prompt leaves room for one.
+    """The bound on an answer that may be all that is offered once more, if the prompt leaves so much to spare.
 
     A model that only thinks is asked a second time with twice the room, which has to fit as well.
-
-    Args:
-        answer_tokens: what is kept free for an edit plan and what is thought before it.
-        spare_tokens: what the prompt leaves besides.
-        offered_tokens: of the messages that the answer is about.
     """
     return answer_tokens + min(max(spare_tokens - answer_tokens, 0) // 2, offered_tokens)
 
@@ -448,7 +423,7 @@ def pruning_prompt(
         focus: the topic that is kept in more detail; "" for none.
         messages: n, as they would be sent; they are numbered from 1.
         sizes: n, tokens.
-        unanswered: n, the names of a message's calls that have no result; none at all where every call has one.
+        unanswered: n, the names of a message's calls that have no result; () if every call has one.
         limit_tokens: bound on the whole.
         count: tokens of a text, for the pruning model.
     """
@@ -470,8 +445,8 @@ def pruning_prompt(
                 for text, size, limit in zip(texts, text_tokens, limits, strict=True)
             )
             lines = "\n".join(
-                _line(number, message, size, text, waiting, brief=brief)
-                for number, (message, size, text, waiting) in enumerate(
+                _line(number, *each, brief=brief)
+                for number, each in enumerate(
                     zip(messages, sizes, shown, unanswered or [()] * len(messages), strict=True), start=1
                 )
             )
@@ -483,7 +458,6 @@ def pruning_prompt(
 
 
 def _opening(text: str, tokens: int, limit_tokens: int) -> str:
-    """The first words of a text, in about so many tokens: its size is told beside it."""
     return text if tokens <= limit_tokens else f"{text[: len(text) * limit_tokens // tokens]}…"
 
 
