@@ -1,15 +1,15 @@
-"""Tells the stretches of a user message apart: the person's words, a client's note, or data that a client has attached.
+"""Tells a person's words in a user message from what their client wrote: notes, attached data, its own summarizing.
 
 Clients put files that they have read again, outputs of commands and reminders under the role `user`, often into the
 message with the person's words. `clients.toml` says by which forms they are known. Data shrinks as tool results do and
 is never quoted as the person's; a note stays where it is, and is not quoted either (promise P2). Where the form leaves
 a doubt, text counts as the person's, so that it stays; it is quoted as the person's only without one.
-
-Asked by the cut points, the ledger, the planner and what is shortened.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +26,16 @@ else:
 
 Kind: TypeAlias = Literal["words", "doubted", "note", "data"]
 
-RULES: Mapping[str, Sequence[Mapping[str, Any]]] = tomllib.loads(
+_RULES: Mapping[str, Sequence[Mapping[str, Any]]] = tomllib.loads(
     resources.files(__package__).joinpath("clients.toml").read_text(encoding="utf-8")
 )
-_ELEMENTS: Mapping[str, Kind] = {name: rule["kind"] for rule in RULES["elements"] for name in rule["names"]}
-_OPENINGS: Mapping[str, Kind] = {text: rule["kind"] for rule in RULES["openings"] for text in rule["begins"]}
+_ELEMENTS: Mapping[str, Kind] = {name: rule["kind"] for rule in _RULES["elements"] for name in rule["names"]}
+_OPENINGS: Mapping[str, Kind] = {text: rule["kind"] for rule in _RULES["openings"] for text in rule["begins"]}
+_SUMMARIES = tuple(text for rule in _RULES["summaries"] for text in rule["begins"])
+# What LiteLLM makes of a system message in mid-conversation (mid_conversation_system.py), as a text part of its own.
+_LITELLMS_NOTE = "Operator note (not from the user)"
+# No client describes a turn in more.
+_MAX_HEADER_CHARS = 10_000
 # Those of data stand after the person's words, too, where they cannot be mistaken.
 _INNER_OPENING = re.compile(
     "\n(?=" + "|".join(re.escape(text) for text, kind in _OPENINGS.items() if kind == "data" and text[0] != "<") + ")"
@@ -38,7 +43,7 @@ _INNER_OPENING = re.compile(
 _NAMES = "|".join(map(re.escape, sorted(_ELEMENTS, key=len, reverse=True)))
 _TAG = re.compile(rf"<(?:/(?P<closes>{_NAMES})|(?P<opens>{_NAMES})(?:[ \t][^<>\n]{{0,1000}})?)>")
 # With what a result of a tool begins, inside a note.
-_RESULT = re.compile("|".join(begin for rule in RULES["results"] for begin in rule["begins"]))
+_RESULT = re.compile("|".join(begin for rule in _RULES["results"] for begin in rule["begins"]))
 # Codex: a heading before the wrapped contents of AGENTS.md (codex-rs/core/src/user_instructions.rs).
 _AGENTS_FILE = re.compile(r"\s*# AGENTS\.md instructions[^\n]{0,1000}\s*\Z")
 # Cline and Roo Code without native tool calls (src/core/assistant-message): a result under the role `user`. In such a
@@ -76,33 +81,54 @@ class Stretch(NamedTuple):
 
 def has_words(message: Message) -> bool:
     """Returns True if a user message may hold something that the person wrote."""
-    return any(each.kind in ("words", "doubted") for text in _texts(message) for each in stretches(text))
+    return any(each.kind in ("words", "doubted") for _, each in _found(message))
 
 
 def own_words(message: Message) -> str:
-    """Returns the words of a user message that are certainly the person's; "" for none."""
-    found = ((text, each) for text in _texts(message) for each in stretches(text))
-    return "\n".join(text[each.start : each.end].strip() for text, each in found if each.kind == "words")
+    """The words of a user message that are certainly the person's; "" for none."""
+    return "\n".join(text[each.start : each.end].strip() for text, each in _found(message) if each.kind == "words")
 
 
-def last_words(message: Message) -> str:
-    """Returns the last words of a message, the person's or the client's in their place, after what is attached."""
-    for text in reversed(_texts(message)):
-        for each in reversed(stretches(text)):
-            if each.kind in ("words", "doubted"):
-                return text[each.start : each.end].strip()
-    return ""
+def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -> bool:
+    """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
+
+    A quotation of such a request in mid-text is none, nor is one with an answer behind it.
+
+    Args:
+        messages: oldest first.
+        headers: by their names in lower case; what a body says in their place counts as one.
+    """
+    if any(_says(rule, headers.get(rule["name"], "")) for rule in _RULES["headers"]):
+        return True
+    if not messages:
+        return False
+    if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
+        return True
+    # Claude Code 2.1.197 sends a reminder as a system message behind its instruction (on the wire, 2026-11-24).
+    newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(_LITELLMS_NOTE)))
+    last = next(newest, messages[-1])
+    words = [text[each.start : each.end].strip() for text, each in _found(last) if each.kind in ("words", "doubted")]
+    return last.role == "user" and words[-1:] != [] and words[-1].startswith(_SUMMARIES)
+
+
+def _says(rule: Mapping[str, Any], value: str) -> bool:
+    if "member" not in rule:
+        return value in rule["values"]
+    try:
+        found = json.loads(value) if len(value) <= _MAX_HEADER_CHARS else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, Mapping) and found.get(rule["member"]) in rule["values"]
 
 
 def divided(message: Message) -> list[Message]:
     """A message as what a client has put into it, with the role `tool`, and what the person wrote, as the user's.
 
-    The message itself where it is all one person's.
+    The message itself if it is all the person's.
     """
     if message.role != "user" or message.is_ours:
         return [message]
-    texts = _texts(message)
-    found = [(text[each.start : each.end], each.kind) for text in texts for each in stretches(text)]
+    found = [(text[each.start : each.end], each.kind) for text, each in _found(message)]
     if all(kind == "words" for _, kind in found):
         return [message]
     attached = "\n".join(text for text, kind in found if kind != "words")
@@ -111,8 +137,8 @@ def divided(message: Message) -> list[Message]:
 
 
 def data_of(message: Message) -> Message | None:
-    """Returns the data that `without_data` leaves out, as a result of a tool; None for none."""
-    found = [text[each.body : each.body_end] for text in _texts(message) for each in stretches(text) if _shrinks(each)]
+    """The data that `without_data` leaves out, as a result of a tool; None for none."""
+    found = [text[each.body : each.body_end] for text, each in _found(message) if _shrinks(each)]
     return _result("\n".join(found)) if found and message.role == "user" else None
 
 
@@ -132,13 +158,10 @@ def with_shorter_data(message: Message, shorten: Callable[[str], str | None]) ->
     if message.role != "user" or message.is_ours:
         return message
     content = message.raw.get("content")
-    if isinstance(content, str):
-        text = _shortened(content, shorten)
-        return message if text == content else parse_message({**message.raw, "content": text})
-    if not isinstance(content, list):
-        return message
-    parts = [_with_part_text(part, shorten) for part in content]
-    return message if parts == content else parse_message({**message.raw, "content": parts})
+    shown = (
+        [_shortened(part, shorten) for part in content] if isinstance(content, list) else _shortened(content, shorten)
+    )
+    return message if shown == content else parse_message({**message.raw, "content": shown})
 
 
 def stretches(text: str) -> list[Stretch]:
@@ -167,17 +190,15 @@ def stretches(text: str) -> list[Stretch]:
 
 
 def _elements(text: str) -> Iterator[Stretch]:
-    """Elements that clients write, in order; one that is doubted, and all of the text, where there are too many.
+    """Elements that clients write, in order; if there are too many, one that is doubted and all of the text.
 
     A file may hold the very tag that ends it. So an element reaches over all closing tags up to the next opening one of
     its name, and over opening ones without a closing one between them.
     """
-    tags: list[re.Match[str]] = []
-    for tag in _TAG.finditer(text):
-        tags.append(tag)
-        if len(tags) > _MAX_TAGS:
-            yield Stretch("doubted", 0, len(text))
-            return
+    tags = list(itertools.islice(_TAG.finditer(text), _MAX_TAGS + 1))
+    if len(tags) > _MAX_TAGS:
+        yield Stretch("doubted", 0, len(text))
+        return
     places: dict[str, list[re.Match[str]]] = {}
     for tag in tags:
         places.setdefault(tag["opens"] or tag["closes"], []).append(tag)
@@ -280,7 +301,13 @@ def _shrinks(stretch: Stretch) -> bool:
     return stretch.kind == "data" and stretch.body_end - stretch.body - len(_REMOVED) >= _LEAST_SAVED_CHARS
 
 
-def _shortened(text: str, shorten: Callable[[str], str | None]) -> str:
+def _shortened(part: JsonValue, shorten: Callable[[str], str | None]) -> JsonValue:
+    """A content or a part of one with something shorter for the data in its text."""
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return {**part, "text": _shortened(part["text"], shorten)}
+    if not isinstance(part, str):
+        return part
+    text = part
     pieces: list[str] = []
     kept = 0
     for each in stretches(text):
@@ -299,23 +326,13 @@ def _shortened(text: str, shorten: Callable[[str], str | None]) -> str:
     return "".join((*pieces, text[kept:]))
 
 
-def _with_part_text(part: JsonValue, shorten: Callable[[str], str | None]) -> JsonValue:
-    if isinstance(part, str):
-        return _shortened(part, shorten)
-    text = part.get("text") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or not isinstance(text, str):
-        return part
-    shorter = _shortened(text, shorten)
-    return part if shorter == text else {**part, "text": shorter}
-
-
-def _texts(message: Message) -> list[str]:
-    """The texts of a message, one for each part."""
+def _found(message: Message) -> Iterator[tuple[str, Stretch]]:
+    """The stretches of a message, each with the text of its part."""
     content = message.raw.get("content")
-    if not isinstance(content, list):
-        return [message.text]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-    return [text for text in texts if isinstance(text, str)]
+    parts = content if isinstance(content, list) else [message.text]
+    for text in (part.get("text") if isinstance(part, Mapping) else part for part in parts):
+        if isinstance(text, str):
+            yield from ((text, each) for each in stretches(text))
 
 
 def _result(text: str) -> Message:
