@@ -1,7 +1,4 @@
-"""A long text cut down to its head and tail, with a marker that says how much is missing.
-
-Used where a single text is too large for the window (oversized results) or for the summariser. Same input, same bytes.
-"""
+"""A long text cut down to its head and tail, with a marker that says how much is missing."""
 
 from __future__ import annotations
 
@@ -16,10 +13,7 @@ _HEAD_SHARE = 0.6
 def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
     """`text` if it has at most `limit_tokens`, else its head (60 %) and tail with a marker between them.
 
-    Args:
-        text: anything.
-        limit_tokens: what the result may weigh; below the marker's own size only the marker is left.
-        count: tokens of a text.
+    Below the marker's own size only the marker is left.
     """
     total = count(text) if len(text) > limit_tokens // 4 else 0
     if total <= limit_tokens:
@@ -58,18 +52,10 @@ def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int)
 
 def _ends(text: str, keep_chars: int) -> tuple[str, str]:
     head_chars = int(keep_chars * _HEAD_SHARE)
-    tail_chars = keep_chars - head_chars
-    head = _to_line_end(text[:head_chars])
-    tail = text[len(text) - tail_chars :] if tail_chars else ""
-    return head, _from_line_start(tail)
-
-
-def _to_line_end(head: str) -> str:
-    """The head up to its last line break, where that costs at most a fifth of it."""
-    end = head.rfind("\n")
-    return head[:end] if end >= len(head) * 4 // 5 else head
-
-
-def _from_line_start(tail: str) -> str:
-    start = tail.find("\n")
-    return tail[start + 1 :] if 0 <= start <= len(tail) // 5 else tail
+    head, tail = text[:head_chars], text[len(text) - keep_chars + head_chars :]
+    # To the end of a line and from the start of one, if that costs at most a fifth.
+    end, start = head.rfind("\n"), tail.find("\n")
+    return (
+        head[:end] if end >= len(head) * 4 // 5 else head,
+        tail[start + 1 :] if 0 <= start <= len(tail) // 5 else tail,
+    )

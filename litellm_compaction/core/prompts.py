@@ -1,7 +1,4 @@
-"""What the pruning model is asked, what it is shown, and how a summary travels in the conversation.
-
-What it is told to write is the strategy's (`core/strategies`). An instruction stands before or behind the data.
-"""
+"""What the pruning model is shown around a strategy's instruction, and how a summary travels in the conversation."""
 
 from __future__ import annotations
 
@@ -106,16 +103,12 @@ def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     A model that sees a call without a result tends to make the call, and strict templates refuse it; the fillers are
     the original hand-off's.
     """
-    missing = unanswered_calls(messages)
-    if not missing:
-        return tuple(messages)
-    shown: list[Message] = []
-    index = 0
-    while index < len(messages):
+    shown = list(messages)
+    for index, calls in reversed(unanswered_calls(messages).items()):
         end = round_end(messages, index)
-        shown += messages[index:end]
-        shown += [_no_response(call.id) for call in missing.get(index, ())]
-        index = end
+        shown[end:end] = [
+            parse_message({"role": "tool", "tool_call_id": call.id, "content": NO_RESPONSE}) for call in calls
+        ]
     return tuple(shown)
 
 
@@ -130,18 +123,14 @@ def unanswered_calls(messages: Sequence[Message]) -> dict[int, list[ToolCall]]:
     return found
 
 
-def _no_response(call_id: str) -> Message:
-    return parse_message({"role": "tool", "tool_call_id": call_id, "content": NO_RESPONSE})
-
-
 def frame(summary: str, ledger: str, *, round_number: int, headed: bool = False) -> str:
     """The leading text of the first user message after a compaction: record between markers, then a blank line.
 
     Args:
-        summary: what a model wrote, "" when there is none.
-        ledger: the verbatim anchors, "" when there are none.
+        summary: a model's, "" for none.
+        ledger: "" for none.
         round_number: how many compactions this conversation has seen.
-        headed: whether the summary's title comes first of all, where `record.py` finds it again.
+        headed: the summary's title comes first of all, where `record.py` finds it again.
     """
     title = [SUMMARY_TITLE.format(round=round_number)]
     body = [*(title if headed else ()), FRAME_BEGIN, FRAME_NOTE]
@@ -191,15 +180,7 @@ def focus_lines(focus: str) -> list[str]:
 
 
 def summary_prompt(*, instruction: str, earlier: str, request: str, transcript: str, focus: str = "") -> str:
-    """One user message that asks for a record of `transcript` (reformat mode).
-
-    Args:
-        instruction: the strategy's.
-        earlier: the record so far, to be integrated; "" for none.
-        request: the request that is being worked on, for orientation; "" for none.
-        transcript: what is to be condensed.
-        focus: the topic that is kept in more detail; "" for none.
-    """
+    """One user message that asks for a record of `transcript` (reformat mode); the rest as in `SummaryJob`."""
     data = focus_lines(focus)
     data += [_REQUEST, defused(request), ""] if request else []
     data += [_EARLIER, defused(earlier), ""] if earlier else []
@@ -217,13 +198,13 @@ def appended(
 ) -> tuple[Message, ...]:
     """The conversation itself with the instruction behind it, so that a server's prefix cache holds all the rest.
 
-    An assistant's line goes between where the conversation ends in results or in the user's words: Mistral's templates
+    An assistant's line goes between if the conversation ends in results or in the user's words: Mistral's templates
     refuse `user` behind `tool`, and strict ones two of `user` (31 templates, llama.cpp's collection, 2026-11).
 
     Args:
         messages: what was sent upstream, up to the cut.
         instruction: the strategy's.
-        earlier: whether a record at the beginning is to be left alone, or merged into the new one.
+        earlier: if there is a record at the beginning, and it is left alone or merged into the new one.
         focus: the topic that is kept in more detail; "" for none.
     """
     notes = {"none": "", "stays": _KEEP_EARLIER, "goes": _MERGE_EARLIER}
@@ -240,8 +221,8 @@ def transcript_parts(
     """The messages as at most `max_parts` texts of at most `room_tokens` each, oldest first.
 
     Long messages are cut to excerpts, all to one common level, tool results to a quarter of it: a giant gives way
-    first, short messages stay whole. As few parts as leave every tool result a useful length; where not even the
-    hardest cut makes them fit, the middle of the conversation is left out.
+    first, short messages stay whole. As few parts as leave every tool result a useful length; if not even the hardest
+    cut makes them fit, the middle of the conversation is left out.
     """
     # Defused before it is counted: a page of control tokens grows by a third when they are broken.
     blocks = [defused(render_message(message)) for message in messages]
@@ -255,34 +236,26 @@ def transcript_parts(
         if level >= _USEFUL_TOKENS or kept_tokens >= _NEARLY_ALL_RATIO * sum(sizes):
             break
     level = max(level, _LEAST_TOKENS)
-    # Only what is cut is counted again.
-    cut = [
-        (block, size) if size <= most else ((short := excerpt(block, most, count)), count(short))
-        for block, size, most in zip(blocks, sizes, (min(level * each, room_tokens) for each in weights), strict=True)
-    ]
-    packed = _packed(cut, room_tokens)
+    packed: list[list[str]] = [[]]
+    used = 0
+    for block, size, weight in zip(blocks, sizes, weights, strict=True):
+        most = min(level * weight, room_tokens)
+        if size > most:
+            block = excerpt(block, most, count)
+            size = count(block)
+        if packed[-1] and used + size + 2 > room_tokens:
+            packed.append([])
+            used = 0
+        packed[-1].append(block)
+        used += size + 2
     if len(packed) > max_parts:
         head = max_parts // 2
         packed = [*packed[:head], *packed[len(packed) - (max_parts - head) :]]
     return ["\n\n".join(part) for part in packed]
 
 
-def _packed(blocks: Sequence[tuple[str, int]], room_tokens: int) -> list[list[str]]:
-    """Texts, each with its tokens, in parts that have room."""
-    parts: list[list[str]] = [[]]
-    used = 0
-    for block, tokens in blocks:
-        size = tokens + 2
-        if parts[-1] and used + size > room_tokens:
-            parts.append([])
-            used = 0
-        parts[-1].append(block)
-        used += size
-    return parts
-
-
 def read_summary(answer: str) -> str:
-    """The summary in a model's answer, without reasoning, fences and white space; "" when nothing is left."""
+    """The summary in a model's answer, without reasoning, fences and white space; "" if nothing is left."""
     text = "".join(outside_thoughts(answer))
     text = _UNFINISHED_THINKING.sub("", _OPEN_THINKING.sub("", text)).strip()
     fenced = _FENCE.match(text)
@@ -308,5 +281,5 @@ def said_in_json(text: str) -> str:
 
 
 def is_refusal(summary: str) -> bool:
-    """Whether a short answer declines instead of summarizing."""
+    """Returns True if a short answer declines instead of summarizing."""
     return len(summary) < 400 and _REFUSAL.match(summary) is not None

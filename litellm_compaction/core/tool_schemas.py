@@ -2,7 +2,7 @@
 
 Agents send ten to twenty thousand tokens of schemas with every request, which no compaction can shrink. What a call has
 to look like stays: names, types, enumerations, defaults, limits, and what is required. The same schemas always become
-the same bytes, so that a server's cache of them stays warm. Pure and in linear time.
+the same bytes, so that a server's cache of them stays warm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions",
 # What is nested deeper stays as it is.
 _MOST_DEEP = 40
 _ENDS = (". ", ".\n", "。", "! ", "? ", "\n")
-_LEFT_OUT_SIGN = "…"
 
 
 class Slimmed(NamedTuple):
@@ -39,19 +38,10 @@ class Slimmed(NamedTuple):
 
 
 def slimmed(tools: Sequence[JsonValue]) -> Slimmed:
-    """The tools of a request, slimmed; those that are not understood stay the same objects.
-
-    Args:
-        tools: OpenAI's `tools`, or `functions`.
-    """
-    found: list[JsonValue] = []
-    saved_chars = 0
-    for tool in tools:
-        slim = _tool(tool)
-        if slim is not tool:
-            saved_chars += _chars(tool) - _chars(slim)
-        found.append(slim)
-    return Slimmed(tuple(found), saved_chars)
+    """OpenAI's `tools` or `functions`, slimmed; those that are not understood stay the same objects."""
+    found = tuple(_tool(tool) for tool in tools)
+    changed = ((old, new) for old, new in zip(tools, found, strict=True) if new is not old)
+    return Slimmed(found, sum(_chars(old) - _chars(new) for old, new in changed))
 
 
 def _chars(value: JsonValue) -> int:
@@ -61,14 +51,11 @@ def _chars(value: JsonValue) -> int:
 def _tool(tool: JsonValue) -> JsonValue:
     if not isinstance(tool, Mapping):
         return tool
-    function = tool.get("function")
-    changed: dict[str, JsonValue]
-    if isinstance(function, Mapping):
+    changed: JsonValue = tool
+    if isinstance(function := tool.get("function"), Mapping):
         changed = {**tool, "function": _function(function)}
     elif "parameters" in tool and isinstance(tool.get("name"), str):
         changed = _function(tool)
-    else:
-        return tool
     return tool if changed == tool else changed
 
 
@@ -82,11 +69,9 @@ def _function(function: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def _schema(schema: JsonValue, deep: int) -> JsonValue:
-    if deep == 0:
-        return schema
-    if isinstance(schema, list):
+    if isinstance(schema, list) and deep:
         return [_schema(each, deep - 1) for each in schema]
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or not deep:
         return schema
     found: dict[str, JsonValue] = {}
     for key, value in schema.items():
@@ -102,12 +87,12 @@ def _schema(schema: JsonValue, deep: int) -> JsonValue:
 
 
 def _shortened(text: str, most_chars: int) -> str:
-    """The first sentences of a text; where even one is too long, its first words."""
+    """The first sentences of a text; if even one is too long, its first words."""
     if len(text) <= most_chars:
         return text
     head = text[:most_chars]
     end = max(head.rfind(sign) + len(sign.rstrip()) if sign in head else 0 for sign in _ENDS)
     if end < most_chars // 3:
         end = head.rfind(" ") if " " in head else most_chars - 1
-        return head[:end].rstrip() + _LEFT_OUT_SIGN
+        return f"{head[:end].rstrip()}…"
     return head[:end].rstrip()

@@ -1,11 +1,7 @@
 """How the old part of a conversation is condensed: one object for each strategy, found by its name.
 
-The setting `strategy` names one. What is the strategy's own stands here: which words a model is asked with, and what
-of the conversation makes way. Everything else (sizes, budgets, legal cuts, the ledger, the checks of what a model
-answers) is the same for all.
-
-A further strategy is a prompt in a Markdown file and one `Strategy` in the table below, or a `register` from
-anywhere else (docs/contributing.md has an example).
+With which words a model is asked, and what of the conversation makes way. A further strategy is a prompt in a Markdown
+file and one `Strategy` in the table below, or a `register` from anywhere else (docs/contributing.md has an example).
 """
 
 from __future__ import annotations
@@ -20,26 +16,13 @@ from typing import NamedTuple
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.prompts import cleaned_history, filled, with_every_result
 
-__all__ = [
-    "STRATEGIES",
-    "Placeholders",
-    "Strategy",
-    "chooses",
-    "is_rung",
-    "lead_in",
-    "register",
-    "strategy_of",
-    "without_lead_in",
-    "writer_of",
-]
-
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 # Rungs of compactions that no strategy has made.
 _TAKEN = frozenset({"edit", "truncate"})
 
 
 class Placeholders(NamedTuple):
-    """What a strategy's prompt must hold between braces, and what it may hold."""
+    """The names that a strategy's prompt must hold between braces, and those that it may hold."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -55,18 +38,18 @@ class Strategy:
 
     Attributes:
         name: in settings, events and stored compactions.
-        description: what it does, one sentence for people.
-        prompt: what the pruning model is told. It begins with the same words every time, and says that the
-            conversation is data; `{words}` and the other placeholders become numbers.
+        description: one sentence for people.
+        prompt: it begins with the same words every time, and says that the conversation is data; `{words}` and the
+            other placeholders become numbers.
         brief_prompt: the same in a few words, for windows in which the prompt would take the room of what it is about;
-            "" where the prompt serves there, too.
-        keeps_recent: whether the recent messages stay behind the record. If not, all but the protected tail makes way,
-            and each record is a whole one: no segment is added to an earlier one.
-        writer: the strategy whose prompt writes the record; "" is this one. Another one's: the model is asked first
-            which messages may go, with this strategy's prompt (`core/pruning.py` reads the answer), and the writer's
-            turn comes where that does not do.
-        cleans: whether the history that the model is shown never ends in a tool's words.
-        lead_in: what stands between the record and the user's words that follow; "" for nothing.
+            "" if the prompt serves there, too.
+        keeps_recent: the recent messages stay behind the record. If not, all but the protected tail makes way, and each
+            record is a whole one: no segment is added to an earlier one.
+        writer: the strategy whose prompt writes the record; "" is this one. If it is another one, the model is asked
+            first which messages may go, with this strategy's prompt (`core/pruning.py` reads the answer), and the
+            writer's turn comes if that does not do.
+        cleans: the history that the model is shown never ends in a tool's words.
+        lead_in: stands between the record and the user's words that follow; "" for nothing.
     """
 
     name: str
@@ -80,7 +63,7 @@ class Strategy:
 
     @property
     def chooses(self) -> bool:
-        """Whether a model is asked first which messages may go."""
+        """A model is asked first which messages may go."""
         return bool(self.writer)
 
     @property
@@ -89,7 +72,7 @@ class Strategy:
         return _CHOOSING if self.chooses else _WRITING
 
     def instruction(self, *, words: int, round_number: int, is_brief: bool = False) -> str:
-        """What to write, in at most `words` words, for the `round_number`-th compaction (1 is the first)."""
+        """The prompt for at most `words` words and the `round_number`-th compaction (1 is the first)."""
         prompt = (is_brief and self.brief_prompt) or self.prompt
         return filled(prompt, {"words": words, "round": round_number})
 
@@ -136,17 +119,17 @@ def writer_of(name: str) -> str:
 
 
 def is_rung(name: str) -> bool:
-    """Whether compactions are made by that name here: a stored one may be of a strategy that is not there any more."""
+    """Returns False for the rung of a stored compaction whose strategy is not there any more."""
     return name in _TAKEN or name in _table
 
 
 def chooses(rung: str) -> bool:
-    """Whether a compaction was made by a model's choice of messages; `rung` is `Compaction.rung`."""
+    """Returns True if a compaction was made by a model's choice of messages; `rung` is `Compaction.rung`."""
     return rung in _table and _table[rung].chooses
 
 
 def lead_in(rung: str) -> str:
-    """What stands between a record and the user's words that follow; `rung` as in `chooses`."""
+    """Stands between a record and the user's words that follow; `rung` as in `chooses`."""
     return _table[rung].lead_in if rung in _table else ""
 
 
