@@ -1,8 +1,8 @@
-"""What a sentence of a person's is worth: rules, conditions and wishes before chatter, prose before pasted bulk.
+"""Weighs a person's sentences: rules, conditions and wishes before chatter, prose before pasted bulk.
 
 A rule is known by its modal verbs, negations and limits in the languages of `languages.toml`. No list is complete, so
 plain prose is worth something as well; what was pasted (code, logs, tables) is worth least, because it can be read
-again. Pure and in linear time.
+again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import string
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from importlib import resources
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
 
 _RULE, _CONDITION = 3.0, 1.0
 # What is long past being answered, and what only keeps a talk going.
@@ -54,8 +53,6 @@ _NO_WORDS = bytes(sign if chr(sign) in string.ascii_letters + "'" else ord(" ") 
 _WIDE = re.compile("[\u2e80-\U0010ffff]")
 _FENCE = "```"
 _SHORT_FENCE_LINES = 4
-
-
 # A rule's word says so much less at most where every sentence has it; prose without a word of its own so much.
 _LEAST_RARITY, _LEAST_NEWS = 0.2, 0.3
 # From where on a word is rare among a person's sentences; three that stand in no other are news, seven are more.
@@ -63,22 +60,23 @@ _RARE_FROM, _NEWS, _MOST_NEWS = 0.5, 1.5, 2.0
 _LEAST_SENTENCES = 40
 
 
-class _Signals(NamedTuple):
-    """What signals one thing in all languages.
+_LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
+_COMMON = {name: frozenset(each["common"].split()) for name, each in _LANGUAGES.items() if "common" in each}
 
-    Attributes:
-        words: by themselves.
-        phrases: of several words, by their first.
-        parts: of words where blanks set none apart.
-    """
 
-    words: frozenset[str]
-    phrases: Mapping[str, Sequence[str]]
-    parts: re.Pattern[str]
+class _Signals:
+    """Words, phrases of several words, and parts of words where blanks set none apart, of one kind in all languages."""
 
-    def are_in(self, sentence: str, words: Set[str]) -> bool:
-        """Whether a sentence, with its words in lower case, has one of them."""
-        return not self.words.isdisjoint(words) or bool(self.longer_in(sentence, words))
+    def __init__(self, kind: str) -> None:
+        languages = _LANGUAGES.values()
+        words = {word for language in languages for word in language.get(kind, "").split()}
+        self.words = frozenset(word for word in words if "_" not in word)
+        # By their first word.
+        self._phrases: defaultdict[str, list[str]] = defaultdict(list)
+        for phrase in sorted(word.replace("_", " ") for word in words if "_" in word):
+            self._phrases[phrase.partition(" ")[0]].append(phrase)
+        parts = {part for language in languages for part in language.get("unspaced", {}).get(kind, "").split()}
+        self._parts = re.compile("|".join(map(re.escape, sorted(parts))))
 
     def found_in(self, sentence: str, words: Set[str]) -> list[str]:
         """Those that a sentence has, with its words in lower case; one may come twice."""
@@ -86,43 +84,18 @@ class _Signals(NamedTuple):
 
     def longer_in(self, sentence: str, words: Set[str]) -> list[str]:
         """Phrases, and parts of words, that a sentence has, with its words in lower case."""
-        found = [] if sentence.isascii() else self.parts.findall(sentence)
-        if not self.phrases.keys().isdisjoint(words):
-            lower = sentence.lower()
-            found += (
-                phrase for first in self.phrases.keys() & words for phrase in self.phrases[first] if phrase in lower
-            )
-        return found
+        found = [] if sentence.isascii() else self._parts.findall(sentence)
+        firsts = self._phrases.keys() & words
+        lower = sentence.lower() if firsts else ""
+        return found + [phrase for first in firsts for phrase in self._phrases[first] if phrase in lower]
 
 
-def _signals(kind: str) -> _Signals:
-    languages = _LANGUAGES.values()
-    words = {word for language in languages for word in language.get(kind, "").split()}
-    phrases: defaultdict[str, list[str]] = defaultdict(list)
-    for phrase in sorted(word.replace("_", " ") for word in words if "_" in word):
-        phrases[phrase.partition(" ")[0]].append(phrase)
-    parts = {part for language in languages for part in language.get("unspaced", {}).get(kind, "").split()}
-    return _Signals(
-        frozenset(word for word in words if "_" not in word),
-        dict(phrases),
-        re.compile("|".join(map(re.escape, sorted(parts)))),
-    )
-
-
-_LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
-_COMMON = {name: frozenset(each["common"].split()) for name, each in _LANGUAGES.items() if "common" in each}
-_RULES, _CONDITIONS = map(_signals, ("rules", "conditions"))
+_RULES, _CONDITIONS = map(_Signals, ("rules", "conditions"))
 RULE_WORDS = _RULES.words
 
 
 class Sentence(NamedTuple):
-    """A sentence, or a line that was pasted.
-
-    Attributes:
-        text: one line, without the blanks around it.
-        pasted: whether nobody wrote it here.
-        opens_line: whether a line of the text begins with it.
-    """
+    """A sentence, or a line that was pasted, without the blanks around it; a line of the text may begin with it."""
 
     text: str
     pasted: bool
@@ -145,47 +118,36 @@ def sentences(text: str) -> Iterator[Sentence]:
         if at in borders:
             continue
         pasted, opens_line = at in fenced or _BULK_LINE.match(line) is not None, True
-        for sentence in (line,) if pasted or _is_one(line) else _SENTENCE_END.split(line):
+        # A search for the ends of sentences looks at each character.
+        is_one = pasted or (line.isascii() and not any(map(line.__contains__, _MAY_END)))
+        for sentence in (line,) if is_one else _SENTENCE_END.split(line):
             if shown := sentence.strip():
                 yield Sentence(shown, pasted or is_bulk(shown), opens_line)
                 opens_line = False
 
 
-def _is_one(line: str) -> bool:
-    """Whether a line is certain to have one sentence; a search for the ends of others looks at each character."""
-    return line.isascii() and not any(map(line.__contains__, _MAY_END))
-
-
 def is_bulk(line: str) -> bool:
-    """Whether a line was pasted rather than written: code, a log, a table, or without an end."""
+    """Returns True if a line was pasted rather than written: code, a log, a table, or without an end."""
     if _BULK_LINE.match(line) or (len(line) > _LONGEST_CHARS and _SENTENCE_END.search(line) is None):
         return True
     words = line.split()
     if len(words) >= _LEAST_WORDS and len(set(words)) < _DISTINCT_RATIO * len(words):
         return True
-    if len(line) < _SHORT_CHARS or _plain(line) >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
+    if line.isascii():
+        plain_chars = len(line) - len(line.encode().translate(None, _PLAIN_ASCII))
+    else:
+        plain_chars = sum(map(str.isalpha, line)) + line.count(" ")
+    if len(line) < _SHORT_CHARS or plain_chars >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
         return False
     # "The deadline is 2027-03-19." has few letters, and is said.
     plain = sum([word.strip(_AROUND_WORDS).isalpha() for word in words])
     return plain < _LEAST_PLAIN_WORDS or plain < _PLAIN_WORDS_RATIO * len(words)
 
 
-def _plain(line: str) -> int:
-    """How many letters and blanks a line has."""
-    if line.isascii():
-        return len(line) - len(line.encode().translate(None, _PLAIN_ASCII))
-    return sum(map(str.isalpha, line)) + line.count(" ")
-
-
 def languages(text: str) -> Counter[str]:
-    """How many of the commonest words of each language a text has; some are those of several languages."""
+    """Counts the commonest words of each language in a text; some are those of several languages."""
     words = Counter(word.casefold() for word in _WORD.findall(text))
     return +Counter({name: sum(words[each] for each in common) for name, common in _COMMON.items()})
-
-
-def is_rule(sentence: str) -> bool:
-    """Whether a sentence has a word that makes rules: a modal verb, a negation, a limit."""
-    return _RULES.are_in(sentence, _words(sentence))
 
 
 def _words(sentence: str) -> set[str]:
@@ -202,59 +164,46 @@ def _words(sentence: str) -> set[str]:
 
 
 class Weight(NamedTuple):
-    """What a sentence says apart from what it names, and if it has a word that makes rules."""
+    """The worth of a sentence apart from what it names, and if it has a word that makes rules."""
 
     worth: float
     is_rule: bool
 
 
 class Talk:
-    """Which words a person uses, and which all the time: where every third sentence has a "not", that forbids nothing.
+    """The words a person uses all the time: where every third sentence has a "not", that forbids nothing.
 
     Args:
         sentences: of the person; their order does not matter.
     """
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
-        self._words: dict[str, Set[str]] = {}
         times: Counter[str] = Counter()
-        number = 0
+        self._sentences = 0
         for sentence in sentences:
-            number += 1
-            words = self._words[sentence] = self.words(sentence)
-            times.update(words)
-            if longer := _RULES.longer_in(sentence, words):
-                times.update(set(longer) - words)
-        # Of words in more than one sentence; that of the others is 1.
-        log = math.log(max(number, _LEAST_SENTENCES))
+            self._sentences += 1
+            words = _words(sentence)
+            times.update(words.union(_RULES.longer_in(sentence, words)))
+        # Of words in more than one sentence, from 0 for one in all of them; that of the others is 1.
+        log = math.log(max(self._sentences, _LEAST_SENTENCES))
         self._rarity = {word: max(1 - math.log(count) / log, 0.0) for word, count in times.items() if count > 1}
-        self._news = {word: max(rarity - _RARE_FROM, 0.0) for word, rarity in self._rarity.items()}
-
-    def words(self, sentence: str) -> Set[str]:
-        """The words of a sentence in lower case, of this person's or another."""
-        words = self._words.get(sentence)
-        return _words(sentence) if words is None else words
-
-    def rarity(self, word: str) -> float:
-        """From 0 for a word in all sentences to 1 for one in a single sentence, or in none."""
-        return self._rarity.get(word, 1.0)
-
-    def news(self, words: Set[str]) -> float:
-        """What words say that hardly another sentence has: from 0.3 to 1.7; 1 where no other is known."""
-        if not self._words:
-            return 1.0
-        # In any order of the set the same.
-        rare = math.fsum([self._news.get(word, 1 - _RARE_FROM) for word in words])
-        return _LEAST_NEWS + (1 - _LEAST_NEWS) * min(rare / _NEWS, _MOST_NEWS)
 
     def weight(self, sentence: str) -> Weight:
-        """What a sentence of this person's says: about 1 for prose, up to 5.7 for a rule."""
-        words = self.words(sentence)
-        rules = [self.rarity(word) for word in _RULES.found_in(sentence, words)]
-        found = self.news(words) + (_RULE * max(*rules, _LEAST_RARITY) if rules else 0.0)
-        found += _CONDITION if _CONDITIONS.are_in(sentence, words) else 0.0
+        """Weighs a sentence of this person's: about 1 for prose, up to 5.7 for a rule."""
+        words = _words(sentence)
+        rules = [self._rarity.get(word, 1.0) for word in _RULES.found_in(sentence, words)]
+        found = self._news(words) + (_RULE * max(*rules, _LEAST_RARITY) if rules else 0.0)
+        found += _CONDITION if _CONDITIONS.found_in(sentence, words) else 0.0
         if sentence.endswith(_QUESTION_ENDS):
             found *= _QUESTION_RATIO
         if len(sentence) < _SHORT_CHARS and sentence.isascii():
             found *= _SHORT_RATIO
         return Weight(found, bool(rules))
+
+    def _news(self, words: Set[str]) -> float:
+        """From 0.3 to 1.7, by words that hardly another sentence has; 1 if no other is known."""
+        if not self._sentences:
+            return 1.0
+        # In any order of the set the same.
+        rare = math.fsum([max(self._rarity.get(word, 1.0) - _RARE_FROM, 0.0) for word in words])
+        return _LEAST_NEWS + (1 - _LEAST_NEWS) * min(rare / _NEWS, _MOST_NEWS)
