@@ -1,7 +1,4 @@
-"""`litellm-compaction compact`: what the plug-in would make of a conversation in a file, or makes of it.
-
-What was done with each message is told as lines for people and as JSON for programs.
-"""
+"""`litellm-compaction compact`: compacts a conversation in a file as the plug-in would, or says what it would do."""
 
 from __future__ import annotations
 
@@ -18,16 +15,16 @@ from typing import Literal, TypeAlias, TypeVar
 
 from litellm_compaction.cli.requests import BadRequest, read_request
 from litellm_compaction.cli.servers import ChatServer
-from litellm_compaction.config import settings_from
+from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.clearing import superseded_reads, with_data
 from litellm_compaction.core.compaction import Compaction, edited_part
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, system_prefix_length
 from litellm_compaction.core.plan import Edit, Summarize
 from litellm_compaction.core.strategies import STRATEGIES, chooses
-from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, PruningModel
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import CompactionEvent, Event, harmless
-from litellm_compaction.library.context import asking, offline_context, offline_target
+from litellm_compaction.library.context import offline_context
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
 from litellm_compaction.stores import memory_store
 from litellm_compaction.tokens.counter import TokenCounter
@@ -58,9 +55,9 @@ class Report:
         fixed_tokens: of tools, and of what the template adds.
         decided: `Compaction.rung`, or why nothing is done.
         tokens_after: of the new prompt; in a dry run its bound.
-        compaction: that is applied, None for none; in a dry run without its texts.
-        messages: the new list, None where it is the old one.
-        event: what the engine told, None in a dry run.
+        compaction: None for none; in a dry run without its texts.
+        messages: None for `originals`.
+        event: None in a dry run.
     """
 
     model: str
@@ -81,20 +78,17 @@ class Report:
 
     @property
     def fates(self) -> list[Fate]:
-        """What happens to each message.
+        """One for each message.
 
-        `edited` is sent in its place, but shorter. `summarized` is what the summary stands for. `dropped` leaves no
-        more than quotations: old reads that a later one repeats, and everything covered where there is no summary.
-        `offered` is, in a dry run, what a pruning model would choose from.
+        `edited` is sent in its place, but shorter. `dropped` leaves no more than quotations: old reads that a later one
+        repeats, and everything covered if there is no summary. In a dry run a pruning model would choose from the
+        `offered`.
         """
         compaction = self.compaction
         if compaction is None:
             return ["kept"] * len(self.originals)
-        lead, covered, replaced = (
-            system_prefix_length(self.originals),
-            compaction.covered_messages,
-            compaction.replaced_messages,
-        )
+        lead = system_prefix_length(self.originals)
+        covered, replaced = compaction.covered_messages, compaction.replaced_messages
         rest = self.originals[lead:]
         shown = edited_part(rest, compaction)
         repeated = superseded_reads(rest[:covered])
@@ -114,7 +108,7 @@ class Report:
 
 
 def as_lines(report: Report) -> Iterator[str]:
-    """The report for people; numbers and roles, no text of the conversation."""
+    """For people: numbers and roles, no text of the conversation."""
     yield (
         f"{len(report.originals)} messages, {report.tokens_before:,} tokens, "
         f"for {report.model} with {report.window_tokens:,}."
@@ -143,7 +137,7 @@ def as_lines(report: Report) -> Iterator[str]:
 
 
 def document(report: Report, request: JsonObject | None) -> dict[str, JsonValue]:
-    """The report for programs; `request` is the new request, None in a dry run."""
+    """For programs; `request` is the new request, None in a dry run."""
     event = report.event
     return {
         "model": report.model,
@@ -165,7 +159,7 @@ def document(report: Report, request: JsonObject | None) -> dict[str, JsonValue]
 
 
 def _runs(report: Report) -> Iterator[tuple[str, int, str]]:
-    """The fates as few lines: numbers from 1, tokens, and the fate; calls between edited results share theirs."""
+    """Numbers from 1, tokens, and a fate; calls between edited results share a line with them."""
     found = report.fates
     edited = [at for at, fate in enumerate(found) if fate == "edited"]
     between = range(edited[0], edited[-1]) if edited else range(0)
@@ -191,11 +185,11 @@ def compact(
     output: Path | None,
     environ: Mapping[str, str],
 ) -> int:
-    """Prints what is done with the request in `file` ("-": stdin), and writes the new one where asked; 0.
+    """Prints a report on the request in `file` ("-": stdin), and writes the new one to `output`; 0.
 
     Args:
-        strategy, keep_recent: None follows the plug-in's default.
         window: in tokens.
+        strategy, keep_recent: None follows the plug-in's default.
 
     Raises:
         BadRequest: the file is no request.
@@ -209,7 +203,7 @@ def compact(
     if not asked.request.messages:
         raise BadRequest(f"{file}: messages: expected at least one")
     chosen = {"strategy": strategy, "keep_recent_messages": keep_recent}
-    settings = {key: value for key, value in chosen.items() if value is not None}
+    settings = settings_from({key: value for key, value in chosen.items() if value is not None})
     server = ChatServer(
         api_base or environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE, environ.get("LM_STUDIO_API_KEY")
     )
@@ -229,21 +223,23 @@ def compact(
 
 
 async def _compacted(
-    request: Request, model: str, window_tokens: int, chosen: Mapping[str, object], server: ChatServer, *, dry_run: bool
+    request: Request, model: str, window_tokens: int, settings: Settings, server: ChatServer, *, dry_run: bool
 ) -> Report:
-    settings = settings_from(chosen)
     events: list[Event] = []
     store = memory_store(ttl_s=settings.store_ttl_s, max_bytes=_STORE_BYTES)
     windows = Windows(cache_s=settings.window_cache_s)
     compactor = Compactor(windows=windows, counter=TokenCounter(), store=store, observers=(events.append,))
-    target = offline_target(model, window_tokens)
-    ask = asking(model, server.completion(settings.summary_timeout_s), _TEMPERATURE)
-    pruning_model = PruningModel(label=model, target=target, ask=ask, is_same=False)
-    case = offline_context(target, settings, pruning_model, summary_calls=settings.max_summary_calls)
-
+    context = offline_context(
+        model,
+        window_tokens,
+        settings,
+        server.completion(settings.summary_timeout_s),
+        temperature=_TEMPERATURE,
+        summary_calls=settings.max_summary_calls,
+    )
     report = partial(Report, model=model, window_tokens=window_tokens, dry_run=dry_run)
     try:
-        needed = await _shown(compactor.prepare(request, case), f"counting for {model}")
+        needed = await _shown(compactor.prepare(request, context), f"counting for {model}")
         if isinstance(needed, PreparedRequest):
             count = needed.count
             return report(
@@ -275,10 +271,9 @@ async def _compacted(
 
 def _applied(needed: CompactionNeeded, event: CompactionEvent | None, stored: list[Compaction]) -> Compaction:
     """The compaction that was made: as stored, or the bare one, which no store gets."""
-    covered = event.covered_messages if event else 0
-    rung = event.rung if event else "truncate"
-    same = (each for each in stored if (each.covered_messages, each.rung) == (covered, rung))
-    return next(same, None) or _covering(needed, covered, None)
+    made = (event.covered_messages, event.rung) if event else (0, "truncate")
+    same = (each for each in stored if (each.covered_messages, each.rung) == made)
+    return next(same, None) or _covering(needed, made[0], None)
 
 
 def _covering(needed: CompactionNeeded, covered: int, decision: Summarize | None) -> Compaction:
@@ -298,7 +293,7 @@ def _covering(needed: CompactionNeeded, covered: int, decision: Summarize | None
 
 
 async def _shown(work: Awaitable[_Result], doing: str) -> _Result:
-    """The result of `work`; from a second on stderr says every few seconds what takes so long."""
+    """The result of `work`; after a second stderr says every few seconds what takes so long."""
     task = asyncio.ensure_future(work)
     started_s = time.monotonic()
     wait_s = _PROGRESS_S

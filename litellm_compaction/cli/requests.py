@@ -1,4 +1,4 @@
-"""Requests as files and lines hold them, and what is wrong with those that do not. Called by `count` and `compact`."""
+"""Requests in files and lines, for `count` and `compact`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
 @contextmanager
 def opened(name: str) -> Iterator[BinaryIO]:
-    """A file's bytes, or those of the standard input for `-`.
+    """A file, or the standard input for `-`.
 
     Raises:
         BadRequest: it cannot be opened.
@@ -47,7 +47,7 @@ def opened(name: str) -> Iterator[BinaryIO]:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of an input; of one that is too long as much as shows that."""
+    """The lines of an input; of one that is too long, only enough to show that."""
     while line := file.readline(MAX_BYTES + 1):
         rest = line
         while not rest.endswith(b"\n") and (rest := file.readline(MAX_BYTES)):
@@ -56,7 +56,7 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def read_request(name: str) -> Asked:
-    """The one request that a file is, or the standard input for `-`.
+    """The request in a file, or in the standard input for `-`.
 
     Raises:
         BadRequest: it cannot be read, or is no request.
@@ -69,7 +69,7 @@ def read_request(name: str) -> Asked:
 
 
 def parse_request(raw: bytes) -> Asked:
-    """The request that a JSON document is; a list is one without tools.
+    """The request in a JSON document; a list is one without tools.
 
     Raises:
         BadRequest: it is something else.

@@ -1,4 +1,4 @@
-"""Servers as commands ask them without a proxy: what LM Studio lists, and chat completions of any server."""
+"""Servers as commands ask them without a proxy: LM Studio's listing, and chat completions of any server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ERROR_CHARS = 300
 
 
 def listing_of(url: str, api_key: str | None) -> Listing | None:
-    """What the LM Studio at `url` lists; None when nothing, or something else, answers there within 2 s.
+    """The models of the LM Studio at `url`; None if nothing, or something else, answers there within 2 s.
 
     Raises:
-        KeyRefused: a server answers, and wants another key: whether it is LM Studio does not matter then.
+        KeyRefused: a server answers, and wants another key.
     """
 
     async def read() -> Listing | None:
@@ -41,14 +41,10 @@ def listing_of(url: str, api_key: str | None) -> Listing | None:
 
 
 class ChatServer:
-    """`/v1/chat/completions` of a server: LM Studio's, or any other that speaks it.
+    """`/v1/chat/completions` of a server at `api_base`, with or without `/v1`.
 
-    A server that cannot be used is a mistake to put right here, while a proxy would go on without a summary: so it
-    raises `ServerUnavailable`.
-
-    Args:
-        api_base: with or without `/v1`.
-        api_key: sent as bearer token, None for none.
+    If it cannot be used, that is a mistake to put right: a proxy would go on without a summary, this raises
+    `ServerUnavailable`.
     """
 
     def __init__(self, api_base: str, api_key: str | None) -> None:
@@ -60,15 +56,15 @@ class ChatServer:
 
     def completion(self, timeout_s: float) -> Completion:
         """The completion as the library takes one; `timeout_s` is the limit for a whole answer."""
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
 
         async def complete(**body: JsonValue) -> object:
-            return self._document(await self._posted(body, httpx.Timeout(timeout_s, connect=_CONNECT_S)))
+            return self._document(await self._posted(body, timeout))
 
         return complete
 
     async def _posted(self, body: JsonObject, timeout: httpx.Timeout) -> httpx.Response:
         try:
-            # The environment's web proxy must not be asked for a server on this machine or network.
             async with httpx.AsyncClient(trust_env=False) as http:
                 return await http.post(self._url, json=body, headers=self._headers, timeout=timeout)
         except httpx.ConnectError as exc:

@@ -1,7 +1,6 @@
 """The library's front door: a conversation in, the same or a shorter one out; or a summary alone.
 
-Which messages are recent is the library's own (`selection`), and so is how a result is told; what is made of the
-others is made by the engine.
+`selection` decides which messages are recent; the engine condenses the others.
 """
 
 from __future__ import annotations
@@ -37,24 +36,22 @@ _PRUNED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionResult:
-    """What to send, and what was done.
+    """A conversation to go on with, and how it was made.
 
     Attributes:
-        messages: the conversation to go on with; where `compacted` is false, the caller's own dicts.
-        compacted: whether anything changed.
-        reason: why nothing changed, else "": as `CompactionSelection.reason`, `no_gain` where less than 10 % would
+        messages: to be sent; the caller's own dicts unless `compacted`.
+        reason: why nothing changed, else "": as `CompactionSelection.reason`, `no_gain` if less than 10 % would
             have been saved, `below_trigger` (if asked for), or `error` (`safe_compact` and `Compactor`).
-        strategy: that made it, "" where nothing changed: the configured one, or `summary` after a pruning that could
-            not be used.
+        strategy: the one that made it, "" if nothing changed: the configured one, or `summary` after a pruning that
+            could not be used.
         round: of the summary in front, 0 for none.
-        summary: what the model wrote, without secrets, "" where it was not asked; after a pruning, behind what earlier
-            ones said.
-        summarized_messages: how many messages are not sent any more, without those of earlier rounds.
+        summary: the model's text, without secrets, "" if it was not asked; a pruning's follows what earlier ones said.
+        summarized_messages: the number of messages that are not sent any more, without those of earlier rounds.
         replaced: the positions in the given messages that the record stands for, ascending; a message that was an
             earlier record and nothing else is one of them.
-        tokens_before: of the prompt as it came, tools included; 0 where it was not counted (`empty`, `error`).
+        tokens_before: of the prompt as it came, tools included; 0 if it was not counted (`empty`, `error`).
         tokens_after: of the prompt with `messages`.
-        error: what went wrong (`safe_compact` and `Compactor`).
+        error: of `safe_compact` and `Compactor`.
     """
 
     messages: list[dict[str, JsonValue]] = field(repr=False)
@@ -79,18 +76,15 @@ async def compact(
     focus: str = "",
     above_trigger_only: bool = False,
 ) -> CompactionResult:
-    """The conversation with one summary in place of everything but system messages and the recent messages.
+    """Condenses everything but system messages and the recent messages, as `config.strategy` says.
 
-    So `strategy` `summary` does; `prune` leaves of the older messages what its model wants to keep, `handoff` keeps
-    only the last request and the tool round that is still open. It compacts whenever there is something to condense;
-    `should_compact` says when that is worth it. The record stands in the first user message, framed as data: the
-    heading `## Session Summary (round N)`, what the model wrote, and beside it, copied without a model, the user's own
-    words, paths, numbers, commands and errors. A record that the messages carry already is integrated (a pruning goes
-    on from it), and its round counted up.
+    It compacts whenever there is something to condense; `should_compact` says when that is worth it. The record stands
+    in the first user message, framed as data: the heading `## Session Summary (round N)`, the model's text, and, copied
+    without a model, the user's own words, paths, numbers, commands and errors. A record that the messages carry already
+    is integrated (a pruning goes on from it), and its round counted up.
 
     Args:
         messages: n, oldest first, as in a chat completion request; neither the list nor a dict in it is changed.
-        config: window, model, how much is kept.
         acompletion: writes the summary; called with `model=, messages=, max_tokens=, temperature=`.
         tools: schemas that are sent with the messages; only counted.
         focus: a topic that is kept in more detail, "" for none; the model gets it as data.
@@ -123,7 +117,7 @@ async def compact(
         return unchanged(selected.reason)
     call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic, earlier=selected.earlier)
     if _best_gain_tokens(selected, call.work) < tokens_before * MIN_GAIN_RATIO:
-        # Nobody is asked for what could not be used: an agent would ask again in every step.
+        # No model is asked for what could not be used: an agent would ask again in every step.
         return unchanged("no_gain")
     levels = await off_loop(selected.messages, lambda: _levels(selected, config, call.work, tokens_before))
     enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
@@ -177,26 +171,19 @@ async def safe_compact(
             messages, config, acompletion, tools=tools, focus=focus, above_trigger_only=above_trigger_only
         )
     except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
-        reason = error.reason if isinstance(error, SummaryFailed) else "error"
-        cause = type(error.__cause__ or error).__name__
         logger.warning(
             "library_compaction_failed model=%s reason=%s error=%s cause=%s",
             config.model,
-            reason,
+            error.reason if isinstance(error, SummaryFailed) else "error",
             type(error).__name__,
-            cause,
+            type(error.__cause__ or error).__name__,
         )
         return CompactionResult(messages=_own(messages), compacted=False, reason="error", error=error)
 
 
 @dataclass(frozen=True, slots=True)
 class Compactor:
-    """Counts a conversation, and compacts it if it is above the trigger. Holds no conversation; serves any number.
-
-    Attributes:
-        config: window, model, trigger, how much is kept.
-        acompletion: writes the summaries; called with `model=, messages=, max_tokens=, temperature=`.
-    """
+    """Counts a conversation, and compacts it if it is above the trigger. Holds no conversation; serves any number."""
 
     config: CompactionConfig
     acompletion: Completion = field(repr=False)
@@ -204,13 +191,7 @@ class Compactor:
     async def __call__(
         self, messages: Sequence[JsonObject], *, tools: Sequence[JsonValue] = (), focus: str = ""
     ) -> CompactionResult:
-        """What to send next: as `safe_compact`, with `reason` "below_trigger" for a prompt that needs nothing.
-
-        Args:
-            messages: n, oldest first; neither the list nor a dict in it is changed.
-            tools: schemas that are sent with the messages; only counted.
-            focus: a topic that is kept in more detail, "" for none.
-        """
+        """As `safe_compact`, with `reason` "below_trigger" for a prompt that needs nothing."""
         return await safe_compact(
             messages, self.config, self.acompletion, tools=tools, focus=focus, above_trigger_only=True
         )
@@ -226,16 +207,13 @@ async def generate_summary(
     round_number: int = 1,
     focus: str = "",
 ) -> str:
-    """A summary of the messages, without any framing; one call, or several where they do not fit the window at once.
+    """A summary of the messages, without any framing; one call, or several if they do not fit the window at once.
 
     Args:
-        messages: what is to be summarized, oldest first; not changed.
-        config: the summariser, its window, the summary's bound, the strategy, the time limit.
-        acompletion: called with `model=, messages=, max_tokens=, temperature=`.
+        messages, config, acompletion, focus: as of `compact`.
         earlier: a summary that the new one integrates, "" for none.
-        request: what the user is asking for now, for orientation, "" for none.
+        request: the user's present request, for orientation, "" for none.
         round_number: of the compaction, from 1.
-        focus: a topic that is kept in more detail, "" for none; the model gets it as data.
 
     Raises:
         SummaryFailed: no usable summary; `reason` says why in one word, and `__cause__` what `acompletion` raised.
@@ -266,20 +244,15 @@ async def generate_summary(
 
 
 def _best_gain_tokens(selected: Selected, work: MeasuredRequest) -> int:
-    """What the shortest summary would save; an earlier record makes room for the new one."""
-    lead = len(selected.system)
-    sizes = work.conversation.sizes[lead : lead + len(selected.covered)]
-    fresh_tokens = sum(size for position, size in enumerate(sizes) if position not in selected.pinned)
-    return fresh_tokens - (0 if selected.earlier else RECORD_TOKENS)
+    """The gain of the shortest summary; an earlier record makes room for the new one."""
+    sizes = work.conversation.sizes[len(selected.system) :]
+    return sum(sizes[position] for position in selected.fresh_at) - (0 if selected.earlier else RECORD_TOKENS)
 
 
 def _levels(
     selected: Selected, config: CompactionConfig, work: MeasuredRequest, tokens_before: int
 ) -> tuple[Level, ...]:
-    """What the engine is to make of a selection.
-
-    Where the planner weighs budgets (`core.plan`), here the caller's bounds decide.
-    """
+    """The engine's order: the planner weighs budgets (`core.plan`), here the caller's bounds decide."""
     earlier = selected.earlier
     covered_messages = len(selected.covered)
     kept = kept_tokens(work.conversation, covered_messages, selected.pinned)
@@ -342,7 +315,7 @@ def _base(earlier: Record, work: MeasuredRequest) -> Compaction:
 
 
 class _Made(NamedTuple):
-    """A compaction, the conversation with it, and which of the covered messages are not sent any more."""
+    """A compaction, the conversation with it, and the positions of covered messages that are not sent any more."""
 
     compaction: Compaction
     messages: tuple[Message, ...]
@@ -364,9 +337,9 @@ async def _made(call: Call, levels: Sequence[Level], selected: Selected) -> _Mad
 
 
 def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
-    """The shorter conversation; its recent messages stay as they came, `null` content included.
+    """The shorter conversation, with a record that a later compaction reads back: there is no store.
 
-    The record is written so that a later compaction can read it back: there is no store that would remember it.
+    Recent messages stay as they came, `null` content included.
     """
     record = Record(summary=compaction.said, ledger=compaction.ledger, round=compaction.round)
     shown = apply(selected.messages, compaction, record=write_record(record, lead_in=lead_in(compaction.rung)))
@@ -376,9 +349,6 @@ def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
 
 
 def _own(messages: Sequence[JsonObject]) -> list[dict[str, JsonValue]]:
-    """The caller's messages in a list of their own; what is no mapping stays what it is."""
-    return cast("list[dict[str, JsonValue]]", [_dict(message) for message in messages])
-
-
-def _dict(message: object) -> object:
-    return dict(message) if isinstance(message, Mapping) and not isinstance(message, dict) else message
+    """The caller's messages in a list of their own; an entry that is no mapping stays as it is."""
+    own = (dict(each) if isinstance(each, Mapping) and not isinstance(each, dict) else each for each in messages)
+    return cast("list[dict[str, JsonValue]]", list(own))

@@ -1,4 +1,4 @@
-"""What the caller of the library decides, checked when it is written down."""
+"""The library's settings, checked when they are written down."""
 
 from __future__ import annotations
 
@@ -30,27 +30,23 @@ class CompactionConfig:
     """How conversations are compacted.
 
     Attributes:
-        model: that the conversation is sent to; its family says how tokens are counted.
+        model: gets the conversation; its family says how tokens are counted.
         context_window_tokens: with which that model is really loaded or served. There is no default: a guess would
             let a server cut silently.
         trigger_ratio: share of the window above which `should_compact` says so.
         target_ratio: share of the window, and at most half of the prompt, that a prompt above the trigger is compacted
             to, as in the proxy.
-        keep_recent_messages: messages at the end that stay as they are; a few more where a tool call would lose its
-            results, and of a prompt above the trigger only those that fit below the target. A hand-off keeps only the
-            newest request, or the tool round that nobody has answered yet.
-        summary_model: that writes summaries; None is `model`.
+        keep_recent_messages: messages at the end that stay as they are; more if a tool call would lose its results,
+            fewer if they would not fit below the target. A hand-off keeps the newest request or open tool round only.
+        summary_model: writes summaries; None is `model`.
         summary_window_tokens: the context length of `summary_model`; None is `context_window_tokens`.
         summary_max_tokens: longest summary; also at most 15 % of the window.
-        ledger_max_tokens: longest verbatim record beside it; also at most 15 % of the window; 0 is none.
-        strategy: how the older part is condensed, as the proxy's setting: `summary` writes a record of it, `prune`
-            lets the model choose what goes or becomes shorter, `handoff` writes a hand-over that leaves the last
-            request alone behind it. Where a pruning cannot be used, a summary is made.
+        ledger_max_tokens: longest verbatim record that goes with it; also at most 15 % of the window; 0 is none.
+        strategy: as the proxy's setting; if a pruning cannot be used, a summary is made.
         temperature: of the summariser.
-        system_reserve_tokens: part of the window for system messages and tools; with any reserve both ratios are of
-            what all reserves leave, at least a quarter of the window, as in the proxy.
-        output_reserve_tokens: part of the window for the answer.
-        safety_buffer_tokens: part of the window that stays free.
+        system_reserve_tokens, output_reserve_tokens, safety_buffer_tokens: parts of the window for system messages and
+            tools, for the answer, and free; with any of them both ratios are of what they leave, at least a quarter
+            of the window, as in the proxy.
         timeout_s: seconds after which a summary is given up, its parts and what merges them included.
 
     Raises:
@@ -85,26 +81,23 @@ class CompactionConfig:
 
     @property
     def trigger_tokens(self) -> int:
-        """A prompt above this should be compacted."""
         return math.floor(self.trigger_ratio * self._usable_tokens)
 
     def target_tokens(self, prompt_tokens: int) -> int:
-        """To how many tokens a prompt above the trigger is compacted: recent messages are kept only up to this."""
+        """The bound to which a prompt above the trigger is compacted."""
         return min(math.floor(self.target_ratio * self._usable_tokens), prompt_tokens // 2)
 
     @property
     def summary_tokens(self) -> int:
-        """The bound on a summary in this window."""
         return min(self.summary_max_tokens, math.floor(_RECORD_WINDOW_RATIO * self.context_window_tokens))
 
     @property
     def ledger_tokens(self) -> int:
-        """The bound on the ledger in this window."""
         return min(self.ledger_max_tokens, math.floor(_RECORD_WINDOW_RATIO * self.context_window_tokens))
 
     @property
     def least_ledger_tokens(self) -> int:
-        """What recent messages leave to the ledger below the target."""
+        """The part of the ledger that recent messages leave it below the target."""
         return math.floor(_LEAST_LEDGER_RATIO * self.ledger_tokens)
 
     @property
@@ -120,8 +113,6 @@ def _kinds() -> dict[str, tuple[TypeAdapter[object], str]]:
 
 
 def _allowed(hint: Any) -> str:
-    limits = getattr(hint, "__metadata__", None)
-    if limits is None:
-        # Of `… | None`.
-        return _allowed(get_args(hint)[0])
+    # The first of `… | None` has it.
+    limits = getattr(hint, "__metadata__", None) or get_args(hint)[0].__metadata__
     return next(str(found) for limit in limits if (found := getattr(limit, "description", None)))

@@ -1,7 +1,7 @@
 """A call of the library as the engine sees it: a request without a server, and one model that writes summaries.
 
-The window is the one that the caller wrote down, so no server is asked for it; what is made is kept for the length of
-the call, since the caller's messages carry it on. Called by `compacting`, once for each conversation.
+The window is the one that the caller wrote down; what is made is kept for the length of the call, since the caller's
+messages carry it on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STORE_S, _STORE_BYTES = 86_400.0, 1 << 24
 
 
 class Call(NamedTuple):
-    """One call: the conversation as it was measured, and who makes what of it."""
+    """A measured conversation, and what makes compactions and summaries of it."""
 
     work: MeasuredRequest
     builder: CompactionBuilder
@@ -51,10 +51,7 @@ async def begin(
     focus: str = "",
     earlier: Record | None = None,
 ) -> Call:
-    """A call about a conversation, measured with the counter that all calls share.
-
-    `messages` are as they would be sent, but for the `earlier` record that they carried.
-    """
+    """Measures a conversation with the counter that all calls share, without the `earlier` record that it carried."""
     windows, sources = Windows(cache_s=_STORE_S), Sources()
     measurer = RequestMeasurer(windows=windows, counter=counter(), sources=sources)
     client = SummaryClient(windows=windows, counter=counter(), sources=sources)
@@ -65,34 +62,45 @@ async def begin(
         quoted=listable,
         carried=ledger_messages(earlier.ledger) if earlier else (),
     )
-    request = Request(messages=tuple(messages), tools=tuple(tools))
-    work = await measurer.weigh(request, _context(config, acompletion, focus))
+    context = offline_context(
+        config.model,
+        config.context_window_tokens,
+        _settings(config),
+        acompletion,
+        summary_model=config.summary_model,
+        summary_window_tokens=config.summary_window_tokens,
+        temperature=config.temperature,
+        summary_calls=_MOST_JOBS,
+        focus=focus,
+    )
+    work = await measurer.weigh(Request(messages=tuple(messages), tools=tuple(tools)), context)
     return Call(work=await hashed(work), builder=builder, summary_client=client)
 
 
-def _context(config: CompactionConfig, acompletion: Completion, focus: str) -> RequestContext:
-    model = config.summary_model or config.model
+def offline_context(
+    model: str,
+    window_tokens: int,
+    settings: Settings,
+    acompletion: Completion,
+    *,
+    temperature: float,
+    summary_calls: int,
+    summary_model: str | None = None,
+    summary_window_tokens: int | None = None,
+    focus: str = "",
+) -> RequestContext:
+    """The surroundings of a request without a proxy; None for the summariser's takes those of `model`."""
+    writer = summary_model or model
     pruning_model = PruningModel(
-        label=model,
-        target=offline_target(model, config.summary_window_tokens or config.context_window_tokens),
-        ask=asking(model, acompletion, config.temperature),
+        label=writer,
+        target=_offline_target(writer, summary_window_tokens or window_tokens),
+        ask=_asking(writer, acompletion, temperature),
+        # Asked about the conversation as text: what its server has cached is not known.
         is_same=False,
     )
-    target = offline_target(config.model, config.context_window_tokens)
-    return offline_context(target, _settings(config), pruning_model, summary_calls=_MOST_JOBS, focus=focus)
-
-
-def offline_context(
-    target: Target, settings: Settings, pruning_model: PruningModel, *, summary_calls: int, focus: str = ""
-) -> RequestContext:
-    """The surroundings of a request without a proxy; `target` as of `offline_target`.
-
-    `pruning_model`, whichever it is, is not `is_same`: it is asked about the conversation as text, without tools, since
-    it is not known what its server has cached.
-    """
     return RequestContext(
-        label=target.model,
-        target=target,
+        label=model,
+        target=_offline_target(model, window_tokens),
         settings=settings,
         scope="",
         pruning_models=(pruning_model,),
@@ -102,18 +110,15 @@ def offline_context(
     )
 
 
-def offline_target(model: str, window_tokens: int) -> Target:
-    """A model of which all is known that the caller wrote down: without an address nobody is asked."""
+def _offline_target(model: str, window_tokens: int) -> Target:
+    # Without an address no server is asked.
     return Target(key=model, model=model, api_base=None, api_key=None, context_length=window_tokens, is_lmstudio=False)
 
 
 def _settings(config: CompactionConfig) -> Settings:
-    """What the engine reads of a deployment's settings; the values were checked by `CompactionConfig`.
-
-    The trigger is a share of the window alone: room for the answer is what the caller reserves.
-    """
     return settings_from(None).model_copy(
         update={
+            # A share of the window alone: room for the answer is what the caller reserves.
             "pre_request_ratio": config.trigger_ratio,
             "output_buffer_ratio": 0.0,
             "output_buffer_min_tokens": 0,
@@ -128,9 +133,7 @@ def _settings(config: CompactionConfig) -> Settings:
     )
 
 
-def asking(model: str, acompletion: Completion, temperature: float) -> Ask:
-    """A completion as the engine asks it; its errors, but `ServerUnavailable`, become `SummaryFailed`."""
-
+def _asking(model: str, acompletion: Completion, temperature: float) -> Ask:
     async def ask(
         messages: Sequence[Message],
         *,
@@ -156,21 +159,13 @@ def asking(model: str, acompletion: Completion, temperature: float) -> Ask:
 
 
 def _answer(response: object) -> SummaryAnswer:
-    """The answer in a chat completion, object or dict.
-
-    Raises:
-        SummaryFailed: it has no `choices[0].message`.
-    """
     choices = _field(response, "choices")
     choice = choices[0] if isinstance(choices, Sequence) and choices else None
     message = _field(choice, "message")
     if message is None:
         raise SummaryFailed("error", f"the summariser's answer, {type(response).__name__}, has no choices[0].message")
-    content, reasoning, finish_reason = (
-        _field(message, "content"),
-        _field(message, "reasoning_content") or _field(message, "reasoning"),
-        _field(choice, "finish_reason"),
-    )
+    content, finish_reason = _field(message, "content"), _field(choice, "finish_reason")
+    reasoning = _field(message, "reasoning_content") or _field(message, "reasoning")
     parts: JsonValue = content if isinstance(content, str | list) else None
     return SummaryAnswer(
         text=parse_message({"role": "assistant", "content": parts}).text,

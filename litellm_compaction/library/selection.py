@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Literal, TypeAlias
 
 from litellm_compaction.core.conversation import RECORD_TOKENS
@@ -22,10 +23,9 @@ class CompactionSelection:
     """How a conversation would be divided; the dicts are shallow copies of the caller's.
 
     Attributes:
-        system: what stays in front: the leading system messages, and those between the messages that go.
-        earlier_summary: what an earlier compaction wrote, "" for none.
-        round: of that compaction, 0 for none.
-        to_summarize: what the summary will stand for, oldest first; with `prune`, what the model may choose from.
+        system: system messages, which stay in front.
+        earlier_summary, round: of an earlier compaction; "" and 0 for none.
+        to_summarize: oldest first; with `prune`, what the model may choose from.
         to_keep: the recent messages; earlier user messages that they are still about come first.
         reason: why nothing is to be summarized, else "": `empty`, `all_recent`, `nothing_new` since the earlier
             summary, or `too_short` to be worth a record.
@@ -44,9 +44,8 @@ class Selected:
     """A conversation, divided: `system + covered + tail` is what a compaction is applied to.
 
     Attributes:
-        system: as in `CompactionSelection`.
         earlier: the record that the conversation carried, or None.
-        covered: the other messages before the cut.
+        covered: the messages before the cut that are not `system`.
         pinned: positions in `covered` of the user messages that stay verbatim.
         tail: the messages from the cut on.
         sources: for each of `covered` its position in the messages that were divided.
@@ -54,29 +53,26 @@ class Selected:
     """
 
     system: tuple[Message, ...]
-    earlier: Record | None
-    covered: tuple[Message, ...]
-    pinned: tuple[int, ...]
     tail: tuple[Message, ...]
-    reason: Unselected
+    reason: Unselected = ""
+    earlier: Record | None = None
+    covered: tuple[Message, ...] = ()
+    pinned: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
     record_sources: tuple[int, ...] = ()
 
     def replaced(self, gone: Collection[int]) -> tuple[int, ...]:
-        """Positions in the divided messages that a record stands for, ascending, if these of `covered` go."""
+        """Positions in the divided messages that a record stands for if these of `covered` go, ascending."""
         return tuple(sorted({*self.record_sources, *(self.sources[position] for position in gone)}))
 
     @property
     def fresh_at(self) -> list[int]:
+        """Positions in `covered` of what a new record stands for."""
         return [position for position in range(len(self.covered)) if position not in self.pinned]
 
     @property
     def fresh(self) -> list[Message]:
         return [self.covered[position] for position in self.fresh_at]
-
-    @property
-    def kept(self) -> list[Message]:
-        return [self.covered[position] for position in self.pinned]
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -90,12 +86,11 @@ def select_messages(
     tokens: int | None = None,
     tools: Sequence[JsonValue] = (),
 ) -> CompactionSelection:
-    """What `compact` would do with the messages.
+    """Divides messages as `compact` would.
 
     Args:
         messages: n, oldest first; not changed.
-        config: how many recent messages are kept, and up to how many tokens.
-        tokens: the prompt's size as `count_tokens` gives it, which `compact` goes by; without it the estimate decides.
+        tokens: the prompt's size as `count_tokens` gives it, which `compact` goes by; None takes the estimate.
         tools: schemas that are sent too.
 
     Raises:
@@ -107,7 +102,7 @@ def select_messages(
         earlier_summary=selected.earlier.summary if selected.earlier else "",
         round=selected.earlier.round if selected.earlier else 0,
         to_summarize=[] if selected.reason else _raw(selected.fresh),
-        to_keep=_raw((*selected.kept, *selected.tail)),
+        to_keep=_raw((*(selected.covered[position] for position in selected.pinned), *selected.tail)),
         reason=selected.reason,
     )
 
@@ -119,13 +114,12 @@ def select(
     tokens: int | None = None,
     tools: Sequence[JsonValue] = (),
 ) -> Selected:
-    """The conversation divided at the last legal cut before the recent messages, for a hand-off at the last one.
+    """Divides a conversation at the last legal cut before the recent messages; for a hand-off at the last cut.
 
-    Above the trigger, recent messages stay only up to the target: at the first later cut that reaches it, else at the
-    last one. Were more kept, the next step would be above the trigger again.
+    Above the trigger, recent messages stay only up to the target, at the first later cut that reaches it, else at the
+    last one: with more of them the next step would be above the trigger again.
 
-    The cuts are the proxy's (`core/cut_points.py`): a call stays with its results, and the newest tool round, or the
-    message that waits for an answer, is never covered. A system message that opens with `## Session Summary` is an
+    The cuts are the proxy's (`core/cut_points.py`). A system message that opens with `## Session Summary` is an
     earlier summary like any other, not an instruction.
     """
     lead = system_prefix_length(messages)
@@ -163,7 +157,6 @@ def select(
         covered=tuple(covered),
         pinned=pinned,
         tail=tail,
-        reason="",
         sources=tuple(sources),
         record_sources=tuple(record_sources),
     )
@@ -194,23 +187,16 @@ def _cut(
     room_tokens = (target_tokens - record_tokens) * estimated_tokens // counted_tokens - schemas_tokens
     requests = {*request_indices(messages), doubted_index(messages)}
     later = [cut for cut in cuts if usual is None or cut >= usual]
-    return next((cut for cut in later if _staying_tokens(messages, sizes, cut, requests) <= room_tokens), later[-1])
 
+    def staying_tokens(cut: int) -> int:
+        staying = (index >= cut or each.is_system or index in requests for index, each in enumerate(messages))
+        return sum(compress(sizes, staying))
 
-def _staying_tokens(
-    messages: Sequence[Message], sizes: Sequence[int], cut: int, requests: Collection[int | None]
-) -> int:
-    """What is sent as it came if a record stands for the messages before `cut`: estimated, without that record."""
-    return sum(
-        size
-        for index, (message, size) in enumerate(zip(messages, sizes, strict=True))
-        if index >= cut or message.is_system or index in requests
-    )
+    return next((cut for cut in later if staying_tokens(cut) <= room_tokens), later[-1])
 
 
 def _whole(messages: Sequence[Message], lead: int, reason: Unselected) -> Selected:
-    system, tail = tuple(messages[:lead]), tuple(messages[lead:])
-    return Selected(system=system, earlier=None, covered=(), pinned=(), tail=tail, reason=reason)
+    return Selected(system=tuple(messages[:lead]), tail=tuple(messages[lead:]), reason=reason)
 
 
 def _raw(messages: Sequence[Message]) -> list[dict[str, JsonValue]]:

@@ -29,9 +29,7 @@ def estimate_tokens(text: object) -> int:
 
     0 for anything that is not a string: a message that only calls tools has `content` None.
     """
-    if not isinstance(text, str):
-        return 0
-    return -(-len(text) // _TOKEN_CHARS)
+    return -(-len(text) // _TOKEN_CHARS) if isinstance(text, str) else 0
 
 
 def estimate_messages_tokens(messages: Sequence[JsonObject]) -> int:
@@ -39,9 +37,6 @@ def estimate_messages_tokens(messages: Sequence[JsonObject]) -> int:
 
     The template's own tokens are not in it. Content parts `tool-call` and `tool-result` (Vercel's AI SDK) count by
     their texts; any other part that is not text counts as 1,200 tokens.
-
-    Args:
-        messages: n, oldest first, as in a chat completion request; not changed.
 
     Raises:
         ValueError: an entry is not a message.
@@ -56,11 +51,10 @@ def should_compact(
     tokens: int | None = None,
     tools: Sequence[JsonValue] = (),
 ) -> bool:
-    """Whether the prompt is above `config.trigger_ratio` of the window.
+    """Returns True if the prompt is above `config.trigger_ratio` of the window.
 
     Args:
-        messages: what would be sent; not changed.
-        config: window and trigger.
+        messages: n, oldest first; not changed.
         tokens: the prompt's size as `count_tokens` gives it, or the last answer's `usage` and what came since. Without
             it the estimate decides, which may come too late: leave room by a lower `trigger_ratio`.
         tools: schemas that are sent too; counted in the estimate.
@@ -80,7 +74,7 @@ async def count_tokens(messages: Sequence[JsonObject], *, model: str, tools: Seq
 
     Args:
         messages: n, oldest first; not changed.
-        model: its name, with or without provider; decides the family.
+        model: its name, with or without provider.
         tools: schemas that are sent with them.
 
     Raises:
@@ -97,7 +91,6 @@ async def loaded_window(
     Args:
         model: as LM Studio lists it, without a provider's prefix.
         api_base: of the server, such as `http://127.0.0.1:1234/v1`.
-        api_key: for a server that asks for one.
         http: the client to use; None makes one.
 
     Raises:
@@ -107,14 +100,12 @@ async def loaded_window(
     windows = Windows(cache_s=_CACHE_S, http=http)
     try:
         return (await windows.resolve(target)).tokens
-    except ModelNotLoaded as error:
-        tried = f"LM Studio has not loaded it; load it (`lms load {model}`) and ask again"
-        raise WindowUnknown(model, tried=tried) from error
-    except WindowUnread as error:
-        tried = "its server does not answer; start it (`lms server start`) or correct `api_base`"
-        raise WindowUnknown(model, tried=tried) from error
-    except WindowUnknown as error:
+    except (ModelNotLoaded, WindowUnknown) as error:
         tried = "LM Studio names no context length of it; correct `model` (`lms ps` lists what is loaded) or `api_base`"
+        if isinstance(error, ModelNotLoaded):
+            tried = f"LM Studio has not loaded it; load it (`lms load {model}`) and ask again"
+        elif isinstance(error, WindowUnread):
+            tried = "its server does not answer; start it (`lms server start`) or correct `api_base`"
         raise WindowUnknown(model, tried=tried) from error
     finally:
         await windows.aclose()
@@ -131,12 +122,10 @@ def parsed(messages: Sequence[JsonObject]) -> tuple[Message, ...]:
     Raises:
         ValueError: an entry is not a message; says which one.
     """
-    found: list[Message] = []
     for index, raw in enumerate(messages):
         if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
             raise ValueError(f"messages[{index}]: expected an object with a role")  # noqa: TRY004 - as all bad shapes
-        found.append(parse_message(raw))
-    return tuple(found)
+    return tuple(map(parse_message, messages))
 
 
 def tools_estimate(tools: Sequence[JsonValue]) -> int:
@@ -151,7 +140,6 @@ def message_estimate(message: Message) -> int:
 
 
 def _tool_parts(message: Message) -> list[JsonValue]:
-    """What the content parts that are calls or results hold, without their type."""
     content = message.raw.get("content")
     parts = content if isinstance(content, list | tuple) else ()
     return [
@@ -163,5 +151,5 @@ def _tool_parts(message: Message) -> list[JsonValue]:
 
 @cache
 def counter() -> TokenCounter:
-    """One for the process: what has been counted is not counted again. It is never calibrated."""
+    """The process's own: what has been counted is not counted again. It is never calibrated."""
     return TokenCounter()
