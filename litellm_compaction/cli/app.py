@@ -229,7 +229,7 @@ def compact(**options: Any) -> int:
 @_place
 def events(store: Store, **options: Any) -> int:
     """Shows the history that the proxies keep in their store, oldest first; never any text."""
-    from litellm_compaction.cli.events import events
+    from litellm_compaction.cli.stores import events
 
     return events(store, **options)
 

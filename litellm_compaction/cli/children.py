@@ -1,4 +1,4 @@
-"""How the proxy is started, watched until it answers, and ended by its own handle. Called by `up` and `demo`."""
+"""Starts the proxy for `up` and `demo`, watches it until it answers, and ends it by its own handle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def proxy_command(config: Path, host: str, port: int) -> list[str]:
     """The command that starts a stock LiteLLM proxy, as its users start it.
 
     Raises:
-        CompactionError: LiteLLM's proxy is not installed beside this interpreter.
+        CompactionError: LiteLLM's proxy is not installed for this interpreter.
     """
     # Looked up, not imported: importing LiteLLM takes seconds.
     missing = [name for name in ("litellm", "fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
@@ -46,18 +46,20 @@ def proxy_command(config: Path, host: str, port: int) -> list[str]:
 
 
 def proxy_environment(environ: Mapping[str, str], *, master_key: str | None, api_base: str | None) -> dict[str, str]:
-    """The proxy's environment: the caller's, the key, where LM Studio is, and nothing fetched from the internet.
+    """The caller's environment for the proxy, which fetches nothing from the internet.
 
     Args:
-        master_key, api_base: None where the config has its own.
+        master_key, api_base: None if the config has its own.
     """
-    child = {**environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
-    if master_key is not None:
-        child[KEY_VARIABLE] = master_key
-    if api_base is not None:
-        child["LM_STUDIO_API_BASE"] = api_base
-    child.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    child.setdefault("LITELLM_TELEMETRY", "False")
+    own = {KEY_VARIABLE: master_key, "LM_STUDIO_API_BASE": api_base}
+    child = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_TELEMETRY": "False",
+        **environ,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+        **{name: value for name, value in own.items() if value is not None},
+    }
     # A web proxy of the user's network cannot reach this machine's own LM Studio.
     for name in ("NO_PROXY", "no_proxy"):
         child[name] = ",".join(filter(None, (child.get(name, ""), "127.0.0.1", "localhost")))
@@ -66,7 +68,6 @@ def proxy_environment(environ: Mapping[str, str], *, master_key: str | None, api
 
 @contextlib.contextmanager
 def signals_to(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Has signals handled in another way for the length of the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -81,7 +82,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A child process in a session of its own, so that Ctrl-C in the terminal reaches it once, through us.
 
-    It is asked to end when the block ends, however it ends, and is ended after 10 s.
+    It is asked to end with the block, and is killed after 10 s.
 
     Raises:
         CompactionError: it cannot be started.
@@ -117,7 +118,7 @@ def exit_code(process: subprocess.Popen[bytes], wait_s: float | None = None) -> 
 
 
 def wait_until_alive(proxy: subprocess.Popen[bytes], base_url: str, limit_s: float = PROXY_START_LIMIT_S) -> None:
-    """Returns when the proxy answers.
+    """Waits for the proxy's first answer.
 
     Raises:
         ServerUnavailable: it ended, or did not answer in time.
@@ -162,8 +163,5 @@ def usable_port(host: str, port: int) -> int:
 
 def local_url(host: str, port: int) -> str:
     """The URL under which this machine reaches a server that listens on `host`."""
-    if host in ("0.0.0.0", ""):  # noqa: S104 - compared, not bound
-        host = "127.0.0.1"
-    elif host == "::":
-        host = "::1"
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,4 @@
-"""A LiteLLM config file with its includes, read without LiteLLM. Called by `up`, `doctor` and `store`.
+"""A LiteLLM config file with its includes, read without LiteLLM.
 
 Values stay as written; `os.environ/NAME` is resolved where a value is used.
 """
@@ -29,13 +29,10 @@ _MAX_INCLUDES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """A config file with its includes merged in.
-
-    Attributes:
-        data: the YAML document; may hold keys, so it is never printed.
-    """
+    """A config file with its includes merged in."""
 
     path: Path
+    # It may hold keys, so it is never printed.
     data: Mapping[str, Any] = field(repr=False)
 
     def section(self, name: str) -> Mapping[str, Any]:
@@ -43,7 +40,7 @@ class ConfigFile:
 
     @property
     def settings(self) -> object:
-        """What stands under `callback_settings.litellm_compaction`, valid or not."""
+        """`callback_settings.litellm_compaction`, valid or not."""
         return self.section("callback_settings").get(SECTION)
 
     @property
@@ -52,7 +49,7 @@ class ConfigFile:
 
     @property
     def follows_environment(self) -> bool:
-        """Whether `LM_STUDIO_API_BASE` decides where some deployment is."""
+        """Returns True if `LM_STUDIO_API_BASE` decides where some deployment is."""
         places = [as_entry(entry.get("litellm_params")) for entry in self.deployments]
         return any(
             params.get("api_base") == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"
@@ -61,7 +58,6 @@ class ConfigFile:
         )
 
     def findings(self, environ: Mapping[str, str]) -> Iterator[Finding]:
-        """Everything that the file shows by itself."""
         yield from check_config(self.data, environ)
         shadow = self.path.parent / f"{SECTION}.py"
         if shadow.is_file():
@@ -83,30 +79,27 @@ def shipped_config() -> Path:
 
 
 def read_config(path: Path) -> ConfigFile:
-    """The config file at `path`.
+    """Reads a config file with its includes.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or is not a LiteLLM config.
     """
     path = path.expanduser().absolute()
-    data = _read(path)
-    pending = list(_includes(data, path))
-    merged: dict[str, Any] = dict(data)
-    seen = {path}
+    merged: dict[str, Any] = {}
+    pending, seen = [path], set[Path]()
     while pending:
-        included = pending.pop(0)
-        if included in seen:
+        file = pending.pop(0)
+        if file in seen:
             continue
-        seen.add(included)
+        seen.add(file)
         if len(seen) > _MAX_INCLUDES:
             raise ConfigError(f"{path} includes more than {_MAX_INCLUDES} files")
-        more = _read(included)
-        pending += _includes(more, included)
+        more = _read(file)
+        pending += _includes(more, file)
         # As LiteLLM does it (config_includes.py, 1.106.2): lists grow, everything else is replaced whole.
         for key, value in more.items():
             known = merged.get(key)
-            if key != "include":
-                merged[key] = known + value if isinstance(known, list) and isinstance(value, list) else value
+            merged[key] = known + value if isinstance(known, list) and isinstance(value, list) else value
     return ConfigFile(path=path, data=merged)
 
 

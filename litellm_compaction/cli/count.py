@@ -37,7 +37,7 @@ def count(
 
     Args:
         file: a path, or `-` for the standard input.
-        model: as LM Studio names it; only a batch whose lines name theirs does without.
+        model: as LM Studio names it; "" if each line of a batch names its own.
         api_base: of the LM Studio that may know the model; None looks where it usually is.
         tokenizer: as the setting of that name; "" is `auto`.
         batch: one request per line.
@@ -80,24 +80,19 @@ async def _batch(rows: Iterator[bytes], model: str, teller: _Teller) -> int:
             answer = {"model": name, "tokens": found.tokens, "exact": found.exact}
         except CompactionError as error:
             answer, code = {"error": str(error)}, 1
-        # At once: whoever asks may wait for each answer.
+        # At once: the other program may wait for each answer.
         print(json.dumps(answer), flush=True)
     return code
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """A count, and what is known of the model.
-
-    Attributes:
-        window_tokens: None where it is not loaded, or it is not known.
-        api: version of LM Studio's; "" where none answered.
-    """
-
     model: str
     count: Count
     source: TokenizerSource
+    # None if it is not loaded, or not known.
     window_tokens: int | None
+    # The version of LM Studio's; "" if none answered.
     api: str
 
 

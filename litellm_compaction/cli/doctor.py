@@ -1,8 +1,7 @@
 """`litellm-compaction doctor`: is this config file going to do what its author expects?
 
-The servers behind the file are asked: guarded or not, reachable, loaded, with which window and tokenizer. Only servers
-that are LM Studio by name or lie in a local network are asked, and those that an operator opted in (`proxy/routing.py`
-has the rule); hosted providers never are.
+Only servers that are LM Studio by name or lie in a local network are asked, and those that an operator opted in
+(`proxy/routing.py` has the rule); hosted providers never are.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -56,7 +55,7 @@ from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, without_use
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Served, list_served
-from litellm_compaction.windows.windows import Target, Windows, server_of
+from litellm_compaction.windows.windows import Windows, server_of
 
 _LIMIT_S = 3.0
 # Longer than `Windows` waits for any server.
@@ -105,13 +104,11 @@ class _Row:
     """One deployment, or one loaded model behind a wildcard.
 
     Attributes:
-        name: its `model_name`; model: as the server is asked for it.
-        guarded: None where it could not be asked; why: the reason, in words.
-        server: its address without credentials; "" where it was not asked.
-        reachable, loaded: None where it was not asked, or it is not known.
-        api: version of LM Studio's API, or whose API another server speaks; "" where it was not asked.
-        report: None where nothing more is known.
-        probes: our count against the server's, where that was wanted.
+        name: its `model_name`.
+        guarded, reachable, loaded: None if the server was not asked, or did not say.
+        server: its address without credentials; "" if it was not asked.
+        api: version of LM Studio's API, or the name of another server's; "" if it was not asked.
+        report: None if nothing more is known.
     """
 
     name: str
@@ -124,15 +121,19 @@ class _Row:
     loaded: bool | None = None
     report: DeploymentReport | None = None
     probes: tuple[Probe, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def place(self) -> str:
         """Its name in findings, with the model where a wildcard has several."""
         return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
 
+    def with_problem(self, message: str) -> _Row:
+        return replace(self, findings=(*self.findings, problem(self.name, message)))
+
     @property
     def parallel(self) -> int | None:
-        """Requests that share its window; None where no server says."""
+        """The number of requests that share its window; None if no server says."""
         window = self.report.window if self.report is not None else None
         is_told = window is not None and (window.source in SERVERS or window.source.startswith("api/"))
         return window.parallel if window is not None and is_told else None
@@ -163,7 +164,6 @@ class _Row:
 
 
 async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool) -> tuple[list[_Row], list[Finding]]:
-    """All deployments of the file in its order, and what was found about them."""
     environ = {**environ, API_BASE_VARIABLE: environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE}
     try:
         settings = settings_from(file.settings).with_store(environ)
@@ -175,19 +175,29 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
         stack.push_async_callback(windows.aclose)
-        examiner = _Examiner(http, windows, settings, _store(file, settings, environ), environ, probes=probes)
-        entries = await asyncio.gather(
+        store = _store(file, settings, environ)
+        stack.push_async_callback(store.aclose)
+        reporter = Reporter(
+            windows,
+            # A file that cannot be used becomes a finding.
+            Sources.of(settings, on_failure=lambda _: None),
+            GoingOn(store),
+            limit_s=_REPORT_LIMIT_S,
+            is_patient=True,
+            environ=environ,
+        )
+        examiner = _Examiner(
+            http=http, windows=windows, settings=settings, reporter=reporter, environ=environ, probes=probes
+        )
+        found = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
         )
-        pruning = [
-            each for name in _pruning_models(file, settings) for each in await examiner.pruning_model(file, name)
-        ]
-    rows = [row for some, _ in entries for row in some]
-    findings = [finding for _, some in entries for finding in some]
-    findings += _sharing(rows, settings, environ)
-    findings += pruning
-    findings += await _shared_store(file, settings)
-    findings += await _summarisers(file, settings, environ)
+        rows = [row for some in found for row in some]
+        findings = [finding for row in rows for finding in row.findings]
+        findings += _sharing(rows, settings, environ)
+        for name in _pruning_models(file, settings):
+            findings += await examiner.pruning_model(file, name)
+        findings += [finding async for finding in _of_store(store, settings)]
     if rows and all(row.guarded is False for row in rows):
         findings.append(
             problem("model_list", "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason).")
@@ -196,10 +206,7 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
 
 
 def _sharing(rows: Sequence[_Row], settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What several worker processes mean for deployments whose requests share one context.
-
-    LiteLLM reads the number of workers from the environment, where the command line does not say one.
-    """
+    """A note if several worker processes would share one context; their number is known if a variable says it."""
     names = [row.name for row in rows if row.guarded and shares_context(settings.admission, row.parallel or 1)]
     number = next((environ[name] for name in _WORKERS_VARIABLES if environ.get(name)), "1")
     if names and settings.store.startswith("memory:") and number.isdecimal() and int(number) > 1:
@@ -211,7 +218,7 @@ def _sharing(rows: Sequence[_Row], settings: Settings, environ: Mapping[str, str
 
 
 def _pruning_models(file: ConfigFile, settings: Settings) -> list[str]:
-    """The other models that are to write summaries, as far as the file has them; each once."""
+    """The names of other models that write summaries, as far as the file has them; each once."""
     sections = [as_entry(as_entry(entry.get("model_info")).get("compaction")) for entry in file.deployments]
     named = (settings.pruning_model, *(section.get("pruning_model") for section in sections))
     names = dict.fromkeys(name for name in named if isinstance(name, str) and name)
@@ -219,7 +226,7 @@ def _pruning_models(file: ConfigFile, settings: Settings) -> list[str]:
 
 
 def _store(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> Store:
-    """Where the proxy keeps what servers have shown; an empty one where that cannot be seen from here."""
+    """The proxy's store; an empty one if that cannot be seen from here."""
     ttl_s, max_bytes = settings.store_ttl_s, settings.store_max_bytes
     try:
         return open_existing(
@@ -229,104 +236,59 @@ def _store(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> 
         return memory_store(ttl_s=ttl_s, max_bytes=max_bytes)
 
 
-async def _shared_store(file: ConfigFile, settings: Settings) -> list[Finding]:
-    """What is wrong with a Redis that machines share; nothing with any other store."""
-    if not is_redis(settings.store):
-        return []
-    from litellm_compaction.stores.redis import RedisRows
+async def _of_store(store: Store, settings: Settings) -> AsyncIterator[Finding]:
+    """Faults of a Redis that machines share, and the models whose summaries say nothing, by the history."""
+    if is_redis(settings.store):
+        from litellm_compaction.stores.redis import RedisRows
 
-    store = open_existing(
-        settings.store,
-        ttl_s=settings.store_ttl_s,
-        max_bytes=settings.store_max_bytes,
-        redis=redis_of(file.data),
-    )
-    if not isinstance(store.rows, RedisRows):
-        return []
-    try:
-        server = await store.rows.about()
-    except StoreError as error:
-        todo = "start it, or correct `store`; requests go on with the memory of each process meanwhile"
-        return [problem("store", f"{error}: {todo}.")]
-    finally:
-        await store.aclose()
-    findings = []
-    if server.is_too_old:
-        findings.append(problem("store", f"Redis {server.version} has no streams: Redis 5 or newer is needed."))
-    if server.is_replica:
-        findings.append(problem("store", "it is a read-only replica: name its master."))
-    if server.policy.startswith("allkeys-"):
-        findings.append(
-            note(
-                "store",
-                f"maxmemory-policy {server.policy} may evict changed settings, and what nobody has used for a while: "
-                "noeviction or volatile-lru keeps the settings.",
-            )
-        )
-    return findings
+        assert isinstance(store.rows, RedisRows), "the store of this URL"  # noqa: S101
+        try:
+            server = await store.rows.about()
+        except StoreError as error:
+            todo = "start it, or correct `store`; requests go on with the memory of each process meanwhile"
+            yield problem("store", f"{error}: {todo}.")
+            return
+        if server.is_too_old:
+            yield problem("store", f"Redis {server.version} has no streams: Redis 5 or newer is needed.")
+        if server.is_replica:
+            yield problem("store", "it is a read-only replica: name its master.")
+        if server.policy.startswith("allkeys-"):
+            text = "may evict changed settings, and what nobody has used for a while: noeviction or volatile-lru keeps"
+            yield note("store", f"maxmemory-policy {server.policy} {text} the settings.")
+    with contextlib.suppress(StoreError):
+        events = [event for row in await store.events() if (event := event_from_json(row.text)) is not None]
+        for said in useless_summarisers(events):
+            yield note("pruning_model", said)
 
 
-async def _summarisers(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
-    """Which models write summaries that say nothing, as far as the history knows."""
-    store = _store(file, settings, environ)
-    try:
-        rows = await store.events()
-    except StoreError:
-        # What is wrong with a store is said elsewhere.
-        return []
-    finally:
-        await store.aclose()
-    events = (event for row in rows if (event := event_from_json(row.text)) is not None)
-    return [note("pruning_model", said) for said in useless_summarisers(events)]
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Examiner:
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        windows: Windows,
-        settings: Settings,
-        store: Store,
-        environ: Mapping[str, str],
-        *,
-        probes: bool,
-    ) -> None:
-        self._http = http
-        self._windows = windows
-        self._settings = settings
-        self._environ = environ
-        self._probes = probes
-        self._reporter = Reporter(
-            windows,
-            # What is wrong with a file becomes a finding.
-            Sources.of(settings, on_failure=lambda _: None),
-            GoingOn(store),
-            limit_s=_REPORT_LIMIT_S,
-            is_patient=True,
-            environ=environ,
-        )
+    http: httpx.AsyncClient
+    windows: Windows
+    settings: Settings
+    reporter: Reporter
+    environ: Mapping[str, str]
+    probes: bool
 
     async def pruning_model(self, file: ConfigFile, name: str) -> list[Finding]:
-        """Why a pruning model would not be asked now; nothing where it would, by the rules of the proxy."""
-        name_served = as_entry(file.section("router_settings").get("model_group_alias")).get(name, name)
+        """A note if a pruning model would not be asked now, by the rules of the proxy."""
+        name_served = str(as_entry(file.section("router_settings").get("model_group_alias")).get(name, name))
         exact = [entry for entry in file.deployments if entry.get("model_name") == name_served]
         whys: list[str] = []
         for entry in exact or file.deployments:
             params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
             pattern = "(.*)".join(map(re.escape, str(entry.get("model_name", "")).split("*")))
-            found = re.fullmatch(pattern, str(name_served))
+            found = re.fullmatch(pattern, name_served)
             if found is None and info.get("id") != name_served:
                 continue
             served = "".join(found.groups()) if found is not None else ""
             params = {**params, "model": str(params.get("model", "")).replace("*", served or "*")}
             try:
-                deployment = asked_deployment_of(params, info, group=name, environ=self._environ)
-                target = deployment.target
-                if deployment.other_target is not None and not await self._windows.is_lmstudio(
-                    target.api_base or "", target.api_key
-                ):
-                    target = deployment.other_target
-                await self._windows.resolve(target)
+                deployment = asked_deployment_of(params, info, group=name, environ=self.environ)
+                target, other = deployment.target, deployment.other_target
+                if other is not None and not await self.windows.is_lmstudio(target.api_base or "", target.api_key):
+                    target = other
+                await self.windows.resolve(target)
                 whys.append("")
             except ConfigError:
                 # Which `check_config` reports.
@@ -336,105 +298,96 @@ class _Examiner:
         says = "the model that is asked writes its own summaries"
         return [note(f"pruning_model {name}", f"{says}: {whys[0]}.")] if whys and all(whys) else []
 
-    async def examine(self, entry: Mapping[str, Any], name: str) -> tuple[list[_Row], list[Finding]]:
+    async def examine(self, entry: Mapping[str, Any], name: str) -> list[_Row]:
         params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
         try:
-            deployment = deployment_of(params, info, group=name, environ=self._environ)
+            deployment = deployment_of(params, info, group=name, environ=self.environ)
         except ConfigError:
-            return [_Row(name=name, model="", guarded=None, why="its settings are not valid")], []
-        target = deployment.target
-        row = _Row(name=name, model=target.model, guarded=False, why=_why_not(deployment, params))
+            return [_Row(name=name, model="", guarded=None, why="its settings are not valid")]
+        row = _Row(name=name, model=deployment.target.model, guarded=False, why=_why_not(deployment, params))
         if deployment.kind == "foreign":
-            return [row], []
+            return [row]
         if deployment.kind == "opted_in":
             return await self._opted_in(row, deployment)
         return await self._lm_studio(row, deployment)
 
-    async def _lm_studio(self, row: _Row, deployment: Deployment) -> tuple[list[_Row], list[Finding]]:
-        target, name = deployment.target, row.name
-        api_base = target.api_base or ""
+    async def _lm_studio(self, row: _Row, deployment: Deployment) -> list[_Row]:
+        api_base, api_key = deployment.target.api_base or "", deployment.target.api_key
         row = replace(row, server=without_userinfo(api_base))
         try:
             # Says why: no server there, a refused key, or another server.
-            listing = await list_models(self._http, api_base, target.api_key, timeout_s=_LIMIT_S)
-            await self._must_be_lm_studio(listing, target)
+            listing = await list_models(self.http, api_base, api_key, timeout_s=_LIMIT_S)
+            if not (listing.models or await self.windows.is_lmstudio(api_base, api_key)):
+                # Any server may answer with an empty list.
+                raise NotThisApi(f"{row.server} lists no models")  # noqa: TRY301 - as a server that says so itself
         except NotThisApi as error:
             if deployment.other_target is not None:
                 other = replace(deployment, target=deployment.other_target)
                 return await self._opted_in(replace(row, reachable=True), other)
             if deployment.kind != "lm_studio" and not isinstance(error, KeyRefused):
-                return [replace(row, reachable=True, why="its server is not LM Studio")], []
+                return [replace(row, reachable=True, why="its server is not LM Studio")]
             todo = "point api_base to LM Studio 0.3.6 or newer"
             if isinstance(error, KeyRefused):
                 todo = "set LM_STUDIO_API_KEY (or api_key of this deployment) to a token of that server"
-            row = replace(row, guarded=None, reachable=True, why="its server did not answer as LM Studio")
-            return [row], [problem(name, f"{error}: {todo}.")]
+            row = row.with_problem(f"{error}: {todo}.")
+            return [replace(row, guarded=None, reachable=True, why="its server did not answer as LM Studio")]
         except ServerUnavailable as error:
-            todo = "start LM Studio's server (`lms server start`), or correct api_base"
-            row = replace(row, guarded=None, reachable=False, why="its server was not reached")
-            return [row], [problem(name, f"{error}: {todo}.")]
-        why = "it is lm_studio/…" if deployment.kind == "lm_studio" else "its server answers as LM Studio"
-        row = replace(row, guarded=True, why=why, reachable=True, api=listing.api)
-        rows, findings = await self._reported(row, deployment, listing)
+            row = row.with_problem(f"{error}: start LM Studio's server (`lms server start`), or correct api_base.")
+            return [replace(row, guarded=None, reachable=False, why="its server was not reached")]
         if not api_base.rstrip("/").endswith("/v1"):
             advice = f"requests go below /v1: write {server_root(row.server)}/v1."
-            findings.append(problem(name, f"api_base is {row.server}, but {advice}"))
-        return rows, findings
+            row = row.with_problem(f"api_base is {row.server}, but {advice}")
+        why = "it is lm_studio/…" if deployment.kind == "lm_studio" else "its server answers as LM Studio"
+        return await self._reported(
+            replace(row, guarded=True, why=why, reachable=True, api=listing.api), deployment, listing
+        )
 
-    async def _must_be_lm_studio(self, listing: Listing, target: Target) -> None:
-        """Any server may answer with an empty list."""
-        api_base = target.api_base or ""
-        if not (listing.models or await self._windows.is_lmstudio(api_base, target.api_key)):
-            raise NotThisApi(f"{without_userinfo(api_base)} lists no models")
-
-    async def _opted_in(self, row: _Row, deployment: Deployment) -> tuple[list[_Row], list[Finding]]:
+    async def _opted_in(self, row: _Row, deployment: Deployment) -> list[_Row]:
         target = deployment.target
         row = replace(row, guarded=True, why="model_info.compaction.enabled is true")
         if not (target.apis and target.api_base):
             return await self._reported(row, deployment, None)
         row = replace(row, server=without_userinfo(target.api_base))
         try:
-            served = await list_served(self._http, target.api_base, target.api_key, target.apis, timeout_s=_LIMIT_S)
+            served = await list_served(self.http, target.api_base, target.api_key, target.apis, timeout_s=_LIMIT_S)
         except ServerUnavailable as error:
-            rows, findings = await self._reported(replace(row, reachable=False), deployment, None)
-            return rows, [problem(row.name, f"{error}: start the server, or correct api_base."), *findings]
+            row = row.with_problem(f"{error}: start the server, or correct api_base.")
+            return await self._reported(replace(row, reachable=False), deployment, None)
         return await self._reported(replace(row, reachable=True, api=served.api or ""), deployment, served)
 
-    async def _reported(
-        self, row: _Row, deployment: Deployment, listing: Listing | Served | None
-    ) -> tuple[list[_Row], list[Finding]]:
+    async def _reported(self, row: _Row, deployment: Deployment, listing: Listing | Served | None) -> list[_Row]:
         """The row, or one for each loaded model behind a wildcard, with what is known of it."""
-        targets = await targets_of(self._windows, deployment)
+        targets = await targets_of(self.windows, deployment)
         if not targets and isinstance(listing, Listing):
-            blank = self._reporter.blank(deployment, self._settings, deployment.target)
+            row = replace(row, report=self.reporter.blank(deployment, self.settings, deployment.target))
             if not any(model.kind == "llm" for model in listing.models):
-                lacks = "LM Studio has no chat model: download one (`lms get`)."
-                return [replace(row, report=blank)], [problem(row.name, lacks)]
-            return [replace(row, report=blank, loaded=False)], [
-                self._not_loaded(row.name, "no chat model is loaded yet")
-            ]
+                return [row.with_problem("LM Studio has no chat model: download one (`lms get`).")]
+            unloaded = self._not_loaded(row.name, "no chat model is loaded yet")
+            return [replace(row, loaded=False, findings=(*row.findings, unloaded))]
         rows: list[_Row] = []
-        findings: list[Finding] = []
         for target in targets or [deployment.target]:
             found = match(listing, target.model) if isinstance(listing, Listing) else None
             listed = found[0] if found is not None else None
-            report = await self._reporter.report(deployment, self._settings, target, listed)
+            report = await self.reporter.report(deployment, self.settings, target, listed)
             one = replace(row, model=target.model, report=report)
             if isinstance(report.absence, ModelNotLoaded):
                 one = replace(one, loaded=False)
             elif report.window is not None and target.is_lmstudio:
                 one = replace(one, loaded=listed is not None)
-            findings += [*self._of_window(one, report, listing)]
-            findings += [problem(one.place, failure) for failure in report.failures]
-            findings += [note(one.place, warning) for warning in report.warnings]
-            if self._probes and report.source is not None and _is_loaded(one, report):
-                probes, more = await probe(one.place, target, report.source, self._windows.tokens_of)
+            findings = [
+                # Those of the whole deployment once.
+                *(() if rows else row.findings),
+                *self._of_window(one, report, listing),
+                *(problem(one.place, failure) for failure in report.failures),
+                *(note(one.place, warning) for warning in report.warnings),
+            ]
+            if self.probes and report.source is not None and _is_loaded(one, report):
+                probes, more = await probe(one.place, target, report.source, self.windows.tokens_of)
                 one, findings = replace(one, probes=probes), [*findings, *more]
-            rows.append(one)
-        return rows, findings
+            rows.append(replace(one, findings=tuple(findings)))
+        return rows
 
     def _of_window(self, row: _Row, report: DeploymentReport, listing: Listing | Served | None) -> Iterator[Finding]:
-        """What to know of a window, and what to do where it is not known."""
         target, window, absence = report.target, report.window, report.absence
         if isinstance(absence, ModelNotLoaded):
             # Another server than LM Studio that loads on request is Ollama.
@@ -454,12 +407,11 @@ class _Examiner:
         if isinstance(listing, Served) and window.source not in SERVERS and not target.asked_tokens:
             server = SERVERS[listing.api] if listing.api is not None else None
             if server is not None and server.loads_on_request:
-                load = "it is read when the first request has loaded it"
-                what = f"{server.title} has not loaded {target.model}"
                 until = f"so {window.tokens:,} tokens ({window.source}) count until then"
                 parameter = server.window_parameter
                 surely = f" To be sure, set {parameter} in litellm_params." if parameter else ""
-                yield note(row.name, f"{what}, {until}; {load}.{surely}")
+                what = f"{server.title} has not loaded {target.model}, {until}"
+                yield note(row.name, f"{what}; it is read when the first request has loaded it.{surely}")
             elif window.source != "operator":
                 asked = ", ".join(SERVERS[api].path for api in target.apis)
                 yield note(row.name, f"its server tells no window ({asked}): {write}.")
@@ -470,7 +422,7 @@ class _Examiner:
             yield note(row.name, f"{text} `admission: pool`.")
 
     def _not_loaded(self, name: str, what: str, surely: str = "") -> Finding:
-        if self._settings.when_not_loaded == "warm_up":
+        if self.settings.when_not_loaded == "warm_up":
             more = f" To be sure, {surely}." if surely else ""
             known = "so its window is not known; the first request loads it (when_not_loaded)"
             return note(name, f"{what}, {known}.{more}")
@@ -479,7 +431,7 @@ class _Examiner:
 
 
 def _is_loaded(row: _Row, report: DeploymentReport) -> bool:
-    """Whether a request loads nothing, as far as anybody knows."""
+    """Returns True if a request surely loads nothing."""
     if report.window is None or report.target.is_lmstudio:
         return bool(row.loaded)
     server = server_of(report.window.source)

@@ -1,11 +1,8 @@
-"""Our count against the server's, by one tiny request without tools and one with them.
-
-Called by `doctor --probe`, for models that are loaded: a probe must not load one, and evict another.
-"""
+"""Our count against the server's, by one tiny request without tools and one with them, for `doctor --probe`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +49,10 @@ class Probe:
     """One comparison.
 
     Attributes:
-        tools: whether the request had tools.
-        counted_tokens: by us.
+        tools: True if the request had tools.
+        counted_tokens, exact: our count, and its claim.
         server_tokens: `usage.prompt_tokens`.
-        rpc_tokens: by LM Studio's own protocol; None where it did not answer.
-        exact: our count claims to be exact.
+        rpc_tokens: by LM Studio's own protocol; None if it did not answer.
     """
 
     tools: bool
@@ -72,13 +68,13 @@ async def probe(
     source: TokenizerSource,
     tokens_of: Callable[[Target, Request], Awaitable[int | None]],
 ) -> tuple[tuple[Probe, ...], list[Finding]]:
-    """Two comparisons, and what is wrong with them; at most 16 tokens are generated for each.
+    """Two comparisons, and their findings; at most 16 tokens are generated for each.
 
     Args:
         name: of the deployment, in findings.
-        target: the deployment.
-        source: what counts its prompts.
-        tokens_of: asks its server's tokenizer, where there is one to ask.
+        target: must be loaded: a probe must not load it, and evict another.
+        source: counts its prompts.
+        tokens_of: asks its server's tokenizer, if there is one.
     """
     counter = TokenCounter()
     complete = ChatServer(target.api_base or "", target.api_key).completion(_LIMIT_S)
@@ -103,8 +99,7 @@ async def probe(
                 rpc_tokens=rpc_tokens,
             )
         )
-        found = _judged(name, count, told, source, tools=bool(tools))
-        findings += [found] if found is not None else []
+        findings += _judged(name, count, told, source, tools=bool(tools))
     return tuple(probes), findings
 
 
@@ -116,24 +111,24 @@ def _prompt_tokens(document: object) -> int:
     return tokens
 
 
-def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tools: bool) -> Finding | None:
+def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tools: bool) -> Iterator[Finding]:
     ratio = count.tokens / told - 1
     if abs(ratio) <= _TOLERANCE_RATIO:
-        return None
-    what = (
-        f"{'with' if tools else 'without'} tools our count is {count.tokens} tokens, the server's {told} ({ratio:+.1%})"
-    )
+        return
+    with_tools = "with tools" if tools else "without tools"
+    what = f"{with_tools} our count is {count.tokens} tokens, the server's {told} ({ratio:+.1%})"
+    is_inside = told <= count.tokens * (1 + count.error_ratio)
     has_own = source.family.owns_vocabulary and source.path is not None
     set_own = "set `tokenizer:` to the path of the model's .gguf or tokenizer.json"
     if count.exact:
         put_back = "see whether the prompt template of the model was changed on the server, and put the original back"
-        return problem(name, f"{what}, though it should be exact: {put_back if has_own else set_own}.")
-    if tools and count.rendered and count.doubtful_tools_tokens and told <= count.tokens * (1 + count.error_ratio):
+        yield problem(name, f"{what}, though it should be exact: {put_back if has_own else set_own}.")
+    elif tools and count.rendered and count.doubtful_tools_tokens and is_inside:
         left_out = "the model's chat template leaves tools out, and what its server shows of them is only estimated"
-        return note(name, f"{what}: {left_out} until its first number is known; where that decides, it is asked.")
-    is_inside = told <= count.tokens * (1 + count.error_ratio)
-    if is_inside:
+        yield note(name, f"{what}: {left_out} until its first number is known; where that decides, it is asked.")
+    elif is_inside:
         advice = "" if has_own else f" To count exactly from the start, {set_own}."
-        return note(name, f"{what}; usage corrects it, and is asked for where that decides.{advice}")
-    advice = "see whether it is of this very model" if has_own else set_own
-    return problem(name, f"{what}, more than it may be off ({count.error_ratio:.0%}): {advice}.")
+        yield note(name, f"{what}; usage corrects it, and is asked for where that decides.{advice}")
+    else:
+        advice = "see whether it is of this very model" if has_own else set_own
+        yield problem(name, f"{what}, more than it may be off ({count.error_ratio:.0%}): {advice}.")

@@ -1,22 +1,24 @@
-"""`litellm-compaction store ls | show | purge`, and which store a command means."""
+"""`litellm-compaction events` and `store ls | show | purge`, and which store a command means."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.events import harmless
+from litellm_compaction.events import CarryEvent, CompactionEvent, TruncationAlarm, event_from_json, harmless
 from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.stores import Store, StoredCompaction, open_existing
+from litellm_compaction.stores import Store, StoredCompaction, StoredEvent, open_existing
 from litellm_compaction.stores.sqlite import SqliteRows
 
-_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+_AGES = ((86_400, "d"), (3600, "h"), (60, "min"))
+_POLL_S = 0.5
 
 
 def chosen_store(url: str | None, config: Path | None, environ: Mapping[str, str]) -> Store:
@@ -38,6 +40,87 @@ def chosen_store(url: str | None, config: Path | None, environ: Mapping[str, str
         environ=environ,
         redis=redis_of({} if file is None else file.data),
     )
+
+
+async def _wait() -> None:
+    await asyncio.sleep(_POLL_S)
+
+
+def events(store: Store, *, last: int, follow: bool, as_json: bool, wait: Callable[[], Awaitable[None]] = _wait) -> int:
+    """Prints the history, the `last` events first, oldest first, and ends the store; 0.
+
+    Args:
+        follow: go on with new events until interrupted.
+        wait: returns when it is time to look again.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    return asyncio.run(_print_events(store, last=last, follow=follow, as_json=as_json, wait=wait))
+
+
+async def _print_events(
+    store: Store, *, last: int, follow: bool, as_json: bool, wait: Callable[[], Awaitable[None]]
+) -> int:
+    try:
+        found = await store.events(limit=last)
+        if not found and not follow and not as_json:
+            print("No events yet.")
+        newest = 0
+        while True:
+            for event in found:
+                print(harmless(_as_json(event) if as_json else _as_line(event)), flush=True)
+            if not follow:
+                return 0
+            newest = found[-1].number if found else newest
+            await wait()
+            found = await store.events(after=newest)
+    finally:
+        await store.aclose()
+
+
+def _as_json(stored: StoredEvent) -> str:
+    try:
+        fields = json.loads(stored.text)
+    except ValueError:
+        fields = None
+    return json.dumps({"number": stored.number, **(fields if isinstance(fields, dict) else {})}, ensure_ascii=False)
+
+
+def _as_line(stored: StoredEvent) -> str:
+    when = _time(stored.when_s)
+    event = event_from_json(stored.text)
+    if event is None:
+        return f"{when}  (written by another version)"
+    if isinstance(event, TruncationAlarm):
+        return (
+            f"{when}  truncation_alarm  {event.model}  server saw {event.reported_tokens:,} of "
+            f"{event.expected_tokens:,} tokens, window {event.window_tokens:,}, {event.reason}"
+        )
+    if isinstance(event, CarryEvent):
+        return (
+            f"{when}  {event.outcome}  {event.model}  answer cut at {event.tokens_before:,} of "
+            f"{event.window_tokens:,} tokens after {event.attempt} of {event.attempts} restarts"
+        )
+    return f"{when}  {event.outcome}  {event.model}  {', '.join(_parts(event))}"
+
+
+def _parts(event: CompactionEvent) -> list[str]:
+    parts = [
+        f"{event.tokens_before:,} → {event.tokens_after:,} of {event.window_tokens:,} tokens",
+        event.phase,
+    ]
+    if event.round:
+        parts.append(f"round {event.round} ({event.rung}), {event.covered_messages} messages covered")
+    if event.summary_calls:
+        calls = "call" if event.summary_calls == 1 else "calls"
+        parts.append(f"{event.summary_calls} summary {calls} of {event.pruning_model} in {event.summary_ms:,.0f} ms")
+    parts.append(f"{event.duration_ms:,.0f} ms")
+    if event.compaction_id:
+        parts.append(f"id {event.compaction_id}" + (f" after {event.continues_id}" if event.continues_id else ""))
+    if event.reason:
+        parts.append(f"reason {event.reason}" + (f" ({event.refusal})" if event.refusal else ""))
+    return parts
 
 
 def ls(store: Store) -> int:
@@ -157,7 +240,7 @@ def _time(when_s: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    for unit, name in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
+    for unit, name in _AGES:
         if seconds >= unit:
             return f"{seconds / unit:.0f} {name}"
     return f"{max(0.0, seconds):.0f} s"

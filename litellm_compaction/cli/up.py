@@ -37,24 +37,19 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Upstream(NamedTuple):
-    """Where the proxy sends requests: None leaves it to the config; `model` is one to try, "" when none is known."""
-
+    # None if the config says it.
     api_base: str | None
+    # One to try, "" if none is known.
     model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Key:
-    """The proxy's key.
-
-    Attributes:
-        value: for the proxy's environment; None where the config has its own.
-        text: what the user is told.
-        in_shell: how a shell reads it.
-    """
-
-    value: str | None = field(repr=False)
+    # For the proxy's environment; None if the config has its own.
+    value: str | None = field(default=None, repr=False)
+    # For the user.
     text: str = field(repr=False)
+    # How a shell reads it.
     in_shell: str
 
 
@@ -69,12 +64,12 @@ def up(
 ) -> int:
     """Runs until the proxy ends or is told to end; the proxy's exit code.
 
-    What `doctor` finds wrong in the file is said first: a proxy without the handler, say, starts and guards nothing.
+    Problems in the file are said first: a proxy without the handler, say, starts and guards nothing.
 
     Args:
         port: 0 takes a free one.
         config: None is the shipped one.
-        simulator: use the simulator, whether LM Studio answers or not.
+        simulator: use the simulator, even if LM Studio answers.
         lm_studio: where LM Studio must answer; None looks at `LM_STUDIO_API_BASE`, then at port 1234.
 
     Raises:
@@ -157,7 +152,7 @@ def _upstream(
 
 
 def _loaded(listing: Listing) -> tuple[str, str]:
-    """A model to try, and what is loaded, for people."""
+    """A model to try, and the loaded ones in words."""
     chat = [model for model in listing.models if model.kind == "llm"]
     loaded = [(model.key, copy.context_length) for model in chat for copy in model.instances]
     if loaded:
@@ -172,17 +167,16 @@ def _key(file: ConfigFile, environ: Mapping[str, str]) -> _Key:
     written = file.section("general_settings").get("master_key")
     variable = written.removeprefix(ENVIRONMENT_PREFIX) if isinstance(written, str) else KEY_VARIABLE
     if variable == written:
-        return _Key(value=None, text=f"Master key: the one in {file.path}.", in_shell="YOUR-MASTER-KEY")
+        return _Key(text=f"Master key: the one in {file.path}.", in_shell="YOUR-MASTER-KEY")
     if variable != KEY_VARIABLE:
-        return _Key(value=None, text=f"Master key: from {variable}.", in_shell=f"${variable}")
+        return _Key(text=f"Master key: from {variable}.", in_shell=f"${variable}")
     key = ensure_master_key(dict(environ))
     if key.path is None:
         return _Key(value=key.key, text=f"Master key: from {KEY_VARIABLE}.", in_shell=f"${KEY_VARIABLE}")
-    in_shell = f"$(cat {shlex.quote(str(key.path))})"
+    text = f"Master key: in {key.path}."
     if key.created:
         text = f"Master key (new, shown this once): {key.key}\n  kept in {key.path}, readable only by you."
-        return _Key(value=key.key, text=text, in_shell=in_shell)
-    return _Key(value=key.key, text=f"Master key: in {key.path}.", in_shell=in_shell)
+    return _Key(value=key.key, text=text, in_shell=f"$(cat {shlex.quote(str(key.path))})")
 
 
 def _curl(base_url: str, model: str, in_shell: str) -> str:
@@ -196,16 +190,16 @@ def _curl(base_url: str, model: str, in_shell: str) -> str:
 
 
 class _Stopping:
-    """What a stop signal does: it is passed on to the proxy once it runs, and raises before that."""
+    """Stop signals are passed on to the proxy once it runs; before that they raise."""
 
     asked = False
     proxy: subprocess.Popen[bytes] | None = None
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """A second signal reaches the proxy too, which then drops open connections."""
         if self.proxy is None:
             raise KeyboardInterrupt
         self.asked = True
+        # After a second one the proxy drops open connections.
         self.proxy.send_signal(number)
 
 

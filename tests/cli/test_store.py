@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli import main
-from litellm_compaction.cli.events import events
+from litellm_compaction.cli.stores import events
 from litellm_compaction.core.compaction import Shortened
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.stores import Store, open_existing
