@@ -129,7 +129,7 @@ _SLOW_PLACES = (
     "integration/",
     "real_engine/",
     "security/",
-    "cli/test_children.py",
+    "cli/test_up_children.py",
     "cli/test_compact.py",
     "cli/test_count.py",
     "cli/test_up.py",

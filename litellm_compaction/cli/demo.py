@@ -21,15 +21,6 @@ from typing import NamedTuple
 import httpx
 import yaml
 
-from litellm_compaction.cli.children import (
-    local_url,
-    proxy_command,
-    proxy_environment,
-    running,
-    signals_to,
-    usable_port,
-    wait_until_alive,
-)
 from litellm_compaction.cli.demo_conversation import (
     REPORT_REQUEST,
     TOOLS,
@@ -39,6 +30,15 @@ from litellm_compaction.cli.demo_conversation import (
     rest_of,
     scripted_summary,
     step_of,
+)
+from litellm_compaction.cli.up import (
+    local_url,
+    proxy_command,
+    proxy_environment,
+    running,
+    signals_to,
+    usable_port,
+    wait_until_alive,
 )
 from litellm_compaction.config import settings_from
 from litellm_compaction.core.continuation.request import GO_ON_START

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from litellm_compaction.cli import demo, up
 from litellm_compaction.cli.app import main
-from litellm_compaction.cli.children import proxy_command
 from tests.integration import harness, preloaded
 
 _COMMAND = "TESTS_PROXY_COMMAND"
+_stock_command = up.proxy_command
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -24,7 +24,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def replaced(environ: Mapping[str, str], config: Path, host: str, port: int) -> list[str]:
     """The command that starts a copy, with the arguments that the executable would get."""
-    whole = proxy_command(config, host, port)
+    whole = _stock_command(config, host, port)
     found = environ.get(_COMMAND)
     command: Sequence[str] = json.loads(found) if found else whole[: whole.index("--config")]
     return [*command, *whole[whole.index("--config") :]]

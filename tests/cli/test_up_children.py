@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from litellm_compaction.cli import children
-from litellm_compaction.cli.children import (
+from litellm_compaction.cli import up
+from litellm_compaction.cli.up import (
     exit_code,
     local_url,
     proxy_command,
@@ -44,7 +44,7 @@ def test_a_child_ends_with_its_block() -> None:
 
 def test_a_child_that_does_not_listen_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the time that it is given."""
-    monkeypatch.setattr(children, "_GRACE_S", 0.1)
+    monkeypatch.setattr(up, "_GRACE_S", 0.1)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     with running("child", [sys.executable, "-c", deaf], {}, output=subprocess.PIPE) as child:
         assert child.stdout is not None
