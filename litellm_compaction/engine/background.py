@@ -128,7 +128,6 @@ class Background:
             await asyncio.wait({writing}, timeout=_CLOSING_S)
 
     async def aclose(self) -> None:
-        """Ends what is under way."""
         self._is_closing = True
         await ended(self._tasks)
 
@@ -178,7 +177,6 @@ class Background:
             await self._read(work, compaction, same)
 
     async def _record_ahead(self, work: MeasuredRequest, decision: Summarize) -> Compaction | None:
-        """A record that a model writes now and that is stored; None if none came of it."""
         if not await self._may_begin(work):
             return None
         try:
@@ -208,7 +206,6 @@ class Background:
         return made.kept if await self._keep(work, None, made) else None
 
     async def _may_begin(self, work: MeasuredRequest) -> bool:
-        """Takes note that a model is called once more if it may be."""
         begun_s = self._begun_s.setdefault(work.case.scope, deque(maxlen=MOST_PER_HOUR))
         if len(begun_s) == MOST_PER_HOUR and self._clock() - begun_s[0] < _HOUR_S:
             return False
@@ -236,7 +233,6 @@ class Background:
 
     @asynccontextmanager
     async def _room(self, work: MeasuredRequest, tokens: int) -> AsyncGenerator[None, None]:
-        """Room of its own for a call besides answers."""
         room = Reservation(self._admission, work.case)
         try:
             async with room.for_summary(work.window, tokens):

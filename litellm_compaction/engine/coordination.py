@@ -113,7 +113,6 @@ class Coordination:
         return result
 
     def lease(self, topic: str) -> Lease:
-        """A right to do something that one process at a time is to do; not taken yet."""
         return Lease(self, topic)
 
     @asynccontextmanager
@@ -145,7 +144,7 @@ class Coordination:
         return None
 
     def behind(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Has something done when nobody waits for it."""
+        """Has something done that nothing waits for."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""What servers' replies teach: how they count and answer, how large their windows are, and whether one cut a prompt.
+"""Learns from servers' replies: how they count and answer, how large their windows are, and if one cut a prompt.
 
 The counter learns at once; the store is read and written in the background only, and a store that fails costs nothing
 but the memory.
@@ -56,16 +56,11 @@ class _Kept:
 
 
 class UsageFeedback:
-    """Lets the counter learn, warns once where a known family does not fit, and keeps what was learned.
+    """Lets the counter learn, warns once if a known family does not fit, and keeps what was learned.
 
     What several processes learn of a deployment is added up in the store, and each takes over what the others did, when
-    it writes and once a minute while the deployment is asked for.
-
-    Args:
-        counter: learns.
-        store: keeps it.
-        clock: seconds, monotonic.
-        write_every_s: a deployment's fact is written at most so often, and only when it changed noticeably.
+    it writes and once a minute while the deployment is asked for. A deployment's fact is written every `write_every_s`
+    at most, and only when it changed noticeably.
     """
 
     def __init__(
@@ -92,14 +87,7 @@ class UsageFeedback:
             self._start(kept, self._read(target_key, kept))
 
     def learn(self, target_key: str, label: str, count: Count, prompt_tokens: int) -> None:
-        """Takes over what the server counted.
-
-        Args:
-            target_key: the deployment.
-            label: its name in logs.
-            count: ours, of what was sent.
-            prompt_tokens: the server's.
-        """
+        """Takes over what the server counted for what we count as `count`; `label` is for logs."""
         kept = self._of(target_key)
         deviation = self._counter.learn(target_key, count, prompt_tokens)
         if deviation is not None and not kept.is_warned:
@@ -115,7 +103,7 @@ class UsageFeedback:
         self.keep(target_key)
 
     def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
-        """Whether a number far below ours is how the server counts, by others like it; arguments as `learn`."""
+        """Returns True if a number far below ours is how the server counts, by others like it."""
         self._of(target_key)
         explained = self._counter.explains(target_key, count, prompt_tokens)
         if explained:
@@ -211,34 +199,23 @@ class UsageFeedback:
 class AnswerCounts:
     """Knows how many answers servers write to a request that asks for several.
 
-    All that are written at once share one context, so that each gets its part of it; a server that does not read the
-    field writes one, which would get only that part. LM Studio's documented parameters have no such field (lmstudio.ai,
-    "OpenAI compatibility", 2026-11); of other servers, and of it, the last answer counts.
+    All that are written at once share one context; a server that does not read the field writes one, which has all of
+    it. LM Studio's documented parameters have no such field (lmstudio.ai, "OpenAI compatibility", 2026-11); of other
+    servers, and of it, the last answer counts.
     """
 
     def __init__(self) -> None:
         self._ignored: Bounded[str, frozenset[str]] = Bounded(_MAX_TARGETS)
 
     def expected(self, target: Target, asked: Mapping[str, int]) -> int:
-        """How many answers the server will write at once to one prompt, ≥ 1.
-
-        Args:
-            target: the deployment.
-            asked: how many by each field of the request that asks for several.
-        """
+        """Returns how many answers come to one prompt at once, ≥ 1; `asked` by each field that asks for several."""
         ignored = self._ignored.get(target.key)
         if ignored is None:
             ignored = frozenset(asked) if target.is_lmstudio else frozenset()
         return max((count for field, count in asked.items() if field not in ignored), default=1)
 
     def learn(self, target: Target, asked: Mapping[str, int], written: int) -> None:
-        """Takes over how many answers came.
-
-        Args:
-            target: the deployment.
-            asked: as for `expected`.
-            written: choices, to one prompt, of an answer that has come to its end; several also before that.
-        """
+        """Takes over that so many choices came to one prompt, at the end of the answer; several also before that."""
         known = self._ignored.get(target.key)
         if written > 1:
             self._ignored[target.key] = frozenset()
@@ -247,23 +224,7 @@ class AnswerCounts:
 
 
 class ReplyReader:
-    """Takes note of replies.
-
-    Args:
-        windows: are asked for anew where a reply contradicts them.
-        counter: knows what is suspicious.
-        feedback: keep what is true.
-        reporter: tells of what was cut.
-    """
-
-    def __init__(
-        self,
-        *,
-        windows: Windows,
-        counter: TokenCounter,
-        feedback: UsageFeedback,
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, *, windows: Windows, counter: TokenCounter, feedback: UsageFeedback, reporter: Reporter) -> None:
         self._windows = windows
         self._counter = counter
         self._feedback = feedback
@@ -271,12 +232,7 @@ class ReplyReader:
         self._asking: set[asyncio.Task[object]] = set()
 
     def learn(
-        self,
-        case: RequestContext,
-        guarded: PreparedRequest,
-        *,
-        prompt_tokens: int,
-        completion_tokens: int,
+        self, case: RequestContext, guarded: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
 
@@ -294,7 +250,7 @@ class ReplyReader:
             if case.target.is_listed and self._counter.may_be_cut(guarded.count, prompt_tokens):
                 self._begin(self._learn_if_whole(case, guarded, prompt_tokens, completion_tokens))
             else:
-                self._learn(case, guarded, prompt_tokens)
+                self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
             return
         is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
         is_low = reason == "prompt_far_below_count"
@@ -317,15 +273,8 @@ class ReplyReader:
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
-    def _learn(self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int) -> None:
-        self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
-
     async def _learn_if_whole(
-        self,
-        case: RequestContext,
-        guarded: PreparedRequest,
-        prompt_tokens: int,
-        completion_tokens: int,
+        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Learns a number far below a doubtful count if the window, read again, still holds what was sent.
 
@@ -333,16 +282,16 @@ class ReplyReader:
         """
         reason = "prompt_far_below_count"
         if not await self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason):
-            self._learn(case, guarded, prompt_tokens)
+            self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
 
     async def _alarm_if_cut(
         self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, reason: str
     ) -> bool:
-        """Raises the alarm where the window, read again, is too small for what was sent, and says if it did.
+        """Returns True, and raises the alarm, if the window, read again, is too small for what was sent.
 
         A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise, as
-        one does whose template leaves tools out. One that is above the window we knew fits where the model has been
-        loaded with a larger one since.
+        one does whose template leaves tools out. One above the window we knew fits if the model has been loaded with a
+        larger one since.
         """
         try:
             window = await self._windows.resolve(case.target, fresh=True)
@@ -355,12 +304,9 @@ class ReplyReader:
         return is_cut
 
     def learn_overflow(self, case: RequestContext, guarded: PreparedRequest | None, overflow: Overflow) -> None:
-        """Takes note of an overflow error: what we knew of the window is out of date, and what the error names is true.
+        """Takes note of an overflow error: the window we knew is out of date, and what the error names is true.
 
-        Args:
-            case: of the request.
-            guarded: what was sent; None when that is not certain.
-            overflow: what the error says.
+        `guarded` is what was sent; None when that is not certain.
         """
         self._windows.invalidate(case.target)
         if overflow.window_tokens is not None:
@@ -372,21 +318,14 @@ class ReplyReader:
 
 
 def truncation(guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
-    """One word for what a reply's usage says about a prompt that the server did not see whole; "" for nothing.
-
-    Args:
-        guarded: what was sent.
-        prompt_tokens: as the server reported them for exactly that.
-        completion_tokens: likewise; 0 for an empty answer.
-        counter: knows which deviation a tokenizer cannot explain.
-    """
+    """Returns one word for what a reply's usage says of a prompt that the server did not see whole, else ""."""
     if full := _is_full(guarded.window.tokens, prompt_tokens, completion_tokens):
         return full
     return "prompt_far_below_count" if counter.is_suspicious(guarded.count, prompt_tokens) else ""
 
 
 def _is_full(window_tokens: int, prompt_tokens: int, completion_tokens: int) -> str:
-    """One word for a prompt that a window cannot have held with its answer; "" where it can."""
+    """Returns one word for a prompt that a window cannot have held with its answer; "" if it can."""
     if prompt_tokens > window_tokens:
         return "prompt_above_window"
     is_empty = completion_tokens == 0

@@ -1,6 +1,6 @@
-"""By which way each server goes on with a stopped answer: what is known of its kind, and how it has done so far.
+"""Knows by which way each server goes on with a stopped answer: by its kind, and by how it has done so far.
 
-Asked by the compactor when an answer is carried over the limit, and told how the continuation began; shown by `doctor`.
+Asked by the compactor when an answer is carried over the limit; shown by `doctor`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from litellm_compaction.windows.windows import Source, Target, server_of
 
 logger = logging.getLogger("litellm_compaction")
 
-# What a continuation teaches: it began with something new, or repeated what the server was shown, which it had not
-# generated; the answer began anew; the server does not take such a request. One over which it fails teaches nothing.
+# What a continuation teaches: it began with something new, or with what the server was shown; the answer began anew;
+# the server does not take such a request. One over which it fails teaches nothing.
 Outcome: TypeAlias = Literal["went_on", "began_anew", "refused"]
 
 ALL_WAYS: tuple[Way, ...] = get_args(Way)
@@ -52,13 +52,13 @@ _MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """When one way has led on at one server, and when it has not; s since 1970.
+    """When one way has led on at one server, and when it has not; s since 1970, 0 for never.
 
     Times, not numbers: those of several processes are one record, whoever writes first.
 
     Attributes:
-        went_on_s: last; 0 for never.
-        refused_s: when the server last did not take such a request; 0 for never.
+        went_on_s: last.
+        refused_s: when the server last did not take such a request.
         failed_s: when it led nowhere, a refusal included; the newest few.
     """
 
@@ -73,20 +73,17 @@ class Record:
 
     @property
     def failures(self) -> int:
-        """How often it has led nowhere since it last led on, a few at most."""
         return sum(when_s > self.went_on_s for when_s in self.failed_s)
 
     @property
     def last_failed_s(self) -> float:
-        """When it last led nowhere; 0 for never."""
         return max(self.failed_s, default=0.0)
 
     def is_good(self, now_s: float) -> bool:
-        """Whether it is worth a try: a single repeat that the model meant does not outweigh what went well."""
+        """It is worth a try: a single repeat that the model meant does not outweigh what went well."""
         return self.failures <= self.has_gone_on or now_s - self.last_failed_s > _FORGET_S
 
     def after(self, outcome: Outcome, now_s: float) -> Record:
-        """With one continuation more."""
         now_s = max(now_s, self.went_on_s + _LATER_S, self.last_failed_s + _LATER_S)
         if outcome == "went_on":
             return replace(self, went_on_s=now_s)
@@ -94,7 +91,6 @@ class Record:
         return replace(self, refused_s=refused_s, failed_s=(*self.failed_s, now_s)[-_MOST_FAILURES:])
 
     def joined(self, other: Record) -> Record:
-        """What two processes have seen."""
         failed_s = sorted({*self.failed_s, *other.failed_s})[-_MOST_FAILURES:]
         return Record(
             went_on_s=max(self.went_on_s, other.went_on_s),
@@ -107,7 +103,7 @@ Records: TypeAlias = Mapping[Way, Record]
 
 
 def parsed(text: str) -> Records:
-    """One server's records, for one model; none where `text` cannot be theirs."""
+    """Returns one server's records, for one model; none if `text` cannot be theirs."""
     try:
         return {
             way: Record(
@@ -123,7 +119,6 @@ def parsed(text: str) -> Records:
 
 
 def written(records: Records) -> str:
-    """For another process."""
     return json.dumps({way: [each.went_on_s, each.refused_s, each.failed_s] for way, each in sorted(records.items())})
 
 
@@ -132,27 +127,21 @@ def _joined(one: Records, other: Records) -> Records:
 
 
 def joined(kept: str, seen: str) -> str:
-    """What two processes have seen of a server."""
+    """Returns what two processes have seen of a server."""
     return written(_joined(parsed(kept), parsed(seen)))
 
 
 class Standing(NamedTuple):
-    """How a server goes on, as far as anybody knows.
-
-    Attributes:
-        ways: that are worth a try, best first; those that have failed are left out.
-        gone_on: of these, what it has shown that it does.
-    """
+    """How a server goes on: the ways that are worth a try, best first, and of these those that it has shown."""
 
     ways: tuple[Way, ...] = ()
     gone_on: tuple[Way, ...] = ()
 
     def among(self, carried: Collection[Way]) -> Standing:
-        """What of it can be sent."""
         return Standing(*(tuple(way for way in each if way in carried) for each in self))
 
     def in_words(self) -> str:
-        """The best way for people; "" where there is none."""
+        """The best way for people; "" for none."""
         if not self.ways:
             return ""
         best = self.ways[0]
@@ -160,13 +149,6 @@ class Standing(NamedTuple):
 
 
 class GoingOn:
-    """The ways of all servers.
-
-    Args:
-        store: keeps what they have shown.
-        wall_clock: seconds since 1970.
-    """
-
     def __init__(self, store: Store, wall_clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._wall_clock = wall_clock
@@ -174,7 +156,7 @@ class GoingOn:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def ways(self, target: Target, source: Source) -> tuple[Way, ...]:
-        """The ways that are worth a try, best first; the last one always is.
+        """Returns the ways that are worth a try, best first; the last one always is.
 
         Args:
             target: the deployment.
@@ -186,17 +168,16 @@ class GoingOn:
         return tuple(way for way in possible if way == "turn" or records.get(way, Record()).is_good(now_s))
 
     async def has_gone_on(self, target: Target, way: Way) -> bool:
-        """Whether a server has gone on by a way, and has not failed since."""
         record = (await self.records(target)).get(way, Record())
         return record.has_gone_on and not record.failures
 
     async def standing(self, target: Target, source: Source, *, can_render: bool) -> Standing:
-        """How a server goes on; arguments as `ways`, and whether its prompts can be rendered here to the letter."""
+        """As `ways`; without `can_render` prompts cannot be rendered here to the letter."""
         ways = tuple(way for way in await self.ways(target, source) if can_render or way != "raw")
         return Standing(ways, tuple([way for way in ways if await self.has_gone_on(target, way)]))
 
     async def records(self, target: Target) -> Records:
-        """What a server has shown; read from the store once."""
+        """Returns what a server has shown; read from the store once."""
         key = fact_key(target)
         if (known := self._known.get(key)) is not None:
             return known
@@ -208,14 +189,7 @@ class GoingOn:
         return self._known.setdefault(key, parsed(text or "{}"))
 
     async def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
-        """Takes note of how a continuation began; it is written in the background.
-
-        Args:
-            target: the deployment.
-            label: its name in logs.
-            way: by which it was asked for.
-            outcome: what came of it.
-        """
+        """Takes note of what came of a continuation; it is written in the background. `label` is for logs."""
         known = await self.records(target)
         now_s = self._wall_clock()
         before = known.get(way, Record())
@@ -248,21 +222,16 @@ def _gist(record: Record) -> tuple[bool, int, float]:
 
 
 def can_go_on_itself(target: Target, source: Source) -> bool:
-    """Whether a server is of a kind that goes on with an answer itself."""
+    """Returns True for a server of a kind that goes on with an answer itself."""
     server = server_of(source)
     return target.is_lmstudio or source in _LMSTUDIO or (server is not None and server.continues)
 
 
 def without_thoughts(target: Target, source: Source, family: str) -> Mapping[str, JsonValue]:
-    """What of a request's body has a server think no more; empty where nothing is known to.
+    """Returns what of a request's body has a server think no more; empty if nothing is known to.
 
     LM Studio takes `reasoning_effort: none` on chats since 0.4.17 (its bug tracker 2057, by the vendor); gpt-oss knows
     no other efforts than low, medium and high.
-
-    Args:
-        target: the deployment.
-        source: who says how large its window is.
-        family: of the model.
     """
     if target.is_lmstudio or source in _LMSTUDIO:
         return MappingProxyType({"reasoning_effort": "low" if family == "gpt-oss" else "none"})
@@ -271,6 +240,6 @@ def without_thoughts(target: Target, source: Source, family: str) -> Mapping[str
 
 
 def fact_key(target: Target) -> str:
-    """Under which name a server's records are kept: the same for all deployments that lead there."""
+    """The name under which a server's records are kept: the same for all deployments that lead there."""
     server = server_root(target.api_base) if target.api_base else target.key
     return "going_on:" + hashlib.blake2b(f"{server} {target.model}".encode(), digest_size=12).hexdigest()

@@ -1,7 +1,4 @@
-"""What the observers are told about a decision, in numbers.
-
-Called by the compactor; holds no text of a conversation.
-"""
+"""Tells the observers of decisions, in numbers: no text of a conversation."""
 
 from __future__ import annotations
 
@@ -28,13 +25,7 @@ _OVERFLOW = "overflow"
 
 
 class Reporter:
-    """Tells observers what was decided; nothing of what was only supposed.
-
-    Args:
-        observers: are told every event.
-        clock: seconds, monotonic, for durations.
-        wall_clock: seconds since 1970, for the history.
-    """
+    """Tells observers what was decided; nothing of what was only supposed. The wall clock is for the history."""
 
     def __init__(
         self, observers: Sequence[Observer], *, clock: Callable[[], float], wall_clock: Callable[[], float]
@@ -65,7 +56,7 @@ class Reporter:
             effort: what making it took, if it is new.
             base: what it continues.
             known: what the conversation was sent with until now.
-            reason: one word, where nothing was made.
+            reason: one word, if nothing was made.
         """
         if work.case.is_supposed:
             return
@@ -93,7 +84,7 @@ class Reporter:
         after: int = 0,
         reason: str = "",
     ) -> None:
-        """Tells of a decision; arguments as `applied`, and `after` for the prompt's tokens where nothing is sent."""
+        """Tells of a decision; arguments as `applied`, and `after` for the prompt's tokens if nothing is sent."""
         if work.case.is_supposed:
             return
         scope, effort = work.case.scope, effort or Effort(reason=reason)
@@ -144,9 +135,9 @@ class Reporter:
 
         Args:
             case: of the request.
-            guarded: what is sent now; what was sent last where the answer has ended.
+            guarded: what is sent now; what was sent last if the answer has ended.
             outcome: what was done.
-            attempt: which of the restarts this is; how many there were where the answer has ended.
+            attempt: which of the restarts this is; how many there were if the answer has ended.
             used_tokens: of the window, when the answer stopped.
             lost_tokens: of these, those that were generated and never reach the client.
         """

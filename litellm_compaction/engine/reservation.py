@@ -1,6 +1,6 @@
-"""What one answer holds of its instance's context, from its first request to its last.
+"""Holds what one answer takes of its instance's context, from its first request to its last.
 
-Where nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
+If nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
 takes a seat (`admission.py`) for each request that is sent, a summary's too, and gives the bound for the server.
 """
 
@@ -31,27 +31,17 @@ _MAX_DOUBLINGS = 12
 
 
 def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> bool:
-    """Whether requests to one instance are fitted beside each other.
-
-    Args:
-        admission: the operator's wish.
-        parallel: how many requests the server says that it serves at once.
-    """
+    """Returns True if requests to one instance, which serves `parallel` at once, are fitted beside each other."""
     return admission == "pool" or (admission == "auto" and parallel > 1)
 
 
 def server_of(case: RequestContext) -> str:
-    """By what a request's server is known here."""
+    """The name by which a request's server is known here."""
     return str(case.target.api_base)
 
 
 class Reservation:
-    """What one answer holds of its instance's context.
-
-    Args:
-        admission: who decides for all answers of this process.
-        case: of the request.
-    """
+    """What one answer holds of its instance's context."""
 
     def __init__(self, admission: Admission, case: RequestContext) -> None:
         self._admission = admission
@@ -67,14 +57,14 @@ class Reservation:
         self._present_in = ""
 
     def is_shared(self, window: Window) -> bool:
-        """Whether requests to this instance have to be fitted beside each other."""
+        """Requests to this instance have to be fitted beside each other."""
         return shares_context(self._case.settings.admission, window.parallel)
 
     def check(self, guarded: PreparedRequest, limit_tokens: int, *, answers: int, prompts: int) -> None:
         """Refuses what `take` would refuse whoever else is there; arguments as there.
 
         Raises:
-            DoesNotFit: so many answers fit the context under no circumstances.
+            DoesNotFit: so many answers never fit the context.
         """
         if self.is_shared(guarded.window) and (written := prompts * answers) > 1:
             _least_of_several(guarded, limit_tokens, 1, prompts=prompts, written=written)
@@ -82,19 +72,19 @@ class Reservation:
     async def take(
         self, guarded: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
     ) -> int:
-        """Waits for room for a prompt and its answer; gives the bound on the answer that the server has to be told.
+        """Waits for room for a prompt and its answer; returns the bound on the answer that the server has to be told.
 
-        Once for each that is sent. It may have all that the window leaves where it is alone, else a share.
+        Once for each that is sent. It may have all that the window leaves if it is alone, else a share.
 
         Args:
             guarded: what is sent.
             limit_tokens: what the window leaves, and the client wants.
-            is_watched: whether the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
+            is_watched: the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
             answers: how many the server writes to each prompt (`n`) at once, each up to the bound; they share it.
             prompts: how many of them the request has, none longer than the one that was counted.
 
         Raises:
-            DoesNotFit: so many answers fit the context under no circumstances.
+            DoesNotFit: so many answers never fit the context.
             Overloaded: there was no room in time.
         """
         window = guarded.window
@@ -122,7 +112,7 @@ class Reservation:
 
     @asynccontextmanager
     async def for_summary(self, window: Window, history_tokens: int) -> AsyncGenerator[None, None]:
-        """Room for a summary of so much history, in place of what is held now; waits for it.
+        """Waits for room for a summary of so much history, in place of what is held now.
 
         A summary may have more readers than the answer whose room this is: whoever leaves meanwhile leaves when it is
         made.
@@ -144,9 +134,9 @@ class Reservation:
                 self.leave()
 
     def rest(self) -> None:
-        """Gives back what is held until the next answer, which then stands before those that have not begun.
+        """Gives back what is held until the next answer, which then stands before those that have not started.
 
-        For an answer that waits for somebody else's summary: that may need the very room.
+        For an answer that waits for another's summary: that may need the very room.
         """
         if self._seat is not None:
             self._count_seat(-1)
@@ -164,21 +154,20 @@ class Reservation:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether anybody waits for room beside the answer."""
         return self._seat is not None and self._seat.is_waited_for
 
     @property
     def has_company(self) -> bool:
-        """Whether anybody runs in its context beside the answer, or waits for room there."""
+        """Another answer runs in its context, or waits for room there."""
         return self._seat is not None and self._seat.has_company
 
     def is_called_back(self, guarded: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
-        """Whether a running answer has to stop, since somebody waits for what it was lent.
+        """Returns True if a running answer has to stop, since another waits for what it was lent.
 
         Args:
             guarded: what was sent.
             generated_tokens: of its answer so far.
-            can_be_cut: whether it could go on later where it stops now.
+            can_be_cut: it could go on later if it stops now.
         """
         seat = self._seat
         if seat is None:
@@ -211,18 +200,17 @@ class Reservation:
     def was_cut(self, *, is_spent: bool) -> None:
         """Notes that an answer goes on as another request, not for its own length's sake.
 
-        Args:
-            is_spent: its share was too small: its next part begins with the double, so that it comes to an end.
+        If its share `is_spent`, its next part starts with the double, so that it comes to an end.
         """
         self._cuts += is_spent
         self._taken_for = None
 
     def beside(self, window: Window) -> int:
-        """How many other answers of this process run or wait at the same instance."""
+        """Returns how many other answers of this process run or wait at the same instance."""
         return max(self._admission.running(self._pool(window)) - 1, 0)
 
     def abandon(self) -> None:
-        """Gives everything back when the server must have ended an answer that is no stream, and that nobody reads.
+        """Gives everything back when the server must have ended an answer that is no stream, and that has no reader.
 
         It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute; measured
         2026-11-22) and does not say when, so its bound at a slow machine's pace decides, and for 10 s at most.
@@ -258,7 +246,7 @@ class Reservation:
         return f"{server_of(self._case)} {window.instance_id}"
 
     def _reserve_tokens(self, guarded: PreparedRequest) -> int:
-        """With how much of an answer it begins; after each share that was spent with the double, up to the window."""
+        """With how much of an answer it starts; after each share that was spent with the double, up to the window."""
         budget = guarded.budget
         reserve = max(budget.output_buffer_tokens(guarded.count.tokens), budget.rules.answer_min_tokens)
         return min(reserve << min(self._cuts, _MAX_DOUBLINGS), guarded.window.tokens)
@@ -281,7 +269,7 @@ class Reservation:
         return self._seat
 
     def _count_seat(self, change: int) -> None:
-        """Says to the request's other phases that it holds a place, which one that rests is not."""
+        """Tells the request's other phases if it holds a place, which one that rests does not."""
         if self._seat is not None and self._seat.tokens > 0:
             self._case.attempts.seats += change
 
@@ -294,7 +282,7 @@ def _prompt_tokens(guarded: PreparedRequest) -> int:
 def _least_of_several(
     guarded: PreparedRequest, limit_tokens: int, least_tokens: int, *, prompts: int, written: int
 ) -> int:
-    """With how much each of several answers begins, so that all of them fit the context together.
+    """Returns with how much each of several answers starts, so that all of them fit the context together.
 
     Raises:
         DoesNotFit: not even the shortest do.

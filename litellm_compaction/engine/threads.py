@@ -20,19 +20,18 @@ _Result = TypeVar("_Result")
 
 
 async def off_loop(messages: Sequence[Message], run: Callable[[], _Result]) -> _Result:
-    """The result of `run`, a walk over `messages`; in a thread where it would hold up the event loop."""
+    """Returns what `run`, a walk over `messages`, does; in a thread if it would hold up the event loop."""
     if not is_long(messages) and sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
         return run()
     return await asyncio.to_thread(run)
 
 
 async def off_loop_if(is_long: bool, run: Callable[[], _Result]) -> _Result:
-    """The result of `run`; in a thread where that is said to be long."""
     return await asyncio.to_thread(run) if is_long else run()
 
 
 def is_long(*lists: object) -> bool:
-    """Whether lists of JSON, such as `messages` and `tools`, hold so much that a walk over them takes some ms."""
+    """Returns True if lists of JSON, such as `messages` and `tools`, hold so much that a walk takes some ms."""
     left = _OFF_LOOP_ITEMS
     for each in lists:
         if not isinstance(each, Sequence) or isinstance(each, str):
@@ -48,7 +47,7 @@ def is_long(*lists: object) -> bool:
 
 
 def _items(value: object) -> int:
-    """What a message or a tool counts for beside itself: the lists in it, and its texts.
+    """What a message or a tool counts for besides itself: the lists in it, and its texts.
 
     What JSON is made of is asked for first: an abstract class takes ten times as long to answer, and each message of a
     conversation is looked at several times in a request.
