@@ -1,6 +1,6 @@
-"""The engine's front door: weigh a request, decide, carry the decision out, report.
+"""The engine's front door: measures a request, decides, carries the decision out, reports.
 
-`proxy/` calls `guard` for every request to a guarded deployment. Nothing here knows LiteLLM or HTTP.
+`proxy/` calls it for every request to a guarded deployment. Nothing here knows LiteLLM or HTTP.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Literal, NamedTuple, TypeVar
 
 from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.continuation.request import Partial, Way, asked_to_go_on, can_end_in_answer, carried_over
 from litellm_compaction.core.conversation import usable
-from litellm_compaction.core.messages import JsonValue, Message, Request
+from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, unprepared, with_less_data
 from litellm_compaction.engine.admission import Admission
@@ -34,13 +32,13 @@ from litellm_compaction.engine.context import (
     Foreseen,
     MeasuredRequest,
     PreparedRequest,
-    Prospect,
     RequestContext,
     nothing,
 )
+from litellm_compaction.engine.continuing import ContinuationPlanner
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
-from litellm_compaction.engine.going_on import GoingOn, without_thoughts
+from litellm_compaction.engine.going_on import GoingOn
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
@@ -49,20 +47,14 @@ from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer, Outcome
 from litellm_compaction.stores import Board, Store
-from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.prompt import BegunPrompt, begun_prompt, needed_renderings
-from litellm_compaction.windows.windows import Target, Window, Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
-# A request to go on in the user's place can be sent anywhere.
-_ASKING: frozenset[Way] = frozenset(("turn",))
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
-# A shorter end of an answer would not tell the model where it stopped.
-_LEAST_TAIL_TOKENS = 48
 # Tenants of which is known whether a small conversation of theirs was compacted, because a client wanted it.
 _MAX_WANTED = 4096
 _WANTED_FACT = "wanted"
@@ -70,14 +62,12 @@ _WANTED_FACT = "wanted"
 _UNWANTED_S = 1.0
 # A store that does not answer delays nobody again soon.
 _STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
-# Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
-_PARTIAL_TAIL_RATIO = 0.35
 
 _Result = TypeVar("_Result")
 
 
 class _Flown(NamedTuple):
-    """A compaction, for whose request it was made, and whether it was found in the store after all."""
+    """A compaction, for whose request it was made, and if it was found in the store after all."""
 
     work: MeasuredRequest
     made: BuiltCompaction
@@ -92,7 +82,7 @@ class Compactor:
         counter: tokens of a request.
         sources: by which vocabulary and template a target is counted; None takes this package's own only.
         store: where compactions are kept.
-        board: of the processes that share the store; None where nobody shares it.
+        board: of the processes that share the store; None for no others.
         observers: are told every event.
         clock: seconds, monotonic, for durations.
         wall_clock: seconds since 1970, for the history.
@@ -118,27 +108,28 @@ class Compactor:
         self._store = store
         self.reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, clock=clock)
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock = clock
         self._builder = CompactionBuilder(summary_client=summary_client, store=store)
         self._compactions: Flights[_Flown] = Flights()
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
         self._coordination = Coordination(board, clock=clock) if board is not None else None
         self._measurer = RequestMeasurer(
-            windows=windows,
-            counter=counter,
-            sources=self.sources,
-            coordination=self._coordination,
-            clock=clock,
+            windows=windows, counter=counter, sources=self.sources, coordination=self._coordination, clock=clock
         )
         self._outgoing = Outgoing(self._measurer)
-        self.replies = ReplyReader(
-            windows=windows,
-            counter=counter,
-            feedback=self._feedback,
-            reporter=self.reporter,
-        )
+        self.replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self.reporter)
         self.going_on = GoingOn(store, wall_clock)
+        self.continuing = ContinuationPlanner(
+            prepare=self.prepare,
+            finish=self.finish,
+            refusal=self._refusal,
+            measurer=self._measurer,
+            going_on=self.going_on,
+            sources=self.sources,
+            windows=windows,
+            wall_clock=wall_clock,
+        )
         self.answer_counts = AnswerCounts()
         self._admission = Admission(coordination=self._coordination)
         self.background = Background(
@@ -174,7 +165,7 @@ class Compactor:
         return source
 
     async def guard(self, request: Request, case: RequestContext, room: Reservation | None = None) -> PreparedRequest:
-        """What to send instead of `request`, so that the server never has to cut it.
+        """Returns what to send instead of `request`, so that the server never has to cut it.
 
         Args:
             request: the conversation.
@@ -191,7 +182,7 @@ class Compactor:
         return prepared if isinstance(prepared, PreparedRequest) else await self.finish(prepared, room)
 
     async def prepare(self, request: Request, case: RequestContext) -> PreparedRequest | CompactionNeeded:
-        """As far as it goes without a summary: what to send, or what has to be made first.
+        """As far as it goes without a summary: returns what to send, or what has to be made first.
 
         Everything that can be refused is refused here, before the first slow step (promise P8).
 
@@ -224,7 +215,7 @@ class Compactor:
         return await self._without_misfits(work, await self._find(work.case.scope, work.conversation.hashes), decided)
 
     async def bound(self, prompt_tokens: int, case: RequestContext) -> PreparedRequest:
-        """What to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
+        """Returns what to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
 
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
@@ -237,11 +228,7 @@ class Compactor:
         return self._outgoing.unchanged(work)
 
     async def finish(self, pending: CompactionNeeded, room: Reservation | None = None) -> PreparedRequest:
-        """Makes the compaction that `prepare` found necessary, or waits for who makes the same one already.
-
-        Args:
-            pending: from `prepare`.
-            room: as `guard`.
+        """Makes the compaction that `prepare` found necessary, or waits for one that is being made.
 
         Raises:
             DoesNotFit: it came out larger than it could have been foreseen, or the window has shrunk meanwhile.
@@ -262,10 +249,10 @@ class Compactor:
         stored: Sequence[Compaction],
         attempt: Callable[[Sequence[Compaction]], Awaitable[_Result]],
     ) -> _Result:
-        """`attempt(stored)`; where that raises what is no error of a request, without what is stored.
+        """`attempt(stored)`; if that raises what is no error of a request, without what is stored.
 
-        A record may have been written by anybody who writes to a shared store, or by another version. Where it is to
-        blame, since it goes well without, it is deleted.
+        A record may have been written by anybody who writes to a shared store, or by another version. If it goes well
+        without, the record is deleted.
         """
         try:
             return await attempt(stored)
@@ -313,7 +300,7 @@ class Compactor:
     async def _within_todays_window(
         self, work: MeasuredRequest, guarded: PreparedRequest, room: Reservation | None
     ) -> PreparedRequest:
-        """`guarded`, made anew where the model has been loaded with a smaller window while it was made."""
+        """`guarded`, made anew if the model has been loaded with a smaller window meanwhile."""
         if not await self.has_shrunk(work.case, guarded):
             return guarded
         again = await self.guard(work.request, work.case, room)
@@ -324,7 +311,7 @@ class Compactor:
     async def _made(
         self, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
     ) -> PreparedRequest | None:
-        """What to send after a new compaction; None where it does not fit, or an edit or a pruning leaves too much."""
+        """What to send after a new compaction; None if it does not fit, or an edit or a pruning leaves too much."""
         work = pending.work
         flown = await self._flown(alike(work, levels), pending, levels, room)
         if flown.work is not work and not await self._does(flown, work, levels[0]):
@@ -407,192 +394,31 @@ class Compactor:
         return BuiltCompaction(decision.compaction, decision.compaction, Effort())
 
     async def _does(self, flown: _Flown, work: MeasuredRequest, level: Level) -> bool:
-        """Whether a compaction that was made for another request's conversation does for this one's."""
         compaction = flown.made.compaction
         if not usable(work.conversation, [compaction]):
             return False
         guarded = await self._outgoing.applied(work, compaction, "compacted")
         return is_enough(work, level, compaction, guarded)
 
-    async def carry_over(
-        self,
-        request: Request,
-        partial: Partial,
-        case: RequestContext,
-        room: Reservation | None = None,
-        *,
-        ways: Collection[Way] = _ASKING,
-    ) -> PreparedRequest:
-        """What to send so that the model goes on with an answer that was stopped at the limit (phase 3).
-
-        Arguments as `prospect`, and `room` as `guard`.
-
-        Raises:
-            DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `guard`.
-        """
-        return await self.carried(await self.prospect(request, partial, case, ways=ways), room)
-
-    async def prospect(
-        self,
-        request: Request,
-        partial: Partial,
-        case: RequestContext,
-        *,
-        room_tokens: int = 0,
-        ways: Collection[Way] = _ASKING,
-    ) -> Prospect:
-        """How the model could go on with an answer; only asked: no model call, and nobody is told or taught anything.
-
-        Of the answer only the end stays verbatim: as much as lets the rest begin early, else less and less of it.
-
-        Args:
-            request: the conversation that was being answered, as the client sent it.
-            partial: the answer so far.
-            case: of the request.
-            room_tokens: what the rest of the answer must have at least; without it no compaction is worth a stop.
-            ways: those that the carrier can send; `turn` always is.
-
-        Raises:
-            DoesNotFit: nothing leaves so much room.
-            WindowUnknown, ModelNotLoaded: as `guard`.
-        """
-        window, count_text = await self._measurer.text_counter(case)
-        good = [way for way in await self.going_on.ways(case.target, window.source) if way in ways]
-        if request.tools or partial.is_json:
-            good = [way for way in good if way != "raw"]
-        ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
-        # What the client wanted before its answer is done.
-        case = replace(case, now=False, focus="", goes_on=True)
-        # No server is asked: it may still be writing the very answer.
-        roomy = replace(case.with_room(room_tokens), measure=None, is_supposed=True)
-        whole_tokens = count_text(partial.text or partial.reasoning)
-        tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
-        while True:
-            messages = carried_over(
-                request.messages,
-                partial,
-                tail_tokens=tail_tokens,
-                count=count_text,
-                ends_in_answer=ends_in_answer,
-                switch=no_thinking_switch(case.target.model),
-            )
-            try:
-                prepared = await self.prepare(replace(request, messages=messages), roomy)
-            except DoesNotFit:
-                if tail_tokens <= _LEAST_TAIL_TOKENS:
-                    raise
-            else:
-                if tail_tokens <= _LEAST_TAIL_TOKENS or _starts_early(prepared, room_tokens):
-                    break
-            tail_tokens = max(min(tail_tokens, whole_tokens) // 2, _LEAST_TAIL_TOKENS)
-        if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
-            raise await self._refusal(prepared.work)
-        return Prospect(
-            request=request,
-            partial=partial,
-            case=case,
-            roomy=replace(roomy, is_supposed=False),
-            messages=messages,
-            prepared=prepared,
-            ways=tuple(good) if ends_in_answer else (),
-        )
-
-    async def carried(self, prospect: Prospect, room: Reservation | None = None) -> PreparedRequest:
-        """What to send so that the model goes on, in the best way that its server knows.
-
-        Raises:
-            DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `finish`.
-        """
-        case = prospect.case
-        # What was only asked is decided again, so that what is sent is told and kept.
-        prepared = await self.prepare(replace(prospect.request, messages=prospect.messages), prospect.roomy)
-        guarded = await self.finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
-        sent = prospect.messages if guarded.messages is None else guarded.messages
-        guarded = replace(guarded, messages=sent)
-        if not prospect.ways:
-            closing = await self._closing(case, guarded) if prospect.partial.closes else None
-            return replace(guarded, way="turn", closing=closing)
-        if "raw" in prospect.ways:
-            prompt = await self._begun_prompt(case.target, guarded.window, sent)
-            if prompt is not None:
-                is_trusted = await self.going_on.has_gone_on(case.target, "raw")
-                return replace(guarded, way="raw", prompt=prompt, is_trusted=is_trusted)
-        return await self.by_another_way(guarded, prospect.request, prospect.partial, case, room, ways=prospect.ways)
-
-    async def _begun_prompt(self, target: Target, window: Window, sent: Sequence[Message]) -> BegunPrompt | None:
-        """The prompt that ends inside the last message, as LM Studio renders it; by our own rendering if it is mute."""
-        family = await self.sources.family(target, window)
-        requests = [Request(messages=each) for each in needed_renderings(sent)]
-        said = [await self.windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
-        texts = [text for text in said if text is not None] if None not in said else []
-        now = datetime.fromtimestamp(self._wall_clock())
-        return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos)
-
-    async def by_another_way(
-        self,
-        guarded: PreparedRequest,
-        request: Request,
-        partial: Partial,
-        case: RequestContext,
-        room: Reservation | None = None,
-        *,
-        ways: Collection[Way],
-    ) -> PreparedRequest:
-        """The same list, with the compaction that was made for it, for a server that does not go on by a way.
-
-        Args:
-            guarded: what `carried` gave; its last message is the end of the answer.
-            request: as for `prospect`, and `partial`, `case` and `ways` as well.
-            room: as `guard`.
-            ways: those that are left.
-
-        Raises:
-            DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `guard`.
-        """
-        good = await self.going_on.ways(case.target, guarded.window.source)
-        if "prefill" in ways and "prefill" in good:
-            return replace(guarded, way="prefill", prompt=None, is_trusted=False)
-        messages = asked_to_go_on(guarded.messages, partial) if guarded.messages else request.messages
-        work = await self._measurer.weigh(replace(request, messages=messages), case)
-        if not work.budget.own.fits(work.count.tokens):
-            # Our request is too much for it.
-            return await self.carry_over(request, partial, case, room)
-        return replace(
-            guarded,
-            messages=messages,
-            count=work.count,
-            budget=work.budget.own,
-            way="turn",
-            prompt=None,
-            is_trusted=False,
-        )
-
-    async def _closing(self, case: RequestContext, guarded: PreparedRequest) -> Mapping[str, JsonValue]:
-        family = await self.sources.family(case.target, guarded.window)
-        return without_thoughts(case.target, guarded.window.source, family.name)
-
     async def prepared_for(
         self, request: Request, case: RequestContext, foreseen: Foreseen | None
     ) -> PreparedRequest | CompactionNeeded:
         """As `prepare`, without doing again what was done for the same request when this deployment was foreseen.
 
-        Args:
-            request: the conversation.
-            case: of the request at the deployment that was chosen.
-            foreseen: what came of `prepare` before the choice; None for nothing.
-
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        if foreseen is not None and foreseen.case.is_like(case):
+        if foreseen is not None and foreseen.case == case:
             prepared = foreseen.prepared
-            window = await self._measurer.window(case)
-            if window.is_like(prepared.window):
-                return prepared if isinstance(prepared, PreparedRequest) else prepared.at(case)
+            if isinstance(prepared, CompactionNeeded):
+                # Its calls go the way that is known now.
+                prepared = replace(prepared, work=replace(prepared.work, case=case))
+            if (await self._measurer.window(case)).is_like(prepared.window):
+                return prepared
         return await self.prepare(request, case)
 
     async def has_shrunk(self, case: RequestContext, guarded: PreparedRequest) -> bool:
-        """Whether the window is smaller than what is about to be sent was made for: it may have waited for its turn.
+        """Returns True if the window is smaller than what is about to be sent was made for: it may have waited.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `guard`.
@@ -628,7 +454,7 @@ class Compactor:
 
     @property
     def is_coordinated(self) -> bool:
-        """Whether processes that share the store keep room in shared contexts together."""
+        """Processes that share the store keep room in shared contexts together."""
         return self._coordination is not None
 
     async def aclose(self) -> None:
@@ -653,9 +479,9 @@ class Compactor:
         )
 
     async def _has_small_ones(self, scope: str) -> bool:
-        """Whether small conversations of this tenant are looked up, too: one of them has been compacted.
+        """Returns True if small conversations of this tenant are looked up, too: one of them has been compacted.
 
-        By another process, or before a restart, as well; asked once a second at most, and of memory where it has.
+        By another process, or before a restart, as well; asked once a second at most, and of memory if it has.
         """
         until_s = self._wanted_until_s.get(scope, -math.inf)
         if until_s <= self._clock():
@@ -666,17 +492,14 @@ class Compactor:
                 until_s = self._clock() + _STORE_SILENT_S
             # What this process has made meanwhile is known better.
             until_s = max(until_s, self._wanted_until_s.get(scope, until_s))
-            self._note_wanted(scope, until_s)
+            self._wanted_until_s[scope] = until_s
         return until_s == math.inf
 
     async def _remember_wanted(self, scope: str) -> None:
         """Before the answer begins: the next turn may come to another process."""
-        self._note_wanted(scope, math.inf)
+        self._wanted_until_s[scope] = math.inf
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._store.put_fact(scope, _WANTED_FACT, "1"), _STORE_TIMEOUT_S)
-
-    def _note_wanted(self, scope: str, until_s: float) -> None:
-        self._wanted_until_s[scope] = until_s
 
     async def _decide(
         self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool = True
@@ -710,7 +533,6 @@ class Compactor:
     async def _beyond(
         self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
     ) -> PreparedRequest | CompactionNeeded:
-        """What is done where nothing can be made that fits: ask the server, shorten, or refuse."""
         again = await self._prober.with_floor(work)
         if again is not None:
             return await self._decide(again, stored, shorten=shorten)
@@ -719,14 +541,14 @@ class Compactor:
     async def _applied_surely(
         self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
     ) -> PreparedRequest:
-        """What a compaction leaves to be sent, counted by the server where our doubt would decide about it."""
+        """What a compaction leaves to be sent, counted by the server if our doubt would decide about it."""
         guarded = await self._outgoing.applied(work, compaction, action)
         if await self._prober.has_recounted(work, guarded):
             return await self._outgoing.applied(work, compaction, action)
         return guarded
 
     async def _reused(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
-        """An earlier compaction that still does, counted as it is sent; None where a new one is due.
+        """An earlier compaction that still does, counted as it is sent; None if a new one is due.
 
         What the planner foresees of it is an estimate; the server may have counted all of it but the newest messages.
         """
@@ -742,7 +564,7 @@ class Compactor:
         return None
 
     async def _reuse(self, work: MeasuredRequest, guarded: PreparedRequest, compaction: Compaction) -> None:
-        """Tells of a reuse; what was written ahead is in effect from now on, also where a later turn is smaller."""
+        """Tells of a reuse; what was written ahead is in effect from now on, also if a later turn is smaller."""
         self.reporter.applied(work, "reused", guarded, compaction)
         if (compaction.ahead or compaction.early) and not work.case.is_supposed:
             await self._builder.put_into_effect(work, compaction)
@@ -750,7 +572,7 @@ class Compactor:
     async def _shortened_or_refused(
         self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
     ) -> PreparedRequest | CompactionNeeded:
-        """The request with its largest texts cut to excerpts where the operator allows it, else the error."""
+        """The request with its largest texts cut to excerpts if the operator allows it, else the error."""
         if not work.is_shortened and (messages := await self._with_less_data(work, work.budget.prompt_limit_tokens)):
             return await self._decide_shortened(work, messages, stored, reason="attached", shorten=shorten)
         messages = await self._shortened(work) if shorten else None
@@ -767,7 +589,6 @@ class Compactor:
         reason: str,
         shorten: bool = True,
     ) -> PreparedRequest | CompactionNeeded:
-        """As `_decide`, with shorter messages in the client's place."""
         again = await self._measurer.shortened(work, messages)
         decided = await self._decide(again, stored, shorten=shorten)
         if isinstance(decided, PreparedRequest) and decided.round == 0:
@@ -775,7 +596,7 @@ class Compactor:
         return decided
 
     async def _with_less_data(self, work: MeasuredRequest, limit_tokens: int) -> tuple[Message, ...] | None:
-        """The request with less of the data that is attached to what nobody has answered; None where all may stay."""
+        """The request with less of the data attached to what is not answered yet; None if all may stay."""
         return await off_loop_if(
             is_long(work.conversation.messages),
             lambda: with_less_data(work.conversation, work.budget, limit_tokens),
@@ -819,21 +640,8 @@ def _note_length(work: MeasuredRequest) -> None:
         case.attempts.too_long = None if does_fit else unprepared(case.label, tokens, work.window.tokens)
 
 
-def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int) -> bool:
-    """Whether the rest of an answer has the output buffer before the streaming limit; without a stop, whether it fits.
-
-    Args:
-        prepared: what would be sent.
-        room_tokens: as for `prospect`.
-    """
-    if isinstance(prepared, CompactionNeeded):
-        tokens, budget = prepared.levels[0].predicted_tokens, prepared.work.budget
-        return tokens <= (budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens)
-    return not room_tokens or prepared.count.tokens <= prepared.budget.early_start_tokens
-
-
 def _is_small(work: MeasuredRequest) -> bool:
-    """Whether nothing has to be looked up: too short ever to have been compacted."""
+    """Nothing has to be looked up: it is too short ever to have been compacted."""
     outside = work.budget.outside_tokens
     # The rest of an answer may need most of the window.
     if (outside or work.case.goes_on) and not work.budget.own.fits(work.count.tokens):

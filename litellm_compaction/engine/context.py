@@ -1,7 +1,4 @@
-"""One request on its way through the engine: what comes in, what is known of it once it is measured, what goes out.
-
-Built by `proxy/` or `library/`, and by the compactor; data only.
-"""
+"""One request on its way through the engine: what comes in, what is measured, what goes out. Data only."""
 
 from __future__ import annotations
 
@@ -30,9 +27,9 @@ Action: TypeAlias = Literal["none", "reused", "compacted"]
 
 
 class Measure(Protocol):
-    """Asks a server how many prompt tokens it counts for a request, by an answer of `answer_tokens` at most.
+    """Has a server count a request's prompt, by an answer of `answer_tokens` at most.
 
-    Gives None when it does not say; never raises.
+    Gives None if it does not say; never raises.
     """
 
     async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None: ...
@@ -50,10 +47,10 @@ class Attempts:
         told_hash: covered hash of the compaction that an event last told of, "" for none.
         questions_left: how often a part or all of it may still be sent to be counted only.
         seats: places that it holds in a context that several requests fill.
-        has_compacted: whether what the client wanted compacted at once is.
-        may_recount: whether what a compaction made of it may still be sent to be counted.
+        may_recount: what a compaction made of it may still be sent to be counted.
+        has_compacted: what the client wanted compacted at once is.
         too_long: the error for a client if anything of ours fails now: by the newest count it may not be sent as it
-            came (promise P8); None where it may, or nothing is counted yet.
+            came (promise P8); None if it may, or nothing is counted yet.
     """
 
     summary_calls_left: int
@@ -86,14 +83,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningModel:
-    """A model that writes summaries.
-
-    Attributes:
-        label: its name in logs.
-        target: for its window and its tokenizer.
-        ask: calls it on behalf of the client.
-        is_same: whether it is the model that the client asked.
-    """
+    """A model that writes summaries; `is_same` if it is the one that the client asked. `label` is its name in logs."""
 
     label: str
     target: Target
@@ -102,13 +92,13 @@ class PruningModel:
 
     @property
     def quiet_ask(self) -> Ask:
-        """`ask`, told not to think first where the model has a word for that."""
+        """`ask`, told not to think first if the model has a word for that."""
         return ending_in(no_thinking_switch(self.target.model), self.ask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """A request's surroundings, as `proxy/` knows them.
+    """A request's surroundings, as `proxy/` knows them; two are equal if the same is decided for both.
 
     Attributes:
         label: the model's name in logs and errors.
@@ -118,19 +108,18 @@ class RequestContext:
         tenant: fingerprint of who asks, for events.
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
-        measure: has the server count a request; None where nobody may ask.
-        may_write_ahead: whether its owner may have a model called when nobody waits for it; None where nothing is
-            written ahead.
-        has_siblings: whether other processes of the proxy ask the same servers: this one sees them only in contexts
-            that are shared.
+        measure: has the server count a request; None if nobody may ask.
+        may_write_ahead: says if its owner may have a model called when nobody waits for it; None if nothing is written
+            ahead.
+        has_siblings: other processes of the proxy ask the same servers: this one sees them only in shared contexts.
         asked_tokens: the client's limit for the answer; None for none.
-        now: whether the client wants its conversation compacted before it is answered, whatever the fill.
+        now: the client wants its conversation compacted before it is answered, whatever the fill.
         focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
-        is_client_summary: whether the client asks for a summary that it goes on with in place of its history: nothing
-            that fits is taken from that, no model is asked, and nothing is kept of it.
-        goes_on: whether the request makes the model go on with an answer, and begins none.
-        is_supposed: whether it is only asked how a request would go: nobody is told, and nothing is kept of it.
-        refusal: how the server has just refused the request as too long, as in events; "" where it has not.
+        is_client_summary: the client asks for a summary that it goes on with in place of its history: nothing that fits
+            is taken from that, no model is asked, and nothing is kept of it.
+        goes_on: the request makes the model go on with an answer, and starts none.
+        is_supposed: it is only asked how a request would go: nothing is told or kept of it.
+        refusal: how the server has just refused the request as too long, as in events; "" if it has not.
         attempts: shared by all phases of one client request.
     """
 
@@ -138,11 +127,11 @@ class RequestContext:
     target: Target
     settings: Settings
     scope: str
-    pruning_models: tuple[PruningModel, ...]
-    warm_up: Callable[[], Awaitable[None]]
+    pruning_models: tuple[PruningModel, ...] = field(compare=False)
+    warm_up: Callable[[], Awaitable[None]] = field(compare=False)
     attempts: Attempts
-    measure: Measure | None = None
-    may_write_ahead: Callable[[], Awaitable[bool]] | None = None
+    measure: Measure | None = field(default=None, compare=False)
+    may_write_ahead: Callable[[], Awaitable[bool]] | None = field(default=None, compare=False)
     has_siblings: bool = False
     asked_tokens: int | None = None
     tenant: str = ""
@@ -155,12 +144,11 @@ class RequestContext:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a compaction is still to be made because the client wants it."""
+        """A compaction is still to be made because the client wants it."""
         return self.now and not self.attempts.has_compacted
 
     @property
     def depth(self) -> CompactionOptions:
-        """The operator's wishes about a compaction's depth."""
         return CompactionOptions(
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.summary_max_tokens,
@@ -169,14 +157,6 @@ class RequestContext:
             strategy=STRATEGIES[self.settings.strategy],
             keep_images=self.settings.keep_images,
         )
-
-    def is_like(self, other: RequestContext) -> bool:
-        """Whether the same is decided for both: they differ in how calls are made, and in nothing else."""
-        mine, its = (
-            replace(each, pruning_models=(), warm_up=nothing, measure=None, may_write_ahead=None)
-            for each in (self, other)
-        )
-        return mine == its
 
     def with_room(self, room_tokens: int) -> RequestContext:
         """The same, but nothing fits that leaves less than so many tokens for an answer."""
@@ -188,7 +168,7 @@ class RequestContext:
         return replace(self, settings=settings.model_copy(update=room)) if room_tokens else self
 
     def rules(self, *, reasons: bool) -> Rules:
-        """The budget's rules; a model that thinks before it answers (`reasons`) needs more room."""
+        """The budget's rules; a model that `reasons` before it answers needs more room."""
         settings = self.settings
         return Rules(
             pre_request_ratio=settings.pre_request_ratio,
@@ -207,13 +187,13 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRequest:
-    """A weighed request: its sizes, its window, its budget.
+    """A measured request: its sizes, its window, its budget.
 
     Attributes:
         tokens_before: the estimated prompt as it came, before any text was cut to an excerpt.
-        rereads: whether the server reads a whole prompt again after any change, as far as anybody knows.
-        is_shortened: whether its messages are excerpts of the client's, so that they must be sent in any case.
-        floor_count: of what no compaction can shrink, as a request of its own, where the server was asked for it.
+        rereads: the server reads a whole prompt again after any change, as far as is known.
+        is_shortened: its messages are excerpts of the client's, so that they must be sent in any case.
+        floor_count: of what no compaction can shrink, as a request of its own, if the server was asked for it.
         started_s: of the compactor's monotonic clock.
     """
 
@@ -237,12 +217,11 @@ class MeasuredRequest:
 
     @property
     def depth(self) -> CompactionOptions:
-        """How deep to compact this model's prompts."""
         return replace(self.case.depth, rereads=self.rereads)
 
     @property
     def is_voluntary(self) -> bool:
-        """Whether nothing but the client's wish asks for a compaction."""
+        """Nothing but the client's wish asks for a compaction."""
         return self.case.is_wanted and not self.budget.own.triggers(self.count.tokens)
 
     @property
@@ -268,17 +247,12 @@ class CompactionNeeded:
 
     @property
     def window(self) -> Window:
-        """That it was decided for."""
         return self.work.window
-
-    def at(self, case: RequestContext) -> CompactionNeeded:
-        """The same for the same request at the same deployment, whose calls go the way that `case` knows."""
-        return replace(self, work=replace(self.work, case=case))
 
     @property
     def will_fit(self) -> bool:
-        """Whether what is to be made will fit, as far as it can be foreseen."""
         return self.work.budget.fits(self.levels[0].predicted_tokens)
+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,13 +261,13 @@ class PreparedRequest:
 
     Attributes:
         action: what was done, as clients may be told.
-        messages: the list for the model; None when the client's own list stays as it is.
+        messages: the list for the model; None if the client's own list stays as it is.
         tokens_before: the estimated prompt as it came.
         count: of what is sent.
         count_text: tokens of a text, for this model.
         doubt_tokens: by how much `count` may be too low since nothing has confirmed it; the answer's bound leaves them.
         round: of the compaction that was applied, 0 for none.
-        way: how the server is made to go on with an answer; None for a request that begins one.
+        way: how the server is made to go on with an answer; None for a request that starts one.
         prompt: all of it as it is to be sent, for the way `raw`.
         is_trusted: the server has gone on by this way before, so that what it says is nothing but the rest.
         closing: what of the body has the server think no more, which it may know nothing of; None for an answer that
@@ -316,23 +290,18 @@ class PreparedRequest:
 
     @property
     def shown(self) -> str:
-        """The end of the answer that the server goes on with itself; "" where the model is asked to."""
+        """The end of the answer that the server goes on with itself; "" if the model is asked to."""
         return self.messages[-1].text if self.messages and self.way in ("raw", "prefill") else ""
 
     def max_output_tokens(self, asked_tokens: int | None) -> int:
-        """The upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
+        """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
         limit = self.budget.max_output_tokens(self.count.tokens, asked_tokens)
         doubted = self.budget.max_output_tokens(self.count.tokens + self.doubt_tokens, asked_tokens)
         return min(limit, max(doubted, self.budget.rules.answer_min_tokens))
 
 
 class Foreseen(NamedTuple):
-    """What came of a request before its deployment was chosen.
-
-    Attributes:
-        case: of the request at the deployment that it would go to.
-        prepared: what to send there, or what has to be made first.
-    """
+    """What came of a request at the deployment that it would go to, before its deployment was chosen."""
 
     case: RequestContext
     prepared: PreparedRequest | CompactionNeeded
@@ -348,7 +317,7 @@ class Prospect:
         roomy: `case`, in which nothing fits that leaves too little room for the rest.
         messages: the conversation that makes the model go on, before any compaction.
         prepared: the same as the engine would send it, or what has to be made first.
-        ways: in which the server goes on itself, best first; none where the model is asked to.
+        ways: in which the server goes on itself, best first; none if the model is asked to.
     """
 
     request: Request

@@ -185,7 +185,7 @@ async def test_restarts_of_alike_answers_share_a_summary() -> None:
         room = scene.room()
         await room.take(short, 2500, is_watched=False)
         try:
-            guarded = await scene.bench.compactor.carry_over(request, partial, scene.case(), room)
+            guarded = await scene.bench.compactor.continuing.carry_over(request, partial, scene.case(), room)
             await room.take(guarded, 100, is_watched=True)
         finally:
             room.leave()

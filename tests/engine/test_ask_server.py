@@ -322,7 +322,7 @@ async def test_a_model_without_files_goes_on_inside_its_answer(key: str, archite
         messages = [system("Be brief."), user("Tell me a story.")]
         case, partial = server.case(), Partial(text="Once upon a time, there was")
         await server.guard([*messages[:1], user("word " * 9_000)])
-        guarded = await server.bench.compactor.carry_over(
+        guarded = await server.bench.compactor.continuing.carry_over(
             Request(messages=parsed(messages)), partial, case, ways=("raw", "turn")
         )
         assert guarded.way == "raw"
@@ -340,7 +340,7 @@ async def test_a_raw_prompt_begins_with_its_token_where_the_engine_adds_none(for
         messages = [system("Be brief."), user("Tell me a story.")]
         await server.guard([*messages[:1], user("word " * 9_000)])
         server.simulator.sdk.calls.clear()
-        guarded = await server.bench.compactor.carry_over(
+        guarded = await server.bench.compactor.continuing.carry_over(
             Request(messages=parsed(messages)), Partial(text="Once upon"), server.case(), ways=("raw", "turn")
         )
         assert guarded.way == "raw"
@@ -354,7 +354,7 @@ async def test_text_with_control_tokens_is_not_sent_raw(text: str) -> None:
     async with lm_studio(window=32_768) as server:
         await server.guard([system("Be brief."), user("word " * 9_000)])
         request = Request(messages=parsed([system("Be brief."), user(text)]))
-        guarded = await server.bench.compactor.carry_over(
+        guarded = await server.bench.compactor.continuing.carry_over(
             request, Partial(text="Once upon a time"), server.case(), ways=("raw", "turn")
         )
         assert guarded.way == "turn"
@@ -365,7 +365,7 @@ async def test_a_prompt_that_the_protocol_cannot_say_is_not_sent_raw() -> None:
     async with lm_studio(window=32_768) as server:
         await server.guard([system("Be brief."), user("word " * 9_000)])
         request = Request(messages=parsed([system("Be brief."), {**user("Tell me a story."), "name": "Anna"}]))
-        guarded = await server.bench.compactor.carry_over(
+        guarded = await server.bench.compactor.continuing.carry_over(
             request, Partial(text="Once upon a time"), server.case(), ways=("raw", "turn")
         )
         assert guarded.way == "turn"

@@ -27,7 +27,7 @@ REST = "\nAnd this is the end of the answer."
 
 async def _carried(bench: Bench, raw: list[JsonDict], begun: str = BEGUN, **case: Any) -> PreparedRequest:
     request = Request(messages=parsed(raw))
-    return await bench.compactor.carry_over(request, Partial(text=begun), bench.case(WINDOW, **case))
+    return await bench.compactor.continuing.carry_over(request, Partial(text=begun), bench.case(WINDOW, **case))
 
 
 def _prompt(guarded: PreparedRequest) -> list[JsonDict]:
@@ -169,7 +169,7 @@ async def test_the_round_that_is_answered_stays(way: Way) -> None:
     # Another model than the served one: it is shown nothing but what the record will stand for.
     case = bench.case(WINDOW, pruning_models=[bench.pruning_model(bench.ask, label="other", window=8192)])
     case = replace(case, target=replace(case.target, is_lmstudio=True)) if way == "prefill" else case
-    guarded = await bench.compactor.carry_over(request, Partial(text=BEGUN), case, ways=(way,))
+    guarded = await bench.compactor.continuing.carry_over(request, Partial(text=BEGUN), case, ways=(way,))
     shown = _prompt(guarded)
     assert guarded.way == way
     assert [message["role"] for message in shown[:5]] == ["system", "user", "assistant", "tool", "assistant"]
@@ -227,7 +227,9 @@ async def test_only_asking_how_an_answer_could_go_on_tells_nobody(begun: str, ex
     raw = [system("You write."), user("x" * 4 * 3700)]
     case = bench.case(WINDOW, oversized_user_message=excerpts)
     with contextlib.suppress(DoesNotFit):
-        await bench.compactor.prospect(Request(messages=parsed(raw)), Partial(text=begun), case, room_tokens=800)
+        await bench.compactor.continuing.prospect(
+            Request(messages=parsed(raw)), Partial(text=begun), case, room_tokens=800
+        )
     assert (bench.events, bench.store.kept, case.attempts.told_hash) == ([], [], "")
 
 
@@ -239,10 +241,10 @@ async def test_a_record_that_is_found_for_going_on_is_told_of_when_it_is_sent() 
     before, request = len(bench.events), Request(messages=parsed([system("You write."), *talk]))
     case = bench.case(WINDOW)
     for _ in range(2):
-        prospect = await bench.compactor.prospect(request, Partial(text=BEGUN[:400]), case)
+        prospect = await bench.compactor.continuing.prospect(request, Partial(text=BEGUN[:400]), case)
     assert isinstance(prospect.prepared, PreparedRequest)
     assert (prospect.prepared.action, bench.events[before:], case.attempts.told_hash) == ("reused", [], "")
-    await bench.compactor.carried(prospect)
+    await bench.compactor.continuing.carried(prospect)
     assert [(event.outcome, event.phase) for event in _compactions(bench.events[before:])] == [("reused", "streaming")]
 
 
@@ -251,7 +253,7 @@ async def test_an_answer_that_cannot_go_on_after_all_is_no_refused_request() -> 
     bench = Bench()
     raw = [system("You write."), user("x" * 4 * 4000)]
     with pytest.raises(DoesNotFit):
-        await bench.compactor.carry_over(Request(messages=parsed(raw)), Partial(text=""), bench.case(WINDOW))
+        await bench.compactor.continuing.carry_over(Request(messages=parsed(raw)), Partial(text=""), bench.case(WINDOW))
     assert bench.events == []
 
 

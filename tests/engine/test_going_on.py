@@ -128,7 +128,7 @@ async def carried(
     bench = Bench()
     case = bench.case(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))
     request = Request(messages=parsed(raw), tools=tools)
-    return await bench.compactor.carry_over(request, Partial(**{"text": BEGUN, **partial}), case, ways=ways)
+    return await bench.compactor.continuing.carry_over(request, Partial(**{"text": BEGUN, **partial}), case, ways=ways)
 
 
 async def test_the_prompt_ends_inside_the_answer() -> None:

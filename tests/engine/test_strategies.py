@@ -247,7 +247,7 @@ async def test_an_answer_that_is_carried_over_is_not_pruned() -> None:
     bench = Bench(ask=Model("prune", "good"))
     request = Request(messages=parsed(talk(7200)))
     case = bench.case(8192, strategy="prune", clear_tool_results=False)
-    guarded = await bench.compactor.carry_over(request, Partial(text="The answer so far. " * 80), case)
+    guarded = await bench.compactor.continuing.carry_over(request, Partial(text="The answer so far. " * 80), case)
     assert guarded.action == "compacted"
     assert bench.last.rung == "summary"
     assert not any(map(is_plan_asked, bench.ask.prompts))

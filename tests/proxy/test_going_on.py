@@ -246,7 +246,9 @@ async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]
 
     request = httpx.Request("POST", "http://here/v1/chat/completions")
     upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Abilities())
-    guarded = await made.compactor.carry_over(made.request, Partial(text="one two "), made.case, ways=upstream.ways)
+    guarded = await made.compactor.continuing.carry_over(
+        made.request, Partial(text="one two "), made.case, ways=upstream.ways
+    )
     async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)) as chunks:
         deltas = [chunk["choices"][0]["delta"] async for (chunk,) in chunks]
     assert deltas == [{"content": " three"}] or guarded.way != "raw"
@@ -322,7 +324,7 @@ async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model:
     body = {"model": "m", "messages": SHORT, **own}
     upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Abilities())
     partial = Partial(text="", reasoning="I count: one, two", closes=True)
-    guarded = await made.compactor.carry_over(made.request, partial, made.case, ways=upstream.ways)
+    guarded = await made.compactor.continuing.carry_over(made.request, partial, made.case, ways=upstream.ways)
     async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)):
         pass
     sent = json.loads(seen[0].content)
@@ -346,7 +348,9 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
     body = {"model": "m", "messages": SHORT}
     upstream = HttpUpstream(httpx.MockTransport(fail), request, body, Abilities())
     for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
-        guarded = await made.compactor.carry_over(made.request, Partial(text="one two "), made.case, ways=ways)
+        guarded = await made.compactor.continuing.carry_over(
+            made.request, Partial(text="one two "), made.case, ways=ways
+        )
         with pytest.raises(expected) as raised:
             async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)):
                 pass

@@ -198,7 +198,7 @@ class Answer:
             self._is_resumed = relay.end == "share" and not isinstance(prospect.prepared, CompactionNeeded)
             if self._is_resumed:
                 # Others needed the room: nothing is compacted, nobody has to know.
-                guarded = await self._compactor.carried(prospect, self._room)
+                guarded = await self._compactor.continuing.carried(prospect, self._room)
                 continue
             if prospect.partial.closes:
                 self._is_closing = True
@@ -208,7 +208,7 @@ class Answer:
             if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n\n")):
                 yield [notice]
             try:
-                again = await self._compactor.carried(prospect, self._room)
+                again = await self._compactor.continuing.carried(prospect, self._room)
             except CompactionError:
                 yield self._closing(guarded, relay)
                 return
@@ -255,7 +255,7 @@ class Answer:
             if guarded.way is None:
                 guarded = await self._compactor.guard(self._asked.request, self._case, self._room)
             else:
-                guarded = await self._compactor.carry_over(
+                guarded = await self._compactor.continuing.carry_over(
                     self._asked.request, self._partial(), self._case, self._room, ways=self._ways
                 )
 
@@ -312,7 +312,7 @@ class Answer:
         self._ways -= {guarded.way}
         if not error.may_pass:
             self._refused.append(guarded.way)
-        return await self._compactor.by_another_way(
+        return await self._compactor.continuing.by_another_way(
             guarded, self._asked.request, self._partial(), self._case, self._room, ways=self._ways
         )
 
@@ -438,7 +438,7 @@ class Answer:
             room_tokens += relay.cut_call_tokens
             case = self._pressed(relay) if relay.is_full else self._case
         try:
-            return await self._compactor.prospect(
+            return await self._compactor.continuing.prospect(
                 self._asked.request, partial, case, room_tokens=room_tokens, ways=self._ways
             )
         except CompactionError:
