@@ -41,12 +41,13 @@ from litellm_compaction.engine.context import (
     RequestContext,
     nothing,
 )
-from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed
+from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.reservation import Reservation, server_of
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
+from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -67,7 +68,7 @@ class Background:
         *,
         builder: CompactionBuilder,
         measurer: RequestMeasurer,
-        outgoing: Outgoing,
+        windows: Windows,
         admission: Admission,
         store: Store,
         reporter: Reporter,
@@ -76,7 +77,7 @@ class Background:
     ) -> None:
         self._builder = builder
         self._measurer = measurer
-        self._outgoing = outgoing
+        self._windows = windows
         self._admission = admission
         self._store = store
         self._reporter = reporter
@@ -160,7 +161,7 @@ class Background:
         work = await hashed(await self._measurer.weigh(request, case))
         if case.has_siblings and not Reservation(self._admission, case).is_shared(work.window):
             return
-        if await self._measurer.is_busy_elsewhere(case):
+        if await self._windows.is_busy(case.target):
             # Somebody uses the model without this proxy, such as in LM Studio's own window.
             return
         stored = await self._store.find(case.scope, work.conversation.hashes[1:])
@@ -220,7 +221,7 @@ class Background:
         That is made certain before the server begins: from then on its cache has lost the chat, however soon somebody
         comes.
         """
-        guarded = await self._outgoing.applied(work, compaction, "reused")
+        guarded = await self._measurer.applied(work, compaction, "reused")
         sent = guarded.messages or ()
         if sent[-1:] and sent[-1].role == "assistant":
             # Where the results of a call will stand.

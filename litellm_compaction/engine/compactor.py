@@ -39,7 +39,7 @@ from litellm_compaction.engine.continuing import ContinuationPlanner
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
 from litellm_compaction.engine.going_on import GoingOn
-from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
+from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.reservation import Reservation, server_of
@@ -117,7 +117,6 @@ class Compactor:
         self._measurer = RequestMeasurer(
             windows=windows, counter=counter, sources=self.sources, coordination=self._coordination, clock=clock
         )
-        self._outgoing = Outgoing(self._measurer)
         self.replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self.reporter)
         self.going_on = GoingOn(store, wall_clock)
         self.continuing = ContinuationPlanner(
@@ -135,7 +134,7 @@ class Compactor:
         self.background = Background(
             builder=self._builder,
             measurer=self._measurer,
-            outgoing=self._outgoing,
+            windows=windows,
             admission=self._admission,
             store=store,
             reporter=self.reporter,
@@ -201,7 +200,7 @@ class Compactor:
 
     async def _prepared(self, work: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
         if _is_small(work) and not work.case.is_wanted and not await self._has_small_ones(work.case.scope):
-            return self._outgoing.unchanged(work)
+            return self._measurer.unchanged(work)
         work = await hashed(work)
 
         async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
@@ -225,7 +224,7 @@ class Compactor:
         _note_length(work)
         if not work.budget.own.fits(prompt_tokens):
             raise await self._refusal(work)
-        return self._outgoing.unchanged(work)
+        return self._measurer.unchanged(work)
 
     async def finish(self, pending: CompactionNeeded, room: Reservation | None = None) -> PreparedRequest:
         """Makes the compaction that `prepare` found necessary, or waits for one that is being made.
@@ -288,7 +287,7 @@ class Compactor:
             decided = await self._decide(again, pending.stored)
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
         if does_fit:
-            return self._outgoing.unchanged(work)
+            return self._measurer.unchanged(work)
         bare = self._builder.bare(work)
         if bare is not None:
             guarded = await self._applied_surely(work, bare, "compacted")
@@ -320,7 +319,7 @@ class Compactor:
         made = flown.made
         if made.compaction.rung == "truncate" and work.is_voluntary:
             # It fits as it came, which says more than a record without a summary.
-            guarded = self._outgoing.unchanged(work)
+            guarded = self._measurer.unchanged(work)
             self.reporter.decided(work, "fallback", guarded=guarded, effort=made.effort)
             return guarded
         guarded = await self._applied_surely(work, made.compaction, "compacted")
@@ -388,7 +387,7 @@ class Compactor:
         decision = await self._plan(work, stored)
         if not isinstance(decision, Reuse) or decision.compaction in pending.stored:
             return None
-        guarded = await self._outgoing.applied(work, decision.compaction, "reused")
+        guarded = await self._measurer.applied(work, decision.compaction, "reused")
         if not guarded.budget.fits(guarded.count.tokens):
             return None
         return BuiltCompaction(decision.compaction, decision.compaction, Effort())
@@ -397,7 +396,7 @@ class Compactor:
         compaction = flown.made.compaction
         if not usable(work.conversation, [compaction]):
             return False
-        guarded = await self._outgoing.applied(work, compaction, "compacted")
+        guarded = await self._measurer.applied(work, compaction, "compacted")
         return is_enough(work, level, compaction, guarded)
 
     async def prepared_for(
@@ -512,7 +511,7 @@ class Compactor:
                     again = await self._prober.fitted(work)
                     if again is not None:
                         return await self._decide(again, stored, shorten=shorten)
-                    return self._outgoing.unchanged(work)
+                    return self._measurer.unchanged(work)
                 case Reuse(compaction=compaction):
                     guarded = await self._applied_surely(work, compaction, "reused")
                     if guarded.budget.fits(guarded.count.tokens):
@@ -542,9 +541,9 @@ class Compactor:
         self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
     ) -> PreparedRequest:
         """What a compaction leaves to be sent, counted by the server if our doubt would decide about it."""
-        guarded = await self._outgoing.applied(work, compaction, action)
+        guarded = await self._measurer.applied(work, compaction, action)
         if await self._prober.has_recounted(work, guarded):
-            return await self._outgoing.applied(work, compaction, action)
+            return await self._measurer.applied(work, compaction, action)
         return guarded
 
     async def _reused(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:

@@ -1,7 +1,7 @@
-"""How large a request is and in which window: counts, budget, and the context length that a warm-up may have to bring.
+"""Measures a request: counts, budget, and the context length that a warm-up may have to bring.
 
-Measured for every request, and again for what is going to be sent of it: its own messages, or what a compaction leaves
-of them, counted as it is sent.
+Every request is measured, and what is going to be sent of it again: its own messages, or what a compaction leaves of
+them, counted as it is sent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.budget import Budget
@@ -55,16 +56,6 @@ _MANY_MESSAGES, _MANY_TOOLS = 2_000, 100
 
 
 class RequestMeasurer:
-    """Weighs requests.
-
-    Args:
-        windows: which context length a target has.
-        counter: tokens of a request.
-        sources: by which vocabulary and template a target is counted.
-        coordination: with the other processes; None for no others.
-        clock: seconds, monotonic, for durations.
-    """
-
     def __init__(
         self,
         *,
@@ -82,7 +73,7 @@ class RequestMeasurer:
         self._warm_ups: Flights[None] = Flights()
 
     async def weigh(self, request: Request, case: RequestContext) -> MeasuredRequest:
-        """The request with its sizes, its window and its budget, still without hashes.
+        """Returns the request with its sizes, its window and its budget, still without hashes.
 
         Raises:
             WindowUnknown: nobody says how large the window is.
@@ -100,40 +91,28 @@ class RequestMeasurer:
             if not window.is_like(before):
                 family = await self._sources.family(case.target, window)
                 count = await self._count(case.target, family, request, window.tokens)
-        return await off_loop_if(
-            is_long(request.messages), lambda: self._work(request, case, window, family, count, (), started_s)
-        )
+        make = partial(self._measured, request, case, window, family, count, started_s)
+        return await off_loop_if(is_long(request.messages), make)
 
     async def weigh_ids(self, tokens: int, case: RequestContext) -> MeasuredRequest:
-        """A prompt that a client has given as so many token ids: it has no text, and its count is exact.
-
-        Raises:
-            WindowUnknown, ModelNotLoaded: as `weigh`.
-        """
+        """As `weigh`, for a prompt of so many token ids: it has no text, and its count is exact."""
         work = await self.weigh(Request(messages=(user_message(""),)), case)
         own = replace(work.count, tokens=tokens, raw_tokens=tokens, sizes=(tokens,), tools_tokens=0, overhead_tokens=0)
         count = replace(own, error_ratio=0.0, text_error_ratio=0.0, text_ratio=1.0, exact=True, prints=(), anchor=None)
-        return self._work(work.request, case, work.window, work.family, count, (), work.started_s)
+        return self._measured(work.request, case, work.window, work.family, count, work.started_s)
 
     async def again(self, work: MeasuredRequest) -> MeasuredRequest:
         """`work` by what the counter has learned since."""
         count = await self.count_request(work, work.request)
-        weighed = self._work(
-            work.request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
-        )
-        return replace(weighed, is_shortened=work.is_shortened)
+        return self._like(work, work.request, count, is_shortened=work.is_shortened)
 
     async def shortened(self, work: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
         """`work` with other messages in the client's place; the client will send its own again, so hashes stay."""
         request = replace(work.request, messages=messages)
         count = await self.count_request(work, request)
-        weighed = self._work(
-            request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
-        )
-        return replace(weighed, is_shortened=True, tokens_before=work.tokens_before)
+        return self._like(work, request, count, is_shortened=True, tokens_before=work.tokens_before)
 
     async def count_request(self, work: MeasuredRequest, request: Request) -> Count:
-        """The tokens of a request that is made of `work`'s."""
         return await self._count(work.case.target, work.family, request, work.window.tokens)
 
     async def _count(self, target: Target, family: Family, request: Request, window_tokens: int) -> Count:
@@ -148,20 +127,12 @@ class RequestMeasurer:
         return count if counted is None else _with_rest(count, counted)
 
     def with_floor(self, work: MeasuredRequest, count: Count) -> MeasuredRequest:
-        """`work` with sizes by which its floor takes what a better count says.
-
-        Args:
-            work: of which the floor is an estimate.
-            count: of the floor as a request of its own.
-        """
+        """`work` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
         conversation, budget = work.conversation, work.budget
         protected = conversation.protected
         if len(protected) == len(conversation.messages) == len(count.sizes) and not conversation.has_data_to_cover:
             # Nothing of it can be covered: the floor is the request.
-            weighed = self._work(
-                work.request, work.case, work.window, work.family, count, conversation.hashes, work.started_s
-            )
-            return replace(weighed, floor_count=count, is_shortened=work.is_shortened)
+            return self._like(work, work.request, count, floor_count=count, is_shortened=work.is_shortened)
         record_tokens = RECORD_TOKENS if len(protected) < len(conversation.messages) else 0
         ratio = min(1.0, count.tokens / max(1, conversation.floor_tokens - record_tokens))
         conversation = replace(
@@ -189,12 +160,43 @@ class RequestMeasurer:
             floor_count=count,
         )
 
-    async def count(self, work: MeasuredRequest, messages: Sequence[Message]) -> Count:
-        """The tokens of a list that may be sent instead of the client's."""
-        return await self.count_request(work, replace(work.request, messages=tuple(messages)))
+    def unchanged(self, work: MeasuredRequest) -> PreparedRequest:
+        """The request as it was measured, to be sent."""
+        return PreparedRequest(
+            action="compacted" if work.is_shortened else "none",
+            messages=work.request.messages if work.is_shortened else None,
+            tokens_before=work.tokens_before,
+            count=work.count,
+            count_text=work.count_text,
+            budget=work.budget.own,
+            window=work.window,
+            doubt_tokens=self._counter.told.doubt_tokens(work.case.target.key, work.count),
+        )
+
+    async def applied(
+        self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
+    ) -> PreparedRequest:
+        """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
+        covered = work.conversation.messages
+        messages = await off_loop_if(is_long(covered), lambda: _with_every_result(apply(covered, compaction)))
+        count = await self.count_request(work, replace(work.request, messages=messages))
+        if work.floor_count is not None:
+            # Planned by a floor that the server has counted: only the rest is in doubt.
+            count = holding(count, [work.floor_count])
+        return PreparedRequest(
+            action=action,
+            messages=messages,
+            tokens_before=work.tokens_before,
+            count=count,
+            count_text=work.count_text,
+            budget=replace(work.budget, error_ratio=count.error_ratio, own_error_ratio=None),
+            window=work.window,
+            doubt_tokens=self._counter.told.doubt_tokens(work.case.target.key, count),
+            round=compaction.round,
+        )
 
     async def text_counter(self, case: RequestContext) -> tuple[Window, Callable[[str], int]]:
-        """A case's window, and how its model counts text.
+        """Returns a case's window, and how its model counts text.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `weigh`.
@@ -204,12 +206,9 @@ class RequestMeasurer:
         return window, self._counter.text_counter(case.target.key, family, asker=case.target.asker)
 
     async def window(self, case: RequestContext, *, prompt_tokens: int = 0) -> Window:
-        """The window of a case's target, after a warm-up where that is needed and wanted.
+        """Returns the window of a case's target, after a warm-up if that is needed and wanted.
 
-        Args:
-            case: of the request.
-            prompt_tokens: of what is about to be sent: LM Studio says at once whether it still holds what a smaller
-                window would cut.
+        Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `weigh`.
@@ -223,14 +222,6 @@ class RequestMeasurer:
                 raise
         await self._warm_ups.join(case.target.key, lambda: self._warm_up(case))
         return await self._windows.resolve(case.target, fresh=True)
-
-    def doubt_tokens(self, work: MeasuredRequest, count: Count) -> int:
-        """Tokens that LM Studio's protocol may have left out of a count."""
-        return self._counter.told.doubt_tokens(work.case.target.key, count)
-
-    async def is_busy_elsewhere(self, case: RequestContext) -> bool:
-        """Returns True if LM Studio says that it uses the model of a case; the caller knows of nothing."""
-        return await self._windows.is_busy(case.target)
 
     async def _warm_up(self, case: RequestContext) -> None:
         """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
@@ -254,14 +245,19 @@ class RequestMeasurer:
             if found is None and await loaded() is None:
                 await case.warm_up()
 
-    def _work(
+    def _like(self, work: MeasuredRequest, request: Request, count: Count, **changes: Any) -> MeasuredRequest:
+        """A request made of `work`'s, which comes again under the same hashes."""
+        made = self._measured(request, work.case, work.window, work.family, count, work.started_s)
+        conversation = replace(made.conversation, hashes=work.conversation.hashes)
+        return replace(made, conversation=conversation, **changes)
+
+    def _measured(
         self,
         request: Request,
         case: RequestContext,
         window: Window,
         family: Family,
         count: Count,
-        hashes: tuple[str, ...],
         started_s: float,
     ) -> MeasuredRequest:
         count_text = self._counter.text_counter(case.target.key, family, asker=case.target.asker)
@@ -273,7 +269,7 @@ class RequestMeasurer:
             words_sizes=words_sizes(request.messages, sizes, count_text),
             fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.text_ratio),
             count_text=count_text,
-            hashes=hashes,
+            hashes=(),
             own_tokens=count.tokens,
         )
         return MeasuredRequest(
@@ -298,7 +294,7 @@ class RequestMeasurer:
 
 
 def _may_be_cut(prompt_tokens: int, window: Window) -> bool:
-    """Whether the model may have been loaded anew with a window that such a prompt does not fit."""
+    """The model may have been loaded anew with a window that such a prompt does not fit."""
     return prompt_tokens > min(_UNCUT_TOKENS, window.tokens // 4)
 
 
@@ -384,48 +380,6 @@ async def hashed(work: MeasuredRequest) -> MeasuredRequest:
     return replace(work, conversation=replace(work.conversation, hashes=hashes))
 
 
-class Outgoing:
-    """Makes what is sent, counted by `measurer`."""
-
-    def __init__(self, measurer: RequestMeasurer) -> None:
-        self._measurer = measurer
-
-    def unchanged(self, work: MeasuredRequest) -> PreparedRequest:
-        """The request as it was weighed."""
-        return PreparedRequest(
-            action="compacted" if work.is_shortened else "none",
-            messages=work.request.messages if work.is_shortened else None,
-            tokens_before=work.tokens_before,
-            count=work.count,
-            count_text=work.count_text,
-            budget=work.budget.own,
-            window=work.window,
-            doubt_tokens=self._measurer.doubt_tokens(work, work.count),
-        )
-
-    async def applied(
-        self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
-    ) -> PreparedRequest:
-        """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
-        covered = work.conversation.messages
-        messages = await off_loop_if(is_long(covered), lambda: _with_every_result(apply(covered, compaction)))
-        count = await self._measurer.count(work, messages)
-        if work.floor_count is not None:
-            # Planned by a floor that the server has counted: only the rest is in doubt.
-            count = holding(count, [work.floor_count])
-        return PreparedRequest(
-            action=action,
-            messages=messages,
-            tokens_before=work.tokens_before,
-            count=count,
-            count_text=work.count_text,
-            budget=replace(work.budget, error_ratio=count.error_ratio, own_error_ratio=None),
-            window=work.window,
-            doubt_tokens=self._measurer.doubt_tokens(work, count),
-            round=compaction.round,
-        )
-
-
 def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages as strict templates take them; calls at the very end are the client's business."""
     if messages and messages[-1].calls:
@@ -434,12 +388,12 @@ def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def is_enough(work: MeasuredRequest, level: Level, compaction: Compaction, guarded: PreparedRequest) -> bool:
-    """Whether a new compaction does, counted as it is sent; otherwise the next rung's turn has come (promise P5).
+    """Returns True if a new compaction does, counted as it is sent; else the next level's turn has come (promise P5).
 
     Args:
         work: the request.
         level: what was to be made.
-        compaction: what was made, perhaps by a later rung.
+        compaction: what was made, perhaps at a later level.
         guarded: what it leaves to be sent.
     """
     tokens, budget = guarded.count.tokens, guarded.budget

@@ -9,7 +9,7 @@ import pytest
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.plan import Edit, Summarize
-from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, is_enough
+from litellm_compaction.engine.measure import RequestMeasurer, is_enough
 from litellm_compaction.tokenizers.sources import Sources
 from tests.builders import chat, parsed
 from tests.engine.bench import Bench
@@ -50,7 +50,7 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it
     bench = Bench()
     measurer = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
     work = await measurer.weigh(Request(messages=parsed(chat(4))), bench.case(WINDOW_TOKENS))
-    guarded = Outgoing(measurer).unchanged(work)
+    guarded = measurer.unchanged(work)
     compaction = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", rung=rung)
     decision = (
         SUMMARIZE
