@@ -147,11 +147,8 @@ class SummaryClient:
     ) -> str:
         """Returns the first usable summary of a job, or "".
 
-        Args:
-            work: on whose behalf.
-            job: what to summarize; the bounds of the models' windows are filled in here.
-            effort: is added to.
-            decision: what the job comes of; without it the conversation itself is not sent (append mode).
+        The bounds of the models' windows are filled in here. Without the `decision` that the job comes of, the
+        conversation itself is not sent (append mode).
         """
         case = work.case
         if not (job.messages or job.earlier):
@@ -227,7 +224,6 @@ class SummaryClient:
 
     @contextmanager
     def _call(self, work: MeasuredRequest, model: PruningModel, effort: Effort) -> Iterator[None]:
-        """Takes one call from the request's budget, and adds it and its time to the effort."""
         work.case.attempts.summary_calls_left -= 1
         effort.calls, effort.pruning_model = effort.calls + 1, model.label
         started_s = self._clock()
@@ -362,7 +358,7 @@ def _in_append_mode(
 
 
 def _may_answer_freely(request: Request) -> bool:
-    """Whether the client's `tool_choice` lets the model answer in words, and its tools can be sent as they came.
+    """The client's `tool_choice` lets the model answer in words, and its tools can be sent as they came.
 
     The older `functions` have no `type`; a forced call would be all that comes back.
     """
@@ -477,7 +473,7 @@ def _question(
 def _compaction(
     work: MeasuredRequest, decision: Prune, question: _Question, choices: list[int], answer: str
 ) -> Compaction | None:
-    """What the answer makes of the conversation; None where it is no answer, or changes nothing."""
+    """What the answer makes of the conversation; None if it is no answer, or changes nothing."""
     base = decision.compaction
     decided = decide(answer, work.conversation.rest, base, choices, prompt=question.prompt)
     if decided is None:

@@ -44,7 +44,7 @@ from litellm_compaction.engine.context import (
 from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.reservation import Reservation, server_of
-from litellm_compaction.engine.threads import is_long, off_loop_if
+from litellm_compaction.engine.threads import off_loop_if
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Windows
@@ -166,13 +166,12 @@ class Background:
             return
         stored = await self._store.find(case.scope, work.conversation.hashes[1:])
         same = next((model for model in case.pruning_models if model.is_same), None)
-        is_long_walk = is_long(request.messages)
-        decision = await off_loop_if(is_long_walk, lambda: _planned_ahead(work, stored, same))
+        decision = await off_loop_if(work.is_long, lambda: _planned_ahead(work, stored, same))
         written = None if decision is None else await self._record_ahead(work, decision)
         if same is None:
             return
         known = stored if written is None else [written, *stored]
-        reading = await off_loop_if(is_long_walk, lambda: _to_read(work, known))
+        reading = await off_loop_if(work.is_long, lambda: _to_read(work, known))
         compaction = None if reading is None else await self._compaction_of(work, reading.decision)
         if compaction is not None:
             await self._read(work, compaction, same)

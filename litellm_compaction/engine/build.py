@@ -1,4 +1,4 @@
-"""How a new compaction is made: a summary if a pruning model gives one, the ledger either way, then stored.
+"""Makes a new compaction: a summary if a pruning model gives one, the ledger either way; then stores it.
 
 Called by the compactor, once for all requests that need the same compaction at the same time, and by the library, which
 decides by bounds of its caller's.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Hashable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from typing_extensions import assert_never
 
@@ -28,12 +28,16 @@ from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.engine.threads import off_loop, off_loop_if
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 # Looking for secrets in so much text takes some ms.
 _OFF_LOOP_CHARS = 10_000
+_STORE_TIMEOUT_S = 2.0
+
+_Result = TypeVar("_Result")
 
 
 class BuiltCompaction(NamedTuple):
@@ -57,17 +61,16 @@ def alike(work: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
 
 
 def same(work: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
-    """What makes two compactions the very same."""
     return (work.case.scope, work.case.target.key, work.case.focus, tuple(levels), work.conversation.hashes[-1])
 
 
 class CompactionBuilder:
-    """Makes compactions from plans.
+    """Makes compactions from plans, and stores them.
 
     Args:
         summary_client: asks the pruning models.
         store: where compactions are kept.
-        quoted: a message as the ledger quotes it; `core.record.listable` where a ledger is read back from the messages.
+        quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
         carried: what the ledger of an earlier record quotes, which the messages carried.
     """
 
@@ -76,13 +79,50 @@ class CompactionBuilder:
         *,
         summary_client: SummaryClient,
         store: Store,
-        quoted: Callable[[Message], Message] | None = None,
+        quoted: Callable[[Message], Message] = lambda message: message,
         carried: Sequence[Message] = (),
     ) -> None:
         self._summary_client = summary_client
         self._store = store
         self._quoted = quoted
         self._carried = carried
+
+    async def find(self, work: MeasuredRequest) -> list[Compaction]:
+        """Returns what is stored for the beginnings of a request's conversation."""
+        try:
+            return await self._store.find(work.case.scope, work.conversation.hashes[1:])
+        except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
+            return []
+
+    async def without_misfits(
+        self,
+        work: MeasuredRequest,
+        stored: Sequence[Compaction],
+        attempt: Callable[[Sequence[Compaction]], Awaitable[_Result]],
+    ) -> _Result:
+        """`attempt(stored)`; if that raises what is no error of a request, without what is stored.
+
+        A record may have been written by anybody who writes to a shared store, or by another version. If it goes well
+        without, the record is deleted.
+        """
+        try:
+            return await attempt(stored)
+        except CompactionError:
+            raise
+        except Exception as error:
+            if not stored:
+                raise
+            result = await attempt(())
+            logger.warning(
+                "record_deleted error=%s records=%d; a stored compaction did not fit its conversation",
+                type(error).__name__,
+                len(stored),
+            )
+            for each in stored:
+                with contextlib.suppress(Exception):
+                    forgotten = self._store.delete(scope=work.case.scope, covered_hash=each.covered_hash)
+                    await asyncio.wait_for(forgotten, _STORE_TIMEOUT_S)
+            return result
 
     async def make(self, work: MeasuredRequest, levels: Sequence[Level]) -> BuiltCompaction:
         """Builds a compaction at the first level, or at the next one if no pruning model answers usably.
@@ -120,7 +160,6 @@ class CompactionBuilder:
         return None
 
     async def _with_ledger(self, work: MeasuredRequest, decision: Edit | Prune, compaction: Compaction) -> Compaction:
-        """`compaction` with a ledger of what it does not show any more."""
         messages, rest = work.conversation.messages, work.conversation.rest
         shortened = (each.position for each in compaction.shortened)
         replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
@@ -135,8 +174,8 @@ class CompactionBuilder:
     async def _summarized(self, work: MeasuredRequest, levels: Sequence[Level], effort: Effort) -> BuiltCompaction:
         """The first level's record; without a summary the second one's, if there is one."""
         decision, *unwritten = (level for level in levels if isinstance(level, Summarize))
-        covered, pinned = _covered(work, decision)
-        base = decision.base
+        rest, base = work.conversation.rest, decision.base
+        covered, pinned = rest[: decision.covered_messages], decision.pinned
         segments = base.segments if base else ()
         summary = ""
         if decision.provisional:
@@ -148,18 +187,14 @@ class CompactionBuilder:
         if not summary and unwritten:
             # Nothing was handed over, so the recent messages stay.
             decision = unwritten[0]
-            covered, pinned = _covered(work, decision)
+            covered, pinned = rest[: decision.covered_messages], decision.pinned
         covered_hash = work.conversation.hashes[decision.covered_messages]
         if summary:
-            segment = Segment(
-                text=summary,
-                round=decision.round,
-                covered_messages=decision.covered_messages,
-            )
+            segment = Segment(text=summary, round=decision.round, covered_messages=decision.covered_messages)
             segments = (segment,) if decision.integrates else (*segments, segment)
         stubbed = with_data(covered, pinned)
         hidden = _hidden(covered, set(range(len(covered))) - {*pinned}, stubbed)
-        kept_messages = work.conversation.rest[decision.covered_messages :]
+        kept_messages = rest[decision.covered_messages :]
 
         def texts() -> tuple[list[Message], str]:
             # A value that a summary gets wrong is not in it, and so stands beside it.
@@ -197,7 +232,7 @@ class CompactionBuilder:
             await self._put(work, made.kept)
 
     async def put_into_effect(self, work: MeasuredRequest, compaction: Compaction) -> None:
-        """Stores a record that was written ahead as one that is applied, so that the turns after this one keep it."""
+        """Stores a record that was written ahead as one that is applied, so that later turns keep it."""
         await self._put(work, replace(compaction, ahead=False, early=False))
 
     def bare(self, work: MeasuredRequest) -> Compaction | None:
@@ -227,24 +262,16 @@ class CompactionBuilder:
     ) -> str:
         """What a record holds verbatim besides its summaries and the messages that stay.
 
-        Args:
-            work: the request.
-            read: the messages that `texts` reads; long ones are read in a thread.
-            texts: gives what the model sees no more, and the text that it sees.
-            budget_tokens: for all of it.
+        `texts` gives what the model sees no more, and what it sees; it reads `read`, in a thread if these are long.
         """
         redact = _redact(work)
 
         def write() -> str:
             hidden, known = texts()
-            return ledger(
-                self._to_list(hidden), budget_tokens=budget_tokens, count=work.count_text, known=known, redact=redact
-            )
+            listed = [*self._carried, *map(self._quoted, hidden)]
+            return ledger(listed, budget_tokens=budget_tokens, count=work.count_text, known=known, redact=redact)
 
         return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop(read, write))
-
-    def _to_list(self, messages: Sequence[Message]) -> list[Message]:
-        return [*self._carried, *(messages if self._quoted is None else map(self._quoted, messages))]
 
     async def _put(self, work: MeasuredRequest, kept: Compaction) -> None:
         if work.case.is_client_summary:
@@ -272,21 +299,19 @@ def _redact(work: MeasuredRequest) -> Redact:
 
 
 async def _written(work: MeasuredRequest, compaction: Compaction) -> Compaction:
-    """`compaction` as it is applied and stored, whoever wrote it: without secrets, control tokens of the model broken.
+    """`compaction` as it is applied and stored: without secrets, control tokens of the model broken.
 
     `core.prompts.frame` breaks those that are widespread; which others a model has, only its own vocabulary knows.
     """
     redact, name = _redact(work), work.family.vocabulary
     defuse = vocabulary(name).defused if is_loaded(name) else plain
-    chars = (
-        len(compaction.ledger) + len(compaction.omissions) + sum(len(segment.text) for segment in compaction.segments)
-    )
+    chars = sum(map(len, (compaction.ledger, compaction.omissions, *(each.text for each in compaction.segments))))
     is_slow = _redacts_slowly(work) or chars > _OFF_LOOP_CHARS
     return await off_loop_if(is_slow, lambda: _rewritten(compaction, lambda text: defuse(redact(text))))
 
 
 def _redacts_slowly(work: MeasuredRequest) -> bool:
-    """Whether redacting a short text, too, may take long: an operator's patterns may be slow."""
+    """Redacting a short text, too, may take long: an operator's patterns may be slow."""
     return work.case.settings.redact == "on" and bool(work.case.settings.redact_patterns)
 
 
@@ -299,13 +324,8 @@ def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compactio
     )
 
 
-def _covered(work: MeasuredRequest, decision: Summarize) -> tuple[Sequence[Message], tuple[int, ...]]:
-    """The messages that a decision covers, and the positions of those among them that stay verbatim."""
-    return work.conversation.rest[: decision.covered_messages], decision.pinned
-
-
 def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int]) -> list[Message]:
-    """Collects what the model sees no more: messages that are gone, results and attached data that are stubs."""
+    """What the model sees no more: messages that are gone, results and attached data that are stubs."""
     found = (
         messages[at] if at in gone or messages[at].role == "tool" else data_of(messages[at])
         for at in sorted({*gone, *stubbed})

@@ -10,9 +10,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from typing_extensions import assert_never
 
@@ -43,7 +44,7 @@ from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.reservation import Reservation, server_of
-from litellm_compaction.engine.threads import is_long, off_loop_if
+from litellm_compaction.engine.threads import off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer, Outcome
 from litellm_compaction.stores import Board, Store
@@ -62,8 +63,6 @@ _WANTED_FACT = "wanted"
 _UNWANTED_S = 1.0
 # A store that does not answer delays nobody again soon.
 _STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
-
-_Result = TypeVar("_Result")
 
 
 class _Flown(NamedTuple):
@@ -211,7 +210,7 @@ class Compactor:
                 return await self._decide_shortened(settled, messages, stored, reason="attached")
             return await self._decide(settled, stored)
 
-        return await self._without_misfits(work, await self._find(work.case.scope, work.conversation.hashes), decided)
+        return await self._builder.without_misfits(work, await self._builder.find(work), decided)
 
     async def bound(self, prompt_tokens: int, case: RequestContext) -> PreparedRequest:
         """Returns what to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
@@ -239,38 +238,8 @@ class Compactor:
             decided = pending if stored == pending.stored else await self._decide(pending.work, stored)
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
 
-        guarded = await self._without_misfits(pending.work, pending.stored, finished)
+        guarded = await self._builder.without_misfits(pending.work, pending.stored, finished)
         return await self._within_todays_window(pending.work, guarded, room)
-
-    async def _without_misfits(
-        self,
-        work: MeasuredRequest,
-        stored: Sequence[Compaction],
-        attempt: Callable[[Sequence[Compaction]], Awaitable[_Result]],
-    ) -> _Result:
-        """`attempt(stored)`; if that raises what is no error of a request, without what is stored.
-
-        A record may have been written by anybody who writes to a shared store, or by another version. If it goes well
-        without, the record is deleted.
-        """
-        try:
-            return await attempt(stored)
-        except CompactionError:
-            raise
-        except Exception as error:
-            if not stored:
-                raise
-            result = await attempt(())
-            logger.warning(
-                "record_deleted error=%s records=%d; a stored compaction did not fit its conversation",
-                type(error).__name__,
-                len(stored),
-            )
-            for each in stored:
-                with contextlib.suppress(Exception):
-                    forgotten = self._store.delete(scope=work.case.scope, covered_hash=each.covered_hash)
-                    await asyncio.wait_for(forgotten, _STORE_TIMEOUT_S)
-            return result
 
     async def _finished(self, pending: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
         work = pending.work
@@ -356,8 +325,6 @@ class Compactor:
         if isinstance(level, Edit) or (isinstance(level, Summarize) and level.provisional):
             # No model is asked.
             return _Flown(work, await self._builder.make(work, levels))
-        if self._coordination is None:
-            return await self._made_here(pending, levels, room)
 
         async def made_by_another() -> BuiltCompaction | None:
             if room is not None:
@@ -365,23 +332,22 @@ class Compactor:
             return await self._made_meanwhile(pending)
 
         topic, limit_s = f"compaction {alike(work, levels)!r}", work.case.settings.summary_timeout_s
-        async with self._coordination.one_of_all(topic, made_by_another, limit_s=limit_s) as found:
-            if found is not None:
-                return _Flown(work, found, is_found=True)
-            return await self._made_here(pending, levels, room)
-
-    async def _made_here(self, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None) -> _Flown:
-        work = pending.work
-        async with room.for_summary(work.window, work.count.tokens) if room is not None else contextlib.nullcontext():
-            found = await self._made_meanwhile(pending)
-            if found is not None:
-                return _Flown(work, found, is_found=True)
-            return _Flown(work, await self._builder.make(work, levels))
+        alone: AbstractAsyncContextManager[None] = contextlib.nullcontext()
+        coordination = self._coordination
+        async with (
+            coordination.one_of_all(topic, made_by_another, limit_s=limit_s) if coordination is not None else alone
+        ) as found:
+            if found is None:
+                async with room.for_summary(work.window, work.count.tokens) if room is not None else alone:
+                    found = await self._made_meanwhile(pending)
+                    if found is None:
+                        return _Flown(work, await self._builder.make(work, levels))
+            return _Flown(work, found, is_found=True)
 
     async def _made_meanwhile(self, pending: CompactionNeeded) -> BuiltCompaction | None:
         """What somebody else has stored since the request was looked at: it may have waited, or come a moment late."""
         work = pending.work
-        stored = await self._find(work.case.scope, work.conversation.hashes)
+        stored = await self._builder.find(work)
         if all(each in pending.stored for each in stored):
             return None
         decision = await self._plan(work, stored)
@@ -470,12 +436,8 @@ class Compactor:
         await self._store.aclose()
 
     async def _plan(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:
-        conversation = work.conversation
         budget = replace(work.budget, is_wanted=True) if work.case.is_wanted else work.budget
-        return await off_loop_if(
-            is_long(conversation.messages),
-            lambda: plan(conversation, budget, work.depth, stored),
-        )
+        return await off_loop_if(work.is_long, lambda: plan(work.conversation, budget, work.depth, stored))
 
     async def _has_small_ones(self, scope: str) -> bool:
         """Returns True if small conversations of this tenant are looked up, too: one of them has been compacted.
@@ -521,21 +483,14 @@ class Compactor:
                     known = ()
                 case Compact(levels=levels):
                     reused = await self._reused(work, known)
-                    return (
-                        CompactionNeeded(work=work, levels=levels, stored=tuple(stored)) if reused is None else reused
-                    )
+                    return reused or CompactionNeeded(work=work, levels=levels, stored=tuple(stored))
                 case Refuse():
-                    return await self._beyond(work, stored, shorten=shorten)
+                    again = await self._prober.with_floor(work)
+                    if again is not None:
+                        return await self._decide(again, stored, shorten=shorten)
+                    return await self._shortened_or_refused(work, stored, shorten=shorten)
                 case _:
                     assert_never(decision)
-
-    async def _beyond(
-        self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
-    ) -> PreparedRequest | CompactionNeeded:
-        again = await self._prober.with_floor(work)
-        if again is not None:
-            return await self._decide(again, stored, shorten=shorten)
-        return await self._shortened_or_refused(work, stored, shorten=shorten)
 
     async def _applied_surely(
         self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
@@ -551,8 +506,7 @@ class Compactor:
 
         What the planner foresees of it is an estimate; the server may have counted all of it but the newest messages.
         """
-        messages = work.conversation.messages
-        found = await off_loop_if(bool(stored) and is_long(messages), lambda: usable(work.conversation, stored))
+        found = await off_loop_if(bool(stored) and work.is_long, lambda: usable(work.conversation, stored))
         for compaction in found[:1]:
             if compaction.provisional:
                 continue
@@ -596,15 +550,12 @@ class Compactor:
 
     async def _with_less_data(self, work: MeasuredRequest, limit_tokens: int) -> tuple[Message, ...] | None:
         """The request with less of the data attached to what is not answered yet; None if all may stay."""
-        return await off_loop_if(
-            is_long(work.conversation.messages),
-            lambda: with_less_data(work.conversation, work.budget, limit_tokens),
-        )
+        return await off_loop_if(work.is_long, lambda: with_less_data(work.conversation, work.budget, limit_tokens))
 
     async def _shortened(self, work: MeasuredRequest) -> tuple[Message, ...] | None:
         settings = work.case.settings
         return await off_loop_if(
-            is_long(work.conversation.messages),
+            work.is_long,
             lambda: shortened(
                 work.conversation,
                 work.budget,
@@ -620,15 +571,9 @@ class Compactor:
         count, fixed_tokens = work.count, work.conversation.fixed_tokens
         tools_share = count.tools_tokens / max(1, count.tools_tokens + count.overhead_tokens)
         return await off_loop_if(
-            is_long(work.conversation.messages),
+            work.is_long,
             lambda: refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens)),
         )
-
-    async def _find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
-        try:
-            return await self._store.find(scope, hashes[1:])
-        except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
-            return []
 
 
 def _note_length(work: MeasuredRequest) -> None:

@@ -192,6 +192,7 @@ class MeasuredRequest:
     Attributes:
         tokens_before: the estimated prompt as it came, before any text was cut to an excerpt.
         rereads: the server reads a whole prompt again after any change, as far as is known.
+        is_long: a walk over its messages takes some ms.
         is_shortened: its messages are excerpts of the client's, so that they must be sent in any case.
         floor_count: of what no compaction can shrink, as a request of its own, if the server was asked for it.
         started_s: of the compactor's monotonic clock.
@@ -206,6 +207,7 @@ class MeasuredRequest:
     window: Window
     family: Family
     rereads: bool = False
+    is_long: bool = False
     is_shortened: bool = False
     floor_count: Count | None = None
     started_s: float
@@ -252,7 +254,6 @@ class CompactionNeeded:
     @property
     def will_fit(self) -> bool:
         return self.work.budget.fits(self.levels[0].predicted_tokens)
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

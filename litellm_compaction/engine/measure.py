@@ -178,7 +178,7 @@ class RequestMeasurer:
     ) -> PreparedRequest:
         """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
         covered = work.conversation.messages
-        messages = await off_loop_if(is_long(covered), lambda: _with_every_result(apply(covered, compaction)))
+        messages = await off_loop_if(work.is_long, lambda: _with_every_result(apply(covered, compaction)))
         count = await self.count_request(work, replace(work.request, messages=messages))
         if work.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
@@ -289,6 +289,7 @@ class RequestMeasurer:
             window=window,
             family=family,
             rereads=family.rereads,
+            is_long=is_long(request.messages),
             started_s=started_s,
         )
 
