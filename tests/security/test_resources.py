@@ -271,8 +271,8 @@ _READERS = {
     call.Call: ("is_of",),
     compactor: ("plan",),
     measure: ("apply", "_within_reach"),
-    build: ("taken_out", "ledger", "apply"),
-    ask: ("taken_out", "apply", "appended"),
+    build: ("ledger", "apply"),
+    ask: ("apply", "appended"),
 }
 
 
