@@ -336,11 +336,6 @@ class Call:
         if self.on_restarts is not None and details["restarts"]:
             self.on_restarts(self.group, details["restarts"])
 
-    @property
-    def has_filled(self) -> bool:
-        """Whether its answer ends where the window does."""
-        return self.details is not None and self.details["outcome"] != "completed"
-
 
 def headers(outlook: Outlook, action: Action, slimmed_chars: int = 0) -> dict[str, str]:
     """What clients of guarded deployments are told about their request."""

@@ -47,7 +47,7 @@ from litellm_compaction.proxy.startup import (
     spare_collections,
     warn_of_bypass,
 )
-from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, choices_of, with_details
+from litellm_compaction.proxy.wire import can_be_carried_over, choices_of, with_details
 from litellm_compaction.stores import open_board, open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -237,7 +237,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
                 if counts:
                     choices = max(choices, choices_of(chunk))
-                yield _told(chunk, call)
+                yield with_details(chunk, call.details)
             if counts:
                 self._gate.learn_answers(call, request_data, choices)
         finally:
@@ -251,7 +251,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call is not None and call.is_hooked:
             self._gate.learn_answers(call, data, choices_of(response))
         if call is None or not call.is_hooked or not can_be_carried_over(data):
-            return _told(response, call) if call is not None and call.details is not None else None
+            return with_details(response, call.details) if call is not None and call.details is not None else None
         hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)
         return await hooked.joined(response)
 
@@ -335,12 +335,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
             log_failure("learn_overflow", error)
-
-
-def _told(answer: Any, call: Call) -> Any:
-    """An answer, or a piece of one, with how it ended."""
-    told = with_details(answer, call.details)
-    return at_the_windows_end(told) if call.has_filled else told
 
 
 def _router() -> Any:

@@ -1,7 +1,4 @@
-"""LiteLLM's request and response shapes on one side, core messages on the other.
-
-The only place where untyped JSON is taken apart. Called by the gate and the stream.
-"""
+"""LiteLLM's request and response shapes on one side, core messages on the other: here untyped JSON is taken apart."""
 
 from __future__ import annotations
 
@@ -9,14 +6,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 from litellm_compaction.errors import NotServed
 
-# What LiteLLM adds to a request.
+# LiteLLM's additions to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
-# What a chat and a text completion share, with what llama.cpp, LM Studio and vLLM add to both.
+# Fields that a chat and a text completion share, with those of llama.cpp, LM Studio and vLLM.
 _COMPLETION_KEYS = frozenset(
     (
         *("model", "stream", "stream_options", "max_tokens", "stop", "user", "ttl", "seed", "logit_bias"),
@@ -24,7 +22,7 @@ _COMPLETION_KEYS = frozenset(
         *("repeat_penalty", "repetition_penalty"),
     )
 )
-# What of a chat changes nothing in the text of an answer without tools.
+# Fields of a chat that change nothing in the text of an answer without tools.
 _CHAT_KEYS = frozenset(
     (
         *("messages", "max_completion_tokens", "n", "logprobs", "tools", "functions", "response_format", "store"),
@@ -38,9 +36,9 @@ GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_pr
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 _PROVIDER = "custom_llm_provider"
 _NO_ROLE = "unknown"
-# What the OpenAI client puts into the body last, over what LiteLLM and its deployment say.
+# The OpenAI client puts this into the body last, over what LiteLLM and its deployment say.
 _EXTRA = "extra_body"
-# What in it shapes the prompt or bounds the answer, and so is guarded like the same key beside it.
+# Its keys that shape the prompt or bound the answer, and so are guarded like the same keys outside of it.
 _LIFTED = frozenset(
     {
         "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens",
@@ -48,9 +46,9 @@ _LIFTED = frozenset(
         "response_format", "stream_options",
     }
 )  # fmt: skip
-# What only the deployment decides, and how LiteLLM reads the answer.
+# Only the deployment decides these, and how LiteLLM reads the answer.
 _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
-# What servers hand to the chat template besides messages and tools: vLLM all of it ("Chat API", extra parameters;
+# Servers hand these to the chat template besides messages and tools: vLLM all of them ("Chat API", extra parameters;
 # `suffix` is for text completions), llama.cpp the arguments (tools/server, "merge the template args"), LM Studio the
 # effort. Grammars and schemas of the answer, predictions and biases are in no prompt.
 _EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
@@ -74,10 +72,7 @@ class Usage(NamedTuple):
 
 
 def decode(body: Mapping[str, Any]) -> Request | None:
-    """The request in a chat completion's body; None when its shape is not ours to judge.
-
-    Such a body goes on unchanged, and gets the answer that the stock proxy and the server give it.
-    """
+    """The request in a chat completion's body; None if its shape is not ours to judge, so that it goes on unchanged."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         return None
@@ -95,14 +90,14 @@ def decode(body: Mapping[str, Any]) -> Request | None:
 
 
 def _as_said(odd: object) -> dict[str, Any]:
-    """What stands among messages and is none, as a user's: it must not switch the guard off for the others."""
+    """Anything among messages that is none, as a user's: it must not switch the guard off for the others."""
     return {"role": "user", "content": odd if isinstance(odd, str) else json.dumps(odd, default=str)}
 
 
 def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:
     """The fields of a body that a server may write into the prompt besides messages and tools; none if they are tiny.
 
-    Tools count as such where `decode` does not read them: what is no list, and functions beside tools.
+    Tools are among them if `decode` does not read them: not a list, or functions beside tools.
     """
     inner = body.get(_EXTRA)
     given = {**body, **inner} if isinstance(inner, Mapping) else body
@@ -118,7 +113,7 @@ def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:
 
 
 def _is_tiny(values: Iterable[object]) -> bool:
-    """Whether values take so little room that no margin is touched; looks no further than it has to."""
+    """True if values take so little room that no margin is touched; looks no further than it has to."""
     waiting, chars = list(values), 0
     while waiting:
         value = waiting.pop()
@@ -138,10 +133,8 @@ def _is_tiny(values: Iterable[object]) -> bool:
 def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Request | None:
     """A text completion as a chat request; None for anything but texts.
 
-    Args:
-        body: with its `prompt`.
-        is_bridged: whether LiteLLM makes one chat of all its texts; else the server answers each of them, as it
-            stands, and the longest is what has to fit.
+    If it `is_bridged`, LiteLLM makes one chat of all its texts. Otherwise the server answers each of them, and the
+    longest is what has to fit.
     """
     prompt = body.get("prompt")
     texts = prompt if isinstance(prompt, list) else [prompt]
@@ -152,7 +145,7 @@ def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Reques
 
 
 def longest_ids(body: Mapping[str, Any]) -> int | None:
-    """The tokens of a text completion's longest prompt, where it is given as token ids; None for other prompts.
+    """The tokens of a text completion's longest prompt of token ids; None for other prompts.
 
     An id is a token; a text between ids, which llama.cpp takes, has at most one for each of its bytes.
     """
@@ -161,7 +154,8 @@ def longest_ids(body: Mapping[str, Any]) -> int | None:
         return None
     if not all(isinstance(piece, (int, str)) for prompt in prompts for piece in prompt):
         return None
-    return max(sum(_most_tokens(piece) for piece in prompt) for prompt in prompts)
+    bytes_of = partial(str.encode, encoding="utf-8", errors="surrogatepass")
+    return max(sum(len(bytes_of(piece)) if isinstance(piece, str) else 1 for piece in prompt) for prompt in prompts)
 
 
 def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
@@ -174,18 +168,8 @@ def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
     return [prompt]
 
 
-def _most_tokens(piece: int | str) -> int:
-    return len(piece.encode("utf-8", "surrogatepass")) if isinstance(piece, str) else 1
-
-
 def with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Message]) -> dict[str, Any]:
-    """The prompt of a text completion with what is sent in place of what it says.
-
-    Args:
-        body: with its `prompt`.
-        request: of `decode_prompt`.
-        sent: instead of its messages.
-    """
+    """The prompt of a text completion with `sent` in place of the messages that `decode_prompt` made of it."""
     prompt, texts = body["prompt"], [message.text for message in sent]
     if not isinstance(prompt, list):
         return {"prompt": "\n\n".join(texts)}
@@ -196,14 +180,14 @@ def with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Messag
 
 
 def _parsed(plain: Mapping[str, Any]) -> Message:
-    """A message; one whose role is no string takes room like any other, and its server has the last word on it."""
+    """A message whose role is no string takes room like any other, and its server has the last word on it."""
     if isinstance(plain.get("role"), str):
         return parse_message(plain)
     return replace(parse_message({**plain, "role": _NO_ROLE}), raw=plain)
 
 
 def encode(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The list for LiteLLM: untouched messages with exactly the client's own keys."""
+    """The list for LiteLLM; untouched messages have exactly the client's own keys."""
     return [dict(message.raw) for message in messages]
 
 
@@ -220,11 +204,8 @@ def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str,
 def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
     """The arguments of a call to a guarded deployment, without what would send another body than the one we see.
 
-    The same object where there is nothing of that kind.
-
-    Args:
-        body: the arguments.
-        provider: how the deployment is reached; a client's `custom_llm_provider` would reach it by another way.
+    The same object if there is nothing of that kind. `provider` is how the deployment is reached; a client's
+    `custom_llm_provider` would reach it by another way.
     """
     extra = body.get(_EXTRA)
     theirs = _LIFTED | _NOT_THE_CLIENTS
@@ -240,7 +221,7 @@ def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, An
 
 
 def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
-    """Whether a body says what `request` does; LiteLLM may have written the same in other words."""
+    """True if a body says what `request` does; LiteLLM may have written the same in other words."""
     tools = body.get("tools") or body.get("functions") or []
     if list(request.tools) != tools or extras_of(body) != request.extras:
         return False
@@ -258,7 +239,7 @@ def _gist(request: Request) -> list[tuple[object, ...]]:
 
 
 def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
-    """The client's limit for the answer: the smallest of all spellings; None when unlimited."""
+    """The client's limit for the answer: the smallest of all spellings; None without a limit."""
     keys = (*_OUTPUT_LIMITS, _LLAMA_LIMIT)
     limits = [value for key in keys if _is_count(value := body.get(key)) and value >= 0]
     return min(limits) if limits else None
@@ -287,62 +268,50 @@ def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asks_for_usage(body: Mapping[str, Any]) -> bool:
-    """Whether the client wants a usage chunk."""
     options = body.get("stream_options")
     return isinstance(options, Mapping) and bool(options.get("include_usage"))
 
 
 def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
-    """LiteLLM's answer, or a chunk or event of one; where it holds the usage, with `details`, which LiteLLM leaves out.
+    """LiteLLM's answer, or a chunk or event of one, with how it ended (`details`), which LiteLLM leaves out.
 
-    On every route: chunks of chat and text completions have a usage, events of responses a response that has it, and
-    messages are dictionaries and bytes.
+    `details` stand in the usage, which chunks of chat and text completions have, events of responses in a response, and
+    messages as dictionaries and bytes. On Anthropic's route an answer that ends where the window does has Anthropic's
+    own word for that: LiteLLM has no `finish_reason` for `model_context_window_exceeded` and writes `max_tokens`, the
+    client's own limit (1.106.2 and 1.109.1; Anthropic, "Handling stop reasons").
     """
     if details is None:
         return answer
     if isinstance(answer, (bytes, bytearray)):
-        return _with_message_delta(bytes(answer), lambda said: _with_compaction(said, details))
+        return _event_with_details(bytes(answer), details)
     if isinstance(answer, dict):
-        return _with_compaction(answer, details) if answer.get("type") == "message" else answer
+        return _message_with_details(answer, details) if answer.get("type") == "message" else answer
     usage = getattr(answer, "usage", None) or getattr(getattr(answer, "response", None), "usage", None)
     if usage is not None:
         usage.compaction = dict(details)
     return answer
 
 
-def at_the_windows_end(answer: Any) -> Any:
-    """An answer on Anthropic's route, or an event of it, that ends where the window does, with its own word for that.
-
-    LiteLLM has no `finish_reason` for `model_context_window_exceeded` and writes `max_tokens`, the client's own limit
-    (1.106.2 and 1.109.1; Anthropic, "Handling stop reasons"). What is not such an end comes back as it is.
-    """
-    if isinstance(answer, (bytes, bytearray)):
-        return _with_message_delta(bytes(answer), _delta_at_the_windows_end)
-    if isinstance(answer, dict) and answer.get("type") == "message" and answer.get("stop_reason") == _CLIENTS_LIMIT:
-        return _with(answer, "stop_reason", _WINDOWS_END)
-    return answer
-
-
-def _with_compaction(said: dict[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
-    usage = said.get("usage")
-    return _with(said, "usage", {**usage, "compaction": dict(details)}) if isinstance(usage, Mapping) else said
-
-
-def _delta_at_the_windows_end(said: dict[str, Any]) -> dict[str, Any]:
-    delta = said.get("delta")
-    is_limit = isinstance(delta, dict) and delta.get("stop_reason") == _CLIENTS_LIMIT
-    return _with(said, "delta", _with(delta, "stop_reason", _WINDOWS_END)) if is_limit else said
+def _message_with_details(said: dict[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of Anthropic's, or the event that ends it."""
+    changed: dict[str, Any] = {}
+    if isinstance(usage := said.get("usage"), Mapping):
+        changed["usage"] = {**usage, "compaction": dict(details)}
+    if details["outcome"] != "completed":
+        delta = said.get("delta")
+        if said.get("stop_reason") == _CLIENTS_LIMIT:
+            changed["stop_reason"] = _WINDOWS_END
+        if isinstance(delta, dict) and delta.get("stop_reason") == _CLIENTS_LIMIT:
+            changed["delta"] = {**delta, "stop_reason": _WINDOWS_END}
+    if not changed:
+        return said
+    # LiteLLM logs the object that it has made.
+    told = copy(said)
+    told.update(changed)
+    return told
 
 
-def _with(said: Any, key: str, value: object) -> Any:
-    """A copy: LiteLLM logs the object that it has made."""
-    changed = copy(said)
-    changed[key] = value
-    return changed
-
-
-def _with_message_delta(event: bytes, change: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
-    """An event of Anthropic's stream with its data changed, if it is the one that ends the message."""
+def _event_with_details(event: bytes, details: Mapping[str, Any]) -> bytes:
     head, data, rest = event.partition(b"data:")
     if not head.startswith(b"event: message_delta"):
         return event
@@ -351,21 +320,21 @@ def _with_message_delta(event: bytes, change: Callable[[dict[str, Any]], dict[st
         said = json.loads(line)
     except ValueError:
         return event
-    if not isinstance(said, dict) or (changed := change(said)) is said:
+    if not isinstance(said, dict) or (told := _message_with_details(said, details)) is said:
         return event
-    return b"".join((head, data, b" ", json.dumps(changed).encode(), newline, behind))
+    return b"".join((head, data, b" ", json.dumps(told).encode(), newline, behind))
 
 
 def is_structured(body: Mapping[str, Any]) -> bool:
-    """Whether the answer is a document: JSON mode or structured output, where no notice may stand."""
+    """The answer is a document: JSON mode or structured output, where no notice may stand."""
     shape = body.get("response_format")
     return shape is not None and not (isinstance(shape, Mapping) and shape.get("type") == "text")
 
 
 def can_be_begun(body: Mapping[str, Any]) -> bool:
-    """Whether a text completion can be asked for with all that the client wants of its answer.
+    """True if a text completion can be asked for with all that the client wants of its answer.
 
-    A key that nobody knows may change the prompt or the shape of the answer.
+    An unknown key may change the prompt or the shape of the answer.
     """
     wanted = {key for key, value in body.items() if value is not None}
     return wanted <= _COMPLETION_KEYS | _CHAT_KEYS and not is_structured(body) and not body.get("tools")
@@ -374,11 +343,8 @@ def can_be_begun(body: Mapping[str, Any]) -> bool:
 def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, Any]:
     """A chat's body as that of a text completion; `can_be_begun` holds.
 
-    Args:
-        body: with limits and options as they are to be sent.
-        prompt: instead of its messages.
-        end_of_turn: the template's token that ends an answer, "" for none: a server that does not take it for an end
-            stops there all the same.
+    `end_of_turn` is the template's token that ends an answer, "" for none: a server that does not take it for an end
+    stops there all the same.
     """
     kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
     ends = [*stops(body), *([end_of_turn] if end_of_turn else [])]
@@ -390,9 +356,9 @@ def not_served(original: Mapping[str, Any], route: str, *, keeps_responses: bool
     """Finds what LiteLLM drops of a client's request on its way to a chat completion (1.106.2, 1.109.1).
 
     Args:
-        original: the request's body as the client sent it.
+        original: the body as the client sent it.
         route: its path.
-        keeps_responses: whether LiteLLM has a database to find an earlier response in.
+        keeps_responses: LiteLLM has a database to find an earlier response in.
     """
     if route.endswith("/messages"):
         if original.get("compaction") is None:
@@ -430,7 +396,7 @@ def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a list is JSON all through: no object of a library is in it."""
+    """True for a list that is JSON all through: no object of a library is in it."""
     if not isinstance(value, list):
         return False
     waiting: list[object] = [value]
@@ -446,7 +412,7 @@ def is_plain(value: object) -> bool:
 
 
 def is_conversation(messages: object) -> bool:
-    """Whether `decode` reads a list of messages."""
+    """True for what `decode` reads as a list of messages."""
     return isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
 
 
@@ -465,7 +431,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def can_be_carried_over(body: Mapping[str, Any]) -> bool:
-    """Whether an answer can be joined from two: not with several choices or log probabilities."""
+    """True if an answer can be joined from two: not with several choices or log probabilities."""
     return body.get("n") in (None, 1) and not asked_answers(body) and not body.get("logprobs")
 
 

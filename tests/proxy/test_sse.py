@@ -15,7 +15,7 @@ from litellm.types.llms.openai import ResponseAPIUsage
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.answer.protocol import Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.sse import Bounds, event_of, json_object, read_body, read_events
-from litellm_compaction.proxy.wire import at_the_windows_end, with_details
+from litellm_compaction.proxy.wire import with_details
 
 _BOUNDS = Bounds.of(1000)
 # What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
@@ -139,21 +139,24 @@ def test_deeply_nested_json_is_not_an_object() -> None:
 _END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
 
 
+_CUT, _WHOLE = {"outcome": "attempts", "restarts": 3}, {"outcome": "completed", "restarts": 1}
+
+
 def test_the_windows_end_has_anthropics_own_word() -> None:
     """In the one event that says it, and in a whole message, of which a copy goes out: LiteLLM logs its own."""
-    told = at_the_windows_end(_END)
-    assert told == _END.replace(b"max_tokens", b"model_context_window_exceeded")
+    assert with_details(_END, _CUT).count(b"model_context_window_exceeded") == 1
+    assert with_details(_END, _WHOLE).count(b"max_tokens") == 1
     message = {"type": "message", "content": [], "stop_reason": "max_tokens"}
-    assert at_the_windows_end(message) == {**message, "stop_reason": "model_context_window_exceeded"}
+    assert with_details(message, _CUT) == {**message, "stop_reason": "model_context_window_exceeded"}
+    assert with_details(message, _WHOLE) is message
     assert message["stop_reason"] == "max_tokens"
 
 
 def test_the_details_of_an_answer_stand_in_its_usage() -> None:
     """On Anthropic's route, too: in the one event that has the usage, and in a copy of a whole message."""
-    details = {"outcome": "attempts", "restarts": 3}
+    details = _CUT
     told = with_details(_END, details)
     assert json_object(told.partition(b"data:")[2])["usage"] == {"compaction": details}
-    assert at_the_windows_end(told).count(b"model_context_window_exceeded") == 1
     message = {"type": "message", "usage": {"input_tokens": 3}}
     assert with_details(message, details)["usage"] == {"input_tokens": 3, "compaction": details}
     assert message["usage"] == {"input_tokens": 3}
@@ -173,7 +176,7 @@ def test_the_details_of_an_answer_stand_in_its_usage() -> None:
         b'event: message_delta\ndata: {"delta": {"stop_reason": "max_tok',
         b"event: message_delta\ndata: [1]\n\n",
         b'event: message_delta\ndata: {"delta": null}\n\n',
-        _END.replace(b"max_tokens", b"end_turn"),
+        _END.replace(b"max_tokens", b"end_turn").replace(b', "usage": {}', b""),
         b'event: content_block_delta\ndata: {"delta": {"stop_reason": "max_tokens"}}\n\n',
         b'data: {"choices": [{"finish_reason": "length"}]}\n\n',
         {"type": "message", "stop_reason": "end_turn"},
@@ -184,4 +187,4 @@ def test_the_details_of_an_answer_stand_in_its_usage() -> None:
 )
 def test_what_is_no_such_end_stays_as_it_is(other: object) -> None:
     """Other events, other routes' answers, half an event."""
-    assert at_the_windows_end(other) is other
+    assert with_details(other, _CUT) is other
