@@ -1,13 +1,12 @@
-"""What is remembered of a client's request while it is under way, and what the client asks of the guard itself.
+"""What is remembered of a client's request while it is under way, and the client's wish about its compaction.
 
 In process memory only: request metadata would be read by other loggers (promise P9). And never under a name that a
 client can choose: LiteLLM takes its call id from the header `x-litellm-call-id`, so that two tenants' requests with
 one id were mixed up. LiteLLM makes one logging object for each request and hands it to every hook on every route, with
 retries and fallbacks (tried out on 1.106.2 and 1.109.1, 2026-11-22): what is remembered belongs to that object.
 
-A client may wish to be left alone, or to be compacted now with a topic to keep in detail. The wish is read once for
-each request, from the body's `metadata` and, for clients that cannot send any, from headers. Its words never reach a
-log or an error.
+A wish is read once for each request, from the body's `metadata` and, for clients that cannot send any, from headers.
+Its words never reach a log or an error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ NOW_HEADER = "x-litellm-compaction-now"
 FOCUS_HEADER = "x-litellm-compaction-focus"
 _ALLOWED = '"off", or an object such as {"now": true, "focus": "the database schema"}'
 _YES, _NO = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off", ""})
-# Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
+# Far more than a proxy in front of one machine has under way; a bound for calls whose end is never told.
 _MAX_CALLS = 1024
 # Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
 _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
@@ -47,7 +46,7 @@ _DETAILS = "model_call_details"
 
 
 class Wish(NamedTuple):
-    """What is asked: `off` to be left alone, `now` to be compacted whatever the fill, `focus` as a topic, or ""."""
+    """`off` to be left alone, `now` to be compacted whatever the fill, with `focus` as a topic, or ""."""
 
     off: bool = False
     now: bool = False
@@ -58,14 +57,10 @@ NONE = Wish()
 
 
 def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
-    """The wish of a request.
-
-    Args:
-        body: of the request, with LiteLLM's additions.
-        metadata: LiteLLM's own of the request, which holds the client's too.
+    """The wish of a request; `metadata` is LiteLLM's own, which holds the client's too.
 
     Raises:
-        BadWish: its shape is none that is known.
+        BadWish: its shape is unknown.
     """
     found = NONE
     for value in _sent(body, metadata):
@@ -83,7 +78,7 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
 
 
 def _sent(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
-    """What stands under `compaction` in the client's metadata, wherever LiteLLM keeps that on the request's route."""
+    """The values of `compaction` in the client's metadata, wherever LiteLLM keeps that on the request's route."""
     holders = [metadata, body.get("metadata"), sent_body(body).get("metadata")]
     for holder in holders:
         if isinstance(holder, Mapping):
@@ -110,12 +105,11 @@ def _read(value: object) -> Wish:
         raise BadWish(
             f"metadata.compaction has unknown keys: {', '.join(map(repr, unknown[:5]))}; allowed: {_ALLOWED}."
         )
-    now, focus = value.get("now"), value.get("focus")
-    if now is not None and not isinstance(now, bool):
-        raise BadWish(f"metadata.compaction.now is of type {type(now).__name__}; allowed: true or false.")
-    if focus is not None and not isinstance(focus, str):
-        raise BadWish(f"metadata.compaction.focus is of type {type(focus).__name__}; allowed: a text.")
-    return Wish(now=bool(now), focus=_topic(focus or "", "metadata.compaction.focus"))
+    for key, kind, allowed in (("now", bool, "true or false"), ("focus", str, "a text")):
+        found = value.get(key)
+        if found is not None and not isinstance(found, kind):
+            raise BadWish(f"metadata.compaction.{key} is of type {type(found).__name__}; allowed: {allowed}.")
+    return Wish(now=bool(value.get("now")), focus=_topic(value.get("focus") or "", "metadata.compaction.focus"))
 
 
 def _topic(text: str, place: str) -> str:
@@ -148,10 +142,7 @@ def sent_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def told_headers(body: Mapping[str, Any]) -> dict[str, str]:
-    """A request's headers by their names in lower case, and what its body says under `client_metadata` in their place.
-
-    Codex says there what it says in headers.
-    """
+    """A request's headers by their names in lower case, with the body's `client_metadata`, Codex's place for them."""
     metadata = sent_body(body).get("client_metadata")
     found = {**(metadata if isinstance(metadata, Mapping) else {}), **_headers(body)}
     return {str(name).lower(): value for name, value in found.items() if isinstance(value, str)}
@@ -164,9 +155,7 @@ def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Outlook(NamedTuple):
-    """What is known of a request before its answer begins, in tokens; `after` is an upper bound where a compaction
-    is still to be made.
-    """
+    """A request before its answer begins, in tokens; `after` is an upper bound of a compaction still to be made."""
 
     before: int
     after: int
@@ -174,55 +163,31 @@ class Outlook(NamedTuple):
     round: int
 
 
-@dataclass(slots=True)
-class Call:
-    """One client request.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """What a client has sent.
 
     Attributes:
-        received: as the client sent it, for deployments that are left alone.
-        original: the same without the notices that it carried back; the same object when there were none.
-        tenant: fingerprint of who asks.
-        said: gives every text that the client sent, in whatever field.
-        in_hand: the list that LiteLLM has in its hands since we let go of it; another one is another conversation.
+        received: as it came, for deployments that are left alone.
+        original: the same without the notices that it carried back; the same object if there were none.
         group: the model name that it is filed under in the store.
-        pin: the name or id under which the router finds the deployment that serves it.
-        attempts: what it may still spend.
-        is_chat: whether the client speaks chat completions, and so reads the stream that we see.
-        rewritten: whether the list in LiteLLM's hands is no longer `received`.
-        opted_out: whether the client asked not to be guarded, and may.
-        wish: what it asks of the guard itself.
-        bad_wish: why that could not be read, or what else it asks for in vain; None for neither.
-        is_client_summary: whether the client summarizes its conversation itself.
-        asks_for_usage: whether a usage chunk belongs in the stream.
-        is_structured: whether the answer is a document, where no notice may stand.
-        slimmed_chars: how much shorter the JSON of its tools is than the client's.
-        is_told: whether the request before it told of a compaction, so that this one does not again.
-        is_carried: whether the transport does all that happens while its answer is open.
-        is_read: whether its answer has reached the loop that carries it.
-        may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
-        begins_silently: whether nothing is told before its answer begins, so that LiteLLM may keep what opens a stream.
-        refusal: what we last refused it with; None where we did not.
-        tried: id of the deployment that it went to last, "" before the first.
-        foreseen: what came of it before its deployment was chosen, until it is.
-        room: what it holds of a shared context where the hooks carry it, until it ends.
-        case, guarded: of the newest deployment that it was sent to.
-        outlook: for the response's headers, which are sent before the answer.
-        action: the strongest thing done for it: compacted, then reused, then none.
-        details: of its usage: how it ended, and what restarts cost; None where there is nothing to say.
-        on_restarts: is told the group and the number of restarts of its answer.
-        turns, turn: the log of turns, and this request's; None without a page.
+        tenant: fingerprint of the client.
+        said: gives every text that the client sent, in whatever field.
+        is_chat: the client speaks chat completions, and so reads the stream that we see.
+        opted_out: the client asked to be left alone, and may.
+        bad_wish: why its wish could not be read, or another field is not served; None for neither.
+        is_client_summary: the client summarizes its conversation itself.
+        asks_for_usage: a usage chunk belongs in the stream.
+        is_structured: the answer is a document, where no notice may stand.
+        slimmed_chars: how much shorter the JSON of its tools is in `original`.
     """
 
     received: Request
     original: Request
     group: str
-    attempts: Attempts
     tenant: str = ""
     said: Callable[[], str] = str
-    in_hand: list[Any] = field(default_factory=list)
-    pin: str = ""
     is_chat: bool = False
-    rewritten: bool = False
     opted_out: bool = False
     wish: Wish = NONE
     bad_wish: CompactionError | None = None
@@ -230,6 +195,39 @@ class Call:
     asks_for_usage: bool = True
     is_structured: bool = False
     slimmed_chars: int = 0
+
+
+@dataclass(slots=True)
+class Call:
+    """A client's request and what has been done for it.
+
+    Attributes:
+        attempts: what it may still spend.
+        in_hand: the list that LiteLLM has in its hands since we let go of it; another one is another conversation.
+        pin: the name or id under which the router finds the deployment that serves it.
+        rewritten: the list in LiteLLM's hands is no longer `client.received`.
+        is_told: the request before it told of a compaction, so that this one does not again.
+        is_carried: the transport does all that happens while its answer is open.
+        is_read: its answer has reached the loop that carries it.
+        may_pause: its answer nears the limit, so that a compaction may silence it for a while.
+        begins_silently: nothing is told before its answer begins, so that LiteLLM may keep what opens a stream.
+        refusal: our last one; None without any.
+        tried: id of the deployment that it went to last, "" before the first.
+        foreseen: what came of it before its deployment was chosen, until it is.
+        room: what it holds of a shared context if the hooks carry it, until it ends.
+        case, guarded: of the newest deployment that it was sent to.
+        outlook: for the response's headers, which are sent before the answer.
+        action: the strongest thing done for it: compacted, then reused, then none.
+        details: of its usage: how it ended, and what restarts cost.
+        on_restarts: is told the group and the number of restarts of its answer.
+        turns, turn: the log of turns, and this request's; None without a page.
+    """
+
+    client: ClientRequest
+    attempts: Attempts
+    in_hand: list[Any] = field(default_factory=list)
+    pin: str = ""
+    rewritten: bool = False
     is_told: bool = False
     is_carried: bool = False
     is_read: bool = False
@@ -250,8 +248,23 @@ class Call:
 
     @property
     def is_hooked(self) -> bool:
-        """Whether LiteLLM's hooks carry its answer."""
-        return self.is_chat and not self.is_carried and self.guarded is not None and self.case is not None
+        """LiteLLM's hooks carry its answer."""
+        return self.client.is_chat and not self.is_carried and self.guarded is not None and self.case is not None
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """Response headers for clients of guarded deployments; None for others."""
+        if self.outlook is None:
+            return None
+        saved = self.client.slimmed_chars
+        return {
+            **({"x-litellm-compaction-tools-saved": f"{saved} characters"} if saved else {}),
+            "x-litellm-compaction": self.action,
+            "x-litellm-compaction-tokens-before": str(self.outlook.before),
+            "x-litellm-compaction-tokens-after": str(self.outlook.after),
+            "x-litellm-compaction-window": str(self.outlook.window),
+            "x-litellm-compaction-round": str(self.outlook.round),
+        }
 
     def leaves(self, messages: object) -> None:
         """Notes what LiteLLM has in its hands from now on; a copy, so that a change made in place is seen, too."""
@@ -260,14 +273,14 @@ class Call:
     def is_of(
         self, tenant: str, messages: object, tools: object = None, extras: Mapping[str, JsonValue] | None = None
     ) -> bool:
-        """Whether a call to a deployment is this request: the same tenant's, with the same messages, tools and extras.
+        """True if a call to a deployment is this request: of the same tenant, with the same messages, tools and extras.
 
         LiteLLM also makes calls of its own on a request's behalf, with other messages, and other callbacks change them:
         what is guarded is what leaves.
         """
-        if self.tenant != tenant:
+        if self.client.tenant != tenant:
             return False
-        received = (self.in_hand, list(self.received.tools), self.received.extras)
+        received = (self.in_hand, list(self.client.received.tools), self.client.received.extras)
         try:
             return received == (messages or [], tools or [], extras or {})
         except RecursionError:
@@ -275,11 +288,7 @@ class Call:
             return False
 
     def begins_attempt(self, deployment: str) -> None:
-        """Forgets what LiteLLM has tried before in vain; of the same deployment, what was done for it still holds.
-
-        Args:
-            deployment: id of the one that is asked now.
-        """
+        """Forgets what was tried before at other deployments; what was done for this one still holds."""
         self.leave_room()
         self.refusal = None
         if self.tried not in ("", deployment):
@@ -289,7 +298,6 @@ class Call:
         self.tried = deployment
 
     def refused(self, error: CompactionError) -> None:
-        """Notes why it could not be sent."""
         self.refusal = error
 
     def leave_room(self) -> None:
@@ -319,7 +327,7 @@ class Call:
         if self.turns is None:
             return
         try:
-            self.turn = self.turns.sent(self.turn, self.original.messages, case, guarded)
+            self.turn = self.turns.sent(self.turn, self.client.original.messages, case, guarded)
         except Exception as error:  # noqa: BLE001 - an answer is worth more than its place in a plot (P8)
             log_failure("turns", error)
 
@@ -334,29 +342,14 @@ class Call:
         """Notes how the answer ended, and what restarts have cost."""
         self.details = details
         if self.on_restarts is not None and details["restarts"]:
-            self.on_restarts(self.group, details["restarts"])
-
-
-def headers(outlook: Outlook, action: Action, slimmed_chars: int = 0) -> dict[str, str]:
-    """What clients of guarded deployments are told about their request."""
-    slimmed = {"x-litellm-compaction-tools-saved": f"{slimmed_chars} characters"} if slimmed_chars else {}
-    return {
-        **slimmed,
-        "x-litellm-compaction": action,
-        "x-litellm-compaction-tokens-before": str(outlook.before),
-        "x-litellm-compaction-tokens-after": str(outlook.after),
-        "x-litellm-compaction-window": str(outlook.window),
-        "x-litellm-compaction-round": str(outlook.round),
-    }
+            self.on_restarts(self.client.group, details["restarts"])
 
 
 class Calls:
-    """The requests under way, each as long as LiteLLM's logging object of it lives; the oldest is forgotten when there
-    are too many.
+    """The requests under way, each as long as LiteLLM's logging object of it lives; too many push the oldest out.
 
     Args:
         on_restarts: is told the group and the number of restarts of each answer that had any.
-        turns: the log of turns.
     """
 
     def __init__(self, on_restarts: Callable[[str, int], None] | None = None, turns: Turns | None = None) -> None:
@@ -373,7 +366,7 @@ class Calls:
         _served.set(None if owner is None else weakref.ref(owner))
 
     def open(self, body: Mapping[str, Any], call: Call) -> Call:
-        """Remembers `call` as the request that a hook was called for."""
+        """Remembers `call` as the request of a hook's `body`."""
         call.on_restarts = self._on_restarts
         call.turns = self._turns
         owner = _owner(body)
@@ -394,13 +387,13 @@ class Calls:
         return call
 
     def get(self, body: Mapping[str, Any]) -> Call | None:
-        """The request that a hook was called for, if we guard it."""
+        """The request of a hook's `body`, if it is guarded."""
         owner = _owner(body) or _served_owner()
         _, call = self._calls.get(id(owner), (None, None))
         return call
 
     def refusal(self) -> CompactionError | None:
-        """What the request that the running task serves was last refused with; None where it was not."""
+        """The last refusal of the request that the running task serves; None without any."""
         owner = _served_owner()
         for calls in (self._calls, self._inner):
             reference, call = calls.get(id(owner), (None, None))

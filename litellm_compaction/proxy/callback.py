@@ -22,7 +22,7 @@ from litellm_compaction.history import History
 from litellm_compaction.master_key import stretched
 from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
 from litellm_compaction.proxy.answer.overflowed import unread_overflow
-from litellm_compaction.proxy.call import Call, Calls, headers
+from litellm_compaction.proxy.call import Call, Calls
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake
 from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_redis, proxy_secret
@@ -273,7 +273,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
         told = reworded(call.refusal, original_exception, is_guarded=call.guarded is not None)
         if told is not None and call.refusal is not None:
-            log_refused(call.group, call.refusal)
+            log_refused(call.client.group, call.refusal)
         if told is not None and hasattr(original_exception, "message"):
             original_exception.message = told.message
             original_exception.status_code = told.status_code  # type: ignore[attr-defined] # LiteLLM's own errors have it
@@ -304,7 +304,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         answer that is not streamed.
         """
         call = self._calls.get(data) if data.get("stream") else self._calls.close(data)
-        return None if call is None or call.outlook is None else headers(call.outlook, call.action, call.slimmed_chars)
+        return call.headers if call is not None else None
 
     async def _probe_when_ready(self) -> None:
         for _ in range(_ROUTER_TRIES):

@@ -1,8 +1,7 @@
-"""Which deployments are guarded, by which settings, and what the engine is told of a request to one of them.
+"""Selects the deployments that are guarded, with their settings, and tells the engine of a request to one of them.
 
-Asked for every deployment that a request may reach, and again for the one that it has reached. The windows that we
-know are shown where clients look for them, `max_input_tokens` in the proxy's `/model/info`: clients steer their own
-compaction by that number, and LM Studio's OpenAI endpoint does not tell it (lmstudio-bug-tracker 2139).
+Known windows are shown as `max_input_tokens` in the proxy's `/model/info`: clients steer their own compaction by that
+number, and LM Studio's OpenAI endpoint does not tell it (lmstudio-bug-tracker 2139).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from litellm_compaction.concurrency import Bounded
@@ -25,7 +25,7 @@ from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import PruningModel, RequestContext
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.call import Call
-from litellm_compaction.proxy.internal import permission, prompt_measure, summary_asker, warm_up
+from litellm_compaction.proxy.internal import Caller, may_write_ahead
 from litellm_compaction.proxy.litellm_api import may_use, with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.report import why_unasked
@@ -43,10 +43,10 @@ from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 _MAX_SERVERS = 1024
-# Facts of servers belong to nobody's conversations.
+# Facts of servers belong to no conversation.
 _SERVERS_SCOPE = "servers"
 _STORE_TIMEOUT_S = 2.0
-# A fact that nobody uses expires after `store_ttl_s`.
+# An unused fact expires after `store_ttl_s`.
 _KEPT_AGAIN_S, _ASKED_AGAIN_S = 3600.0, 30.0
 _KEY = "max_input_tokens"
 logger = logging.getLogger("litellm_compaction")
@@ -65,8 +65,8 @@ class Publisher:
     def publish(self, router: Any, deployment: Deployment, window: Window) -> None:
         """Shows a deployment's window, unless it has many; never in place of a number that the operator wrote.
 
-        With `enable_pre_call_checks` LiteLLM would refuse by that number what we are about to compact, so
-        nothing is shown then. What an overflow has taught may be one tenant's only, and is not shown.
+        With `enable_pre_call_checks` LiteLLM would refuse by that number what is about to be compacted, so nothing is
+        shown then. What an overflow has taught may be one tenant's only, and is not shown.
         """
         window_tokens = window.tokens
         if window.source == "learned":
@@ -100,17 +100,12 @@ class GuardedDeployment:
 
 
 class FormerAnswers:
-    """Which servers have answered as LM Studio before, across restarts: one that is silent now is still no stranger.
-
-    Args:
-        store: where that is kept.
-        clock: seconds, monotonic.
-    """
+    """Remembers across restarts which servers have answered as LM Studio, for those that are silent now."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        # What is known of each, and since when.
+        # The last answer of each, and since when it is known.
         self._known: Bounded[str, tuple[bool, float]] = Bounded(_MAX_SERVERS)
 
     async def note(self, api_base: str, answer: bool) -> None:
@@ -121,11 +116,10 @@ class FormerAnswers:
             return
         self._known[key] = (answer, self._clock())
         with contextlib.suppress(Exception):
-            # The store tells its own troubles.
             await asyncio.wait_for(self._store.put_fact(_SERVERS_SCOPE, key, str(int(answer))), _STORE_TIMEOUT_S)
 
     async def was_lmstudio(self, api_base: str) -> bool:
-        """Whether the last answer was a yes; the store is asked once in half a minute at most."""
+        """True if the last answer was a yes; the store is asked once in half a minute at most."""
         key = _fact_key(api_base)
         known, since_s = self._known.get(key, (False, -math.inf))
         if not known and self._clock() - since_s >= _ASKED_AGAIN_S:
@@ -142,14 +136,7 @@ def _fact_key(api_base: str) -> str:
 
 
 class DeploymentSelector:
-    """The operator's settings, applied to deployments.
-
-    Args:
-        source: knows the settings in force.
-        windows: knows which addresses answer as LM Studio.
-        publisher: knows which numbers in the router's list are ours.
-        former: knows which addresses have answered as LM Studio before; None where nothing is kept.
-    """
+    """The operator's settings, applied to deployments."""
 
     def __init__(
         self, source: LiveSettings, windows: Windows, publisher: Publisher, former: FormerAnswers | None = None
@@ -171,7 +158,7 @@ class DeploymentSelector:
         )
 
     async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
-        """The deployment as guarded, or None when it is left alone."""
+        """None for a deployment that is left alone."""
         if deployment.kind == "foreign":
             return None
         settings, conflict = for_deployment(await self._source.current(), self._source.configured, deployment.settings)
@@ -191,7 +178,7 @@ class DeploymentSelector:
                 yield guard
 
     async def _target(self, deployment: Deployment) -> Target | None:
-        """The deployment's target, once it is known which server it is; None for one that nobody opted in."""
+        """The deployment's target, after it is known which server it is; None for one that was not opted in."""
         if deployment.kind != "maybe_lm_studio":
             return deployment.target
         answer = await self._answers_as_lmstudio(deployment.target)
@@ -202,7 +189,7 @@ class DeploymentSelector:
         return deployment.other_target
 
     async def pruning_target(self, router: Any, name: str) -> Target | None:
-        """What is known of a pruning model, whatever kind it is; None for a name that the router does not know.
+        """The target of a pruning model of any kind; None for a name that the router does not know.
 
         Of several deployments the one with the smallest window: any of them may be asked.
         """
@@ -219,7 +206,7 @@ class DeploymentSelector:
         return min(known, key=lambda each: each[0])[1] if known else first
 
     async def why_unusable(self, router: Any, name: str) -> str:
-        """Why summaries do not go to a pruning model now, in words; "" where they do."""
+        """Says why summaries do not go to a pruning model now; "" if they do."""
         target = await self.pruning_target(router, name)
         if target is None:
             return "no model of this proxy has this name"
@@ -230,9 +217,9 @@ class DeploymentSelector:
         return ""
 
     async def _answers_as_lmstudio(self, target: Target) -> bool | None:
-        """Whether a server is LM Studio; None where it has not answered, and never has as that.
+        """True for LM Studio; None for a server that has not answered, and never has as that.
 
-        A known one that is silent, as while it loads a model, would else be served without a guard (promise P1).
+        A known one that is silent, as while it loads a model, would be served without a guard otherwise (promise P1).
         """
         if target.api_base is None:
             return False
@@ -248,36 +235,35 @@ class DeploymentSelector:
         """A request's surroundings for the engine; notes in `call` under which name the deployment is reached.
 
         Args:
-            router: LiteLLM's router.
             guard: the deployment that would serve it.
-            call: the request.
             body: of the request, with LiteLLM's metadata.
         """
-        deployment, settings = guard.deployment, guard.settings
+        deployment, settings, client = guard.deployment, guard.settings, call.client
         metadata = metadata_of(body)
-        pin = call.pin = _pin(router, deployment) or call.group
-        timeout_s = settings.summary_timeout_s
-        ask = summary_asker(router, pin, metadata, timeout_s=timeout_s, group=call.group, is_same=True)
-        same = PruningModel(label=call.group, target=deployment.target, ask=ask, is_same=True)
+        call.pin = _pin(router, deployment) or client.group
+        caller = Caller(router, call.pin, metadata, settings.summary_timeout_s, client.group, is_same=True)
+        same = PruningModel(label=client.group, target=deployment.target, ask=caller.ask, is_same=True)
         others = await self._other_pruning_model(router, settings, metadata)
-        names = [call.group, *(other.label for other in others)]
-        is_seen = deployment.target.is_listed and not (_is_worker() and settings.store.startswith("memory:"))
+        names = [client.group, *(other.label for other in others)]
+        may_be_ahead = deployment.target.is_listed and not client.is_client_summary
+        if _is_worker() and settings.store.startswith("memory:"):
+            may_be_ahead = False
         return RequestContext(
-            label=call.group,
+            label=client.group,
             target=replace(deployment.target, asker=tenant_of(metadata)),
             settings=settings,
-            scope=_scope(metadata, call.group, settings),
+            scope=_scope(metadata, client.group, settings),
             tenant=tenant_of(metadata),
             pruning_models=(*others, same),
-            warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
+            warm_up=replace(caller, timeout_s=settings.warm_up_timeout_s).load,
             attempts=call.attempts,
             asked_tokens=asked_output_tokens(body),
-            measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
-            may_write_ahead=permission(router, names, metadata) if is_seen and not call.is_client_summary else None,
+            measure=caller.measure,
+            may_write_ahead=partial(may_write_ahead, router, names, metadata) if may_be_ahead else None,
             has_siblings=_is_worker() or not settings.store.startswith(("sqlite:", "memory:")),
-            now=call.wish.now and not call.is_client_summary,
-            focus="" if call.is_client_summary else call.wish.focus,
-            is_client_summary=call.is_client_summary,
+            now=client.wish.now and not client.is_client_summary,
+            focus="" if client.is_client_summary else client.wish.focus,
+            is_client_summary=client.is_client_summary,
         )
 
     async def _other_pruning_model(
@@ -293,8 +279,8 @@ class DeploymentSelector:
         if not may_use(router, name, metadata):
             self._warn_once(f"{name}!", "pruning_model=%s is not allowed for some keys; they use the same model", name)
             return ()
-        ask = summary_asker(router, name, metadata, timeout_s=settings.summary_timeout_s, group=name)
-        return (PruningModel(label=name, target=target, ask=ask, is_same=False),)
+        caller = Caller(router, name, metadata, settings.summary_timeout_s, name)
+        return (PruningModel(label=name, target=target, ask=caller.ask, is_same=False),)
 
     def _warn_once(self, key: str, message: str, *values: object) -> None:
         if key not in self._warned:
@@ -303,7 +289,7 @@ class DeploymentSelector:
 
 
 def _is_worker() -> bool:
-    """Whether this process is one of several of a proxy: uvicorn starts those as children of multiprocessing's."""
+    """One of several processes of a proxy: uvicorn starts those as children of multiprocessing's."""
     return multiprocessing.parent_process() is not None
 
 
@@ -318,7 +304,7 @@ def _pin(router: Any, deployment: Deployment) -> str:
 
 
 def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What LiteLLM has written about a request and who asks; {} where it has written nothing.
+    """LiteLLM's metadata of a request and its client; {} without any.
 
     It writes into one of two places, depending on the route, and what the client has sent is left in the other one.
     LiteLLM takes a client's words about keys away (1.106.2, `add_litellm_data_to_request`), but only its own place
@@ -332,7 +318,7 @@ def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
-    """Who shares stored compactions: the same tenant, per model group and settings."""
+    """Stored compactions are shared by one tenant, model group and settings."""
     shape = (
         settings.strategy,
         settings.pruning_model,
@@ -348,14 +334,14 @@ def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
 
 
 def tenant_of(metadata: Mapping[str, Any]) -> str:
-    """A fingerprint of who asks, for events: whoever has the same one may see them."""
+    """A fingerprint of the client: events are shown to the same tenant."""
     return hashlib.blake2b(_tenant(metadata).encode(errors="replace"), digest_size=16).hexdigest()
 
 
 def _tenant(metadata: Mapping[str, Any]) -> str:
-    """The team, else the user, else the key, else what the client has shown as one.
+    """The team, or else the user, the key, or what the client has shown as one.
 
-    Custom authentication may name none of them. Where nobody is asked for a key all are one.
+    Custom authentication may name none of them. If no key is asked for, all are one.
     """
     for name in ("team_id", "user_id", "hash"):
         if value := metadata.get(f"user_api_key_{name}"):
@@ -371,7 +357,7 @@ def raw_headers(data: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def note_credential(headers: Mapping[str, str]) -> None:
-    """Notes what the client that the running task serves has shown as its key, where LiteLLM gives it no identity."""
+    """Notes what the running task's client has shown as its key, for clients without an identity in LiteLLM."""
     lowered = {str(name).lower(): str(value) for name, value in headers.items()}
     shown = next((lowered[name] for name in _KEY_HEADERS if lowered.get(name)), "")
     key = shown.removeprefix("Bearer ").strip().encode(errors="replace")

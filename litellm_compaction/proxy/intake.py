@@ -1,4 +1,4 @@
-"""A client's request on its way in: what of it is guarded, by which deployment's window, with what changed.
+"""A client's request on its way in: if it is guarded, by which deployment's window, and with which changes.
 
 `before_routing` serves LiteLLM's pre-call hook, `before_deployment` its deployment hook. Both bring the original
 messages to the same engine; the store makes the second look free.
@@ -34,7 +34,7 @@ from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, Whole,
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, client_over
-from litellm_compaction.proxy.call import NONE, Call, Calls, sent_body, told_headers, wish_of
+from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, sent_body, told_headers, wish_of
 from litellm_compaction.proxy.deployments import (
     DeploymentSelector,
     FormerAnswers,
@@ -82,15 +82,12 @@ class Intake:
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
 
-        Otherwise only the chosen deployment can say what fits, and the deployment hook decides.
-
-        Args:
-            router: LiteLLM's router, None before it is there.
-            data: the request's body with LiteLLM's additions; `messages` may be replaced in it.
+        Otherwise only the chosen deployment can say what fits, and the deployment hook decides. `messages` may be
+        replaced in `data`.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
-            BadWish: the client asks for something that is not known.
+            BadWish: the client asks for something unknown.
         """
         guards = await self._reachable(router, data)
         known = [guard for guard in guards if guard is not None]
@@ -98,15 +95,14 @@ class Intake:
         if request is None:
             return
         model = str(data.get("model"))
-        call = self._calls.open(data, await self._new_call(request, model, data))
-        call.is_chat = True
+        call = self._calls.open(data, await self._new_call(request, model, data, is_chat=True))
         cases = await self._certain(router, guards, call, data)
         if not cases:
             return
-        if call.bad_wish is not None:
-            raise call.bad_wish
+        if call.client.bad_wish is not None:
+            raise call.client.bad_wish
         try:
-            prepared = await self._compactor.prepare(call.original, cases[0])
+            prepared = await self._compactor.prepare(call.client.original, cases[0])
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
                 # It does the slow part itself, in the open response.
                 call.foreseen = Foreseen(cases[0], prepared)
@@ -129,11 +125,7 @@ class Intake:
             call.rewritten = True
 
     async def refuse_text(self, router: Any, data: Mapping[str, Any]) -> None:
-        """Refuses a text completion that fits no deployment that it can reach; nothing else is done with it here.
-
-        Raises:
-            DoesNotFit: as the engine does.
-        """
+        """Refuses a text completion that fits no deployment that it can reach; nothing else is done with it here."""
         guards = await self._reachable(router, data)
         are_bridged = {guard is not None and is_bridged(guard.deployment.provider) for guard in guards}
         if None in guards or len(are_bridged) != 1:
@@ -152,7 +144,7 @@ class Intake:
             if ids is not None:
                 prepared = await self._compactor.bound(ids, cases[0])
             else:
-                prepared = await self._compactor.prepare(call.original, cases[0])
+                prepared = await self._compactor.prepare(call.client.original, cases[0])
             if isinstance(prepared, PreparedRequest):
                 prompts = 1 if True in are_bridged else wire.asked_prompts(data)
                 await self._refuse_several(prepared, cases, data, prompts=prompts)
@@ -160,11 +152,7 @@ class Intake:
     async def _refuse_several(
         self, prepared: PreparedRequest, cases: Sequence[RequestContext], data: Mapping[str, Any], *, prompts: int
     ) -> None:
-        """Refuses answers that fit one by one and never together, where each deployment's context is shared by them.
-
-        Raises:
-            DoesNotFit: as the engine does.
-        """
+        """Refuses answers that fit one by one and never together, if each deployment's context is shared by them."""
         answers = self._compactor.answer_counts.expected(cases[0].target, wire.asked_answers(data))
         if prompts * answers <= 1:
             return
@@ -186,9 +174,9 @@ class Intake:
     async def _certain(
         self, router: Any, guards: Sequence[GuardedDeployment | None], call: Call, data: Mapping[str, Any]
     ) -> list[RequestContext]:
-        """The request for each deployment where all have one window and the same settings; else nothing."""
+        """The request for each deployment if all have one window and the same settings, or else nothing."""
         known = [guard for guard in guards if guard is not None]
-        if not known or call.opted_out or len(known) < len(guards):
+        if not known or call.client.opted_out or len(known) < len(guards):
             return []
         settings = known[0].settings
         if any(guard.settings != settings for guard in known) or settings.mode != "guard":
@@ -198,15 +186,11 @@ class Intake:
         return cases if len(windows) == 1 else []
 
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The call's arguments with what has to change for the chosen deployment; None when nothing has to.
-
-        Args:
-            router: LiteLLM's router, None before it is there.
-            kwargs: of the upstream call.
+        """The call's arguments with what has to change for the chosen deployment; None if nothing has to.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
-            BadWish: the client asks for something that is not known.
+            BadWish: the client asks for something unknown.
         """
         if router is None:
             return None
@@ -222,7 +206,7 @@ class Intake:
         if guard is None:
             if call is not None:
                 call.attempts.too_long = None
-            return {**received, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
+            return _as_received(call, received)
         try:
             return await self._for(guard, call, router, received, kwargs)
         except RecursionError as error:
@@ -242,37 +226,34 @@ class Intake:
         """The arguments of a call to a guarded deployment; `received` as they came, `kwargs` as its entry has them."""
         deployment = guard.deployment
         carrier = carrier_of(deployment, guard.settings)
-        request = call.original if call is not None else await _decoded(kwargs)
+        request = call.client.original if call is not None else await _decoded(kwargs)
         if call is None and request is None and "prompt" in kwargs:
             request = await _decoded_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
             is_carried = carrier == "transport" and (request is None or not is_bridged(deployment.provider))
             if is_carried or await _longest_ids(kwargs) is not None:
                 # Only the transport sees what leaves; of token ids nobody sees more than their number.
                 request = Request(messages=())
-        if request is None or (call is not None and call.opted_out):
-            if kwargs is not received and not (call and call.rewritten):
-                return {**kwargs}
-            return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
+        if request is None or (call is not None and call.client.opted_out):
+            return _as_received(call, kwargs) or (None if kwargs is received else {**kwargs})
         if call is None:
             call = self._calls.open(kwargs, await self._new_call(request, deployment.group, kwargs))
             call.begins_attempt(deployment.id)
-            request = call.original
+            request = call.client.original
         case = await self.guards.case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
             return None if kwargs is received else {**kwargs}
-        if call.bad_wish is not None:
-            raise call.bad_wish
+        if call.client.bad_wish is not None:
+            raise call.client.bad_wish
         if carrier == "transport":
             return await self._carried(router, guard, call, case, kwargs)
-        is_watched = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
-        asked_tokens = wire.asked_output_tokens(kwargs)
+        is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_carried_over(kwargs)
         ids = None if request.messages else await _longest_ids(kwargs)
         guarded, limit, call.room = await guarded_in_room(
             self._compactor,
             request if ids is None else ids,
             case,
-            asked_tokens,
+            wire.asked_output_tokens(kwargs),
             is_watched=is_watched,
             is_stream=bool(kwargs.get("stream")),
             answers=self._compactor.answer_counts.expected(case.target, wire.asked_answers(kwargs)),
@@ -281,21 +262,21 @@ class Intake:
         call.sent(case, guarded)
         self._publisher.publish(router, deployment, guarded.window)
         changed = wire.with_output_limit(kwargs, limit)
-        if kwargs.get("stream") and call.is_chat:
+        if kwargs.get("stream") and call.client.is_chat:
             changed |= wire.with_usage(kwargs)
         if "prompt" in kwargs and not kwargs.get("messages"):
             changed |= await _with_prompt(kwargs, request, guarded.messages) if guarded.messages is not None else {}
         elif guarded.messages is not None:
             changed["messages"] = wire.encode(guarded.messages)
-        elif call.rewritten or call.original is not call.received:
-            changed["messages"] = wire.encode(call.original.messages)
+        elif call.rewritten or call.client.original is not call.client.received:
+            changed["messages"] = wire.encode(call.client.original.messages)
         return {**kwargs, **changed, **_slim_tools(call, kwargs)}
 
     def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
 
-        With a client's, LiteLLM would send it to the same server by a way on which nothing is guarded. None where
-        nothing has to change.
+        With a client's, LiteLLM would send it to the same server by a way on which nothing is guarded. None if nothing
+        has to change.
         """
         if is_internal_call() or router is None:
             return None
@@ -319,10 +300,7 @@ class Intake:
     async def _call_of(
         self, kwargs: Mapping[str, Any], metadata: Mapping[str, Any], deployment: Deployment
     ) -> Call | None:
-        """What is remembered of the request that a deployment is asked for; None for nothing.
-
-        Where the messages are others by now, only what does not depend on them.
-        """
+        """The request that a deployment is asked for, None for none; a new one if its messages are others by now."""
         call = self._calls.get(kwargs)
         if call is None:
             return None
@@ -332,12 +310,12 @@ class Intake:
         extras = wire.extras_of(kwargs)
         if await off_loop_if(is_long(messages, tools), lambda: call.is_of(tenant, messages, tools, extras)):
             return call
-        request = await _decoded(kwargs) if call.tenant == tenant else None
+        request = await _decoded(kwargs) if call.client.tenant == tenant else None
         if request is None:
             self._calls.close(kwargs)
             return None
-        fresh = await self._new_call(request, deployment.group, kwargs)
-        fresh.is_chat, fresh.attempts = call.is_chat, call.attempts
+        fresh = await self._new_call(request, deployment.group, kwargs, is_chat=call.client.is_chat)
+        fresh.attempts = call.attempts
         fresh.begins_attempt(deployment.id)
         return self._calls.open(kwargs, fresh)
 
@@ -346,13 +324,13 @@ class Intake:
     ) -> dict[str, Any]:
         """The call's arguments with a client that carries the answer over the limit."""
         # Text completions show their messages only to the transport, which then prepares them itself.
-        has_messages = bool(call.original.messages)
+        has_messages = bool(call.client.original.messages)
         # For the first attempt only: a later one may come minutes after.
         foreseen, call.foreseen = call.foreseen, None
-        prepared = await self._compactor.prepared_for(call.original, case, foreseen) if has_messages else None
+        prepared = await self._compactor.prepared_for(call.client.original, case, foreseen) if has_messages else None
         changed: dict[str, Any] = {}
-        if call.original is not call.received:
-            changed["messages"] = wire.encode(call.original.messages)
+        if call.client.original is not call.client.received:
+            changed["messages"] = wire.encode(call.client.original.messages)
         call.is_carried = True
         if isinstance(prepared, PreparedRequest):
             call.sent(case, prepared)
@@ -362,7 +340,7 @@ class Intake:
             call.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = self._asked(call, case, kwargs, wants_usage=True)
-        call.begins_silently = not call.is_chat and (asked.is_json or asked.notices.before == "off")
+        call.begins_silently = not call.client.is_chat and (asked.is_json or asked.notices.before == "off")
         inner = self._inner_transport()
         transport = GuardedTransport(inner, self._compactor, case, asked, prepared, call, self._abilities)
         target = guard.deployment.target
@@ -374,20 +352,18 @@ class Intake:
         }
 
     def hooked_answer(self, router: Any, call: Call, first: Any, data: Mapping[str, Any], *, stream: bool) -> Hooked:
-        """How an answer that LiteLLM has opened is carried over the limit by its hooks.
+        """Carries an answer that LiteLLM has opened over the limit by its hooks.
 
         Args:
-            router: LiteLLM's router.
             call: the request that it answers; it has been sent.
             first: LiteLLM's stream or response.
             data: the client's request as the hooks see it.
-            stream: whether `first` is a stream.
         """
         case, guarded = call.case, call.guarded
         assert case is not None and guarded is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
         call.is_read = True
         upstream = HookedUpstream(first, router, call.pin, {**data, **_slim_tools(call, data)})
-        asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
+        asked = self._asked(call, case, data, wants_usage=call.client.asks_for_usage)
         if not stream:
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
         carried = upstream if stream else Whole(upstream)
@@ -397,34 +373,28 @@ class Intake:
         return Hooked(answer, upstream, guarded)
 
     def learn_answers(self, call: Call, data: Mapping[str, Any], choices: int) -> None:
-        """Takes note of how many answers came to a request that the hooks carry, where it asks for several.
-
-        Args:
-            call: the request.
-            data: as the hooks see it.
-            choices: of all its answers, at their end.
-        """
+        """Learns from the number of choices of a whole answer, if the hooks carry it and several were asked for."""
         asked = wire.asked_answers(data)
         if asked and call.case is not None and wire.asked_prompts(data) == 1:
             self._compactor.answer_counts.learn(call.case.target, asked, choices)
 
     def _asked(self, call: Call, case: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
         notices = notices_for(
-            case.settings.notices, body, is_document=call.is_structured, is_whole=not body.get("stream")
+            case.settings.notices, body, is_document=call.client.is_structured, is_whole=not body.get("stream")
         )
-        if call.is_client_summary:
+        if call.client.is_client_summary:
             # It keeps the answer in place of its history.
             notices = SILENT
         elif call.is_told:
             notices = notices._replace(before="off")
         return Asked(
-            request=call.original,
+            request=call.client.original,
             output_tokens=wire.asked_output_tokens(body),
-            is_json=call.is_structured,
+            is_json=call.client.is_structured,
             notices=notices,
             wants_usage=wants_usage,
             stops=wire.stops(body),
-            said=call.said,
+            said=call.client.said,
         )
 
     def _inner_transport(self) -> httpx.AsyncBaseTransport:
@@ -433,48 +403,52 @@ class Intake:
             self._inner = connect()
         return self._inner
 
-    async def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
+    async def _new_call(self, received: Request, group: str, body: Mapping[str, Any], *, is_chat: bool = False) -> Call:
         long = is_long(body.get("messages"), received.tools) or _has_long_prompt(body)
-        call = await off_loop_if(long, lambda: self._call_from(received, group, body))
-        if call.slimmed_chars and (group, call.slimmed_chars) not in self._slimmed:
-            self._slimmed[(group, call.slimmed_chars)] = None
+        client = await off_loop_if(long, lambda: self._client_request(received, group, body, is_chat=is_chat))
+        saved_chars = client.slimmed_chars
+        if saved_chars and (group, saved_chars) not in self._slimmed:
+            self._slimmed[(group, saved_chars)] = None
             logger.info(
-                "tool_schemas_slimmed model=%s tools=%d saved_chars=%d", group, len(received.tools), call.slimmed_chars
+                "tool_schemas_slimmed model=%s tools=%d saved_chars=%d", group, len(received.tools), saved_chars
             )
+        call = Call(client, Attempts(summary_calls_left=self._settings.max_summary_calls))
+        call.leaves(body.get("messages"))
         return call
 
-    def _call_from(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
+    def _client_request(
+        self, received: Request, group: str, body: Mapping[str, Any], *, is_chat: bool
+    ) -> ClientRequest:
         messages = tuple(cleaned(message) for message in received.messages)
-        route = str(metadata_of(body).get("user_api_key_request_route") or "")
+        metadata = metadata_of(body)
+        route = str(metadata.get("user_api_key_request_route") or "")
         bad_wish: CompactionError | None = wire.not_served(sent_body(body), route, keeps_responses=has_database())
         try:
-            wish = wish_of(body, metadata_of(body))
+            wish = wish_of(body, metadata)
         except BadWish as error:
-            # Told only where it is guarded: a deployment that is just observed answers as ever.
+            # Told only if it is guarded: a deployment that is just observed answers as ever.
             wish, bad_wish = NONE, error
-        is_client_summary = self._settings.mode == "guard" and asks_for_summary(messages, told_headers(body))
-        unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
-        slim = self._settings.tool_schemas == "slim" and self._settings.mode == "guard"
-        tools, saved_chars = slimmed(received.tools) if slim else Slimmed(received.tools, 0)
-        call = Call(
+        acts = self._settings.mode == "guard"
+        slims = acts and self._settings.tool_schemas == "slim"
+        tools, saved_chars = slimmed(received.tools) if slims else Slimmed(received.tools, 0)
+        original = received
+        if saved_chars or any(new is not old for new, old in zip(messages, received.messages, strict=True)):
+            original = replace(received, messages=messages, tools=tools if saved_chars else received.tools)
+        return ClientRequest(
             received=received,
-            original=received
-            if unchanged and not saved_chars
-            else replace(received, messages=messages, tools=tools if saved_chars else received.tools),
-            slimmed_chars=saved_chars,
+            original=original,
             group=group,
-            attempts=Attempts(summary_calls_left=self._settings.max_summary_calls),
-            tenant=tenant_of(metadata_of(body)),
+            tenant=tenant_of(metadata),
+            said=wire.client_texts(body),
+            is_chat=is_chat,
             opted_out=self._settings.allow_opt_out and wish.off,
             wish=wish,
             bad_wish=bad_wish,
-            is_client_summary=is_client_summary,
+            is_client_summary=acts and asks_for_summary(messages, told_headers(body)),
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
-            said=wire.client_texts(body),
+            slimmed_chars=saved_chars,
         )
-        call.leaves(body.get("messages"))
-        return call
 
     async def _window_tokens(self, case: RequestContext) -> int:
         """The window as far as known without loading anything; 0 when unknown."""
@@ -485,15 +459,22 @@ class Intake:
 
 
 async def _decoded(body: Mapping[str, Any]) -> Request | None:
-    """The request in a body; read beside the event loop where that takes long."""
+    """Reads a long body in a thread."""
     return await off_loop_if(is_long(body.get("messages")), lambda: wire.decode(body))
 
 
+def _as_received(call: Call | None, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments with the client's own messages; None if they have them."""
+    if call is None or not call.rewritten:
+        return None
+    return {**kwargs, "messages": wire.encode(call.client.received.messages)}
+
+
 def _slim_tools(call: Call, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The tools of a body as they are sent, where they are not as they came."""
-    if not call.slimmed_chars:
+    """The tools of a body as they are sent; {} if that is as they came."""
+    if not call.client.slimmed_chars:
         return {}
-    return {"tools" if body.get("tools") else "functions": list(call.original.tools)}
+    return {"tools" if body.get("tools") else "functions": list(call.client.original.tools)}
 
 
 def _has_long_prompt(body: Mapping[str, Any]) -> bool:
@@ -502,7 +483,6 @@ def _has_long_prompt(body: Mapping[str, Any]) -> bool:
 
 
 async def _decoded_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Request | None:
-    """The request in a text completion's body; likewise."""
     return await off_loop_if(_has_long_prompt(body), lambda: wire.decode_prompt(body, is_bridged=is_bridged))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,7 @@ from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwarda
 from litellm.types.utils import Choices, ModelResponse, Usage
 from litellm.types.utils import Message as AnswerMessage
 
-from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, visible_text
-from litellm_compaction.engine import Measure
+from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, user_message, visible_text
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.litellm_api import has_spare_places, is_allowed, is_within_budgets, takes_place
@@ -34,7 +34,6 @@ _ORIGIN = "autorouter_compaction"
 # By which an operator tells our calls from those of clients, in spend logs, callbacks and metrics.
 OWN_TAG = "litellm-compaction"
 _SUMMARY_TEMPERATURE = 0.3
-_NO_CACHE = {"no-cache": True, "no-store": True}
 # LiteLLM's errors if a server, or LiteLLM for it, does not take `stream` or `stream_options`.
 _REFUSED = (litellm.BadRequestError, litellm.UnprocessableEntityError)
 # Asyncio keeps only weak references to its tasks.
@@ -69,25 +68,27 @@ def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
     return str(getattr(found, "model_name", None) or "")
 
 
-def summary_asker(
-    router: Any,
-    model: str,
-    parent: Mapping[str, Any],
-    *,
-    timeout_s: float,
-    group: str = "",
-    is_same: bool = False,
-) -> Callable[..., Awaitable[SummaryAnswer]]:
-    """Gives what asks a pruning model.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Makes calls of ours to one model, on behalf of a client's request.
 
-    Args:
+    Attributes:
         model: a deployment id, which pins that deployment, or a model name.
         parent: metadata of the client's request: whose call it is.
+        timeout_s: limit for each call.
         group: the `model_name` that LiteLLM's limits are looked up for.
         is_same: the client itself asked that model, and so may.
     """
 
+    router: Any
+    model: str
+    parent: Mapping[str, Any]
+    timeout_s: float
+    group: str = ""
+    is_same: bool = False
+
     async def ask(
+        self,
         messages: Sequence[Message],
         *,
         max_tokens: int,
@@ -95,20 +96,14 @@ def summary_asker(
         tool_choice: JsonValue = None,
         is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
-        await _check_limits(router, group, parent, is_same=is_same)
-        call = partial(
-            call_router,
-            router,
-            model,
-            parent,
-            messages=wire.encode(messages),
-            max_tokens=max_tokens,
-            **_with_tools(tools, tool_choice),
-            temperature=_SUMMARY_TEMPERATURE,
-            timeout=timeout_s,
-            # An answer from LiteLLM's response cache could belong to another tenant's conversation.
-            cache=_NO_CACHE,
-        )
+        """Has the model write a summary; of `summarizer.py`.
+
+        Raises:
+            SummaryFailed: the key may not call it, or the call failed.
+        """
+        await self._check_limits()
+        options = _with_tools(tools, tool_choice)
+        call = partial(self._call, messages, max_tokens, temperature=_SUMMARY_TEMPERATURE, **options)
         try:
             try:
                 # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
@@ -121,39 +116,64 @@ def summary_asker(
                 return await _joined(await call(), messages)
         except litellm.Timeout as error:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
-            raise SummaryFailed("timeout", f"no answer within {timeout_s:g} s") from error
+            raise SummaryFailed("timeout", f"no answer within {self.timeout_s:g} s") from error
         except Exception as error:
             # Without the server's words, which may quote the conversation. INFO: the line of what was done instead, or
             # without the summary, is the WARNING.
             kind, status = type(error).__name__, getattr(error, "status_code", None)
-            logger.info("pruning_failed model=%s error=%s status=%s", group or model, kind, status)
+            logger.info("pruning_failed model=%s error=%s status=%s", self.group or self.model, kind, status)
             raise SummaryFailed("error", kind) from error
 
-    return ask
+    async def load(self) -> None:
+        """Has LM Studio load the model, by the smallest request there is."""
+        # A failure shows in the next look at the window, with a clearer error than the provider's.
+        with contextlib.suppress(Exception):
+            await self._call([user_message(".")], 1)
+
+    async def measure(self, request: Request, *, answer_tokens: int = 1) -> int | None:
+        """The server's own count of a request, by a very short answer that no client sees; None if it gives none."""
+        options = _with_tools(request.tools, request.tool_choice)
+        if request.extras:
+            options["extra_body"] = dict(request.extras)
+        try:
+            response = await self._call(request.messages, answer_tokens, **options)
+        except Exception as error:  # noqa: BLE001 - without a count the request is judged by ours
+            logger.debug("probe error=%s", type(error).__name__)
+            return None
+        usage = wire.usage_of(response)
+        return usage.prompt_tokens if usage is not None else None
+
+    async def _call(self, messages: Sequence[Message], max_tokens: int, **options: Any) -> Any:
+        return await call_router(
+            self.router,
+            self.model,
+            self.parent,
+            messages=wire.encode(messages),
+            max_tokens=max_tokens,
+            timeout=self.timeout_s,
+            # An answer from LiteLLM's response cache could belong to another tenant's conversation.
+            cache={"no-cache": True, "no-store": True},
+            **options,
+        )
+
+    async def _check_limits(self) -> None:
+        """Lets a summary be made only if the caller could have made the same call."""
+        try:
+            may_ask = self.is_same or await is_allowed(self.router, self.group, self.parent)
+            has_room = may_ask and await takes_place(self.group, self.parent)
+        except Exception as error:
+            # Fails closed, as LiteLLM's own checks do: a summary can be made without a model.
+            raise SummaryFailed("not_checked", type(error).__name__) from error
+        if not may_ask:
+            raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
+        if not has_room:
+            raise SummaryFailed("rate_limit", "the key has no request or no token left in this minute")
 
 
 def _with_tools(tools: Sequence[JsonValue], tool_choice: JsonValue) -> dict[str, Any]:
     if not tools:
         return {}
     return {"tools": list(tools)} if tool_choice is None else {"tools": list(tools), "tool_choice": tool_choice}
-
-
-async def _check_limits(router: Any, group: str, parent: Mapping[str, Any], *, is_same: bool) -> None:
-    """Lets a summary be made only where the caller could have made the same call.
-
-    Raises:
-        SummaryFailed: it could not.
-    """
-    try:
-        may_ask = is_same or await is_allowed(router, group, parent)
-        has_room = may_ask and await takes_place(group, parent)
-    except Exception as error:
-        # Fails closed, as LiteLLM's own checks do: a summary can be made without a model.
-        raise SummaryFailed("not_checked", type(error).__name__) from error
-    if not may_ask:
-        raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
-    if not has_room:
-        raise SummaryFailed("rate_limit", "the key has no request or no token left in this minute")
 
 
 async def _joined(
@@ -236,69 +256,16 @@ def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryA
     )
 
 
-def permission(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> Callable[[], Awaitable[bool]]:
-    """Gives what says if a key may have summaries written before they are needed.
+async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> bool:
+    """True if a key may have summaries written before they are needed, by models of these names.
 
     As with any request of it, and within half of what it may ask in a minute, so that none of its own requests is
-    refused for it.
-
-    Args:
-        models: `model_name` of each pruning model.
-        parent: metadata of the client's request.
+    refused for it. `parent` is the metadata of the client's request.
     """
-
-    async def may() -> bool:
-        for model in models:
-            if not (await is_allowed(router, model, parent) and await has_spare_places(model, parent)):
-                return False
-        return await is_within_budgets(parent)
-
-    return may
-
-
-def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Callable[[], Awaitable[None]]:
-    """Gives what has LM Studio load a model: the smallest request there is."""
-
-    async def load() -> None:
-        # A failure shows in the next look at the window, with a clearer error than the provider's.
-        with contextlib.suppress(Exception):
-            await call_router(
-                router,
-                model,
-                parent,
-                messages=[{"role": "user", "content": "."}],
-                max_tokens=1,
-                timeout=timeout_s,
-                cache=_NO_CACHE,
-            )
-
-    return load
-
-
-def prompt_measure(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Measure:
-    """Gives what asks a server for its own count of a request, by a very short answer that no client sees."""
-
-    async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
-        extras = {"extra_body": dict(request.extras)} if request.extras else {}
-        try:
-            response = await call_router(
-                router,
-                model,
-                parent,
-                messages=wire.encode(request.messages),
-                max_tokens=answer_tokens,
-                **_with_tools(request.tools, request.tool_choice),
-                **extras,
-                timeout=timeout_s,
-                cache=_NO_CACHE,
-            )
-        except Exception as error:  # noqa: BLE001 - without a count the request is judged by ours
-            logger.debug("probe error=%s", type(error).__name__)
-            return None
-        usage = wire.usage_of(response)
-        return usage.prompt_tokens if usage is not None else None
-
-    return measure
+    for model in models:
+        if not (await is_allowed(router, model, parent) and await has_spare_places(model, parent)):
+            return False
+    return await is_within_budgets(parent)
 
 
 async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:

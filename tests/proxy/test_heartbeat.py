@@ -15,12 +15,12 @@ from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usa
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
-from litellm_compaction.proxy.call import Call
+from litellm_compaction.proxy.call import Call, ClientRequest
 
 
 def _call(*, may_pause: bool, begins_silently: bool = False) -> Call:
     request = Request(messages=())
-    call = Call(received=request, original=request, group="g", attempts=Attempts(summary_calls_left=1))
+    call = Call(ClientRequest(received=request, original=request, group="g"), Attempts(summary_calls_left=1))
     call.may_pause, call.begins_silently = may_pause, begins_silently
     return call
 

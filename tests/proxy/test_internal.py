@@ -14,7 +14,7 @@ import pytest
 from litellm_compaction.core.judging import Unfolding
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy.internal import summary_asker
+from litellm_compaction.proxy.internal import Caller
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.engine.bench import settled
 
@@ -39,7 +39,7 @@ class _Failing:
 )
 async def test_a_failed_call_is_told_in_one_word(error: Exception, reason: str) -> None:
     """LiteLLM's own time limit is a timeout like ours; what the server said is in no message."""
-    ask = summary_asker(_Failing(error), "m", {}, timeout_s=60, group="pruner")
+    ask = Caller(_Failing(error), "m", {}, timeout_s=60, group="pruner").ask
     with pytest.raises(SummaryFailed) as failed:
         await ask([user_message("text")], max_tokens=5)
     assert failed.value.reason == reason
@@ -49,7 +49,7 @@ async def test_a_failed_call_is_told_in_one_word(error: Exception, reason: str) 
 async def test_a_failed_call_leaves_what_the_operator_needs(caplog: pytest.LogCaptureFixture) -> None:
     """Which model, the status, and the exception's class; a server may quote the conversation, so none of its words."""
     error = litellm.RateLimitError("The password of Ada is SwordFish99", model="m", llm_provider="openai")
-    ask = summary_asker(_Failing(error), "m", {}, timeout_s=60, group="pruner")
+    ask = Caller(_Failing(error), "m", {}, timeout_s=60, group="pruner").ask
     with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed):
         await ask([user_message("The password of Ada is SwordFish99. Prompt it.")], max_tokens=5)
     assert caplog.messages == ["pruning_failed model=pruner error=RateLimitError status=429"]
@@ -77,7 +77,7 @@ async def test_budget_reservation_stays_with_the_clients_call() -> None:
         "secret_note": "MINE",
     }
     with pytest.raises(SummaryFailed):
-        await summary_asker(router, "m", parent, timeout_s=60, group="pruner")([user_message("text")], max_tokens=5)
+        await Caller(router, "m", parent, timeout_s=60, group="pruner").ask([user_message("text")], max_tokens=5)
     sent = json.dumps(router.asked, default=str)
     assert '"user_api_key_user_id": "anna"' in sent
     assert "reserved_cost" not in sent
@@ -125,7 +125,7 @@ async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
         SimpleNamespace(choices=[]),
     ]
     router = _Streaming(pieces)
-    answer = await summary_asker(router, "m", {}, timeout_s=60)([user_message("text")], max_tokens=5)
+    answer = await Caller(router, "m", {}, timeout_s=60).ask([user_message("text")], max_tokens=5)
     assert answer == SummaryAnswer(text="### Current state", reasoning="Hm.", finish_reason="length", calls_tool=False)
     assert (router.asked["stream"], router.asked["stream_options"]) == (True, {"include_usage": True})
     assert router.closed == 1
@@ -136,7 +136,7 @@ async def test_a_summary_that_says_nothing_more_is_ended() -> None:
     pieces = [_chunk(content="### Current state\n"), _chunk(content="USER:\n"), _chunk(content="And now?")]
     router = _Streaming(pieces, ends=False)
     watch = Unfolding(instruction="Write the record.", max_tokens=50)
-    ask = summary_asker(router, "m", {}, timeout_s=60)
+    ask = Caller(router, "m", {}, timeout_s=60).ask
     answer = await ask([user_message("text")], max_tokens=50, is_enough=watch.is_enough)
     assert answer == SummaryAnswer(text="### Current state\nUSER:\n", finish_reason="length")
     assert router.closed == 1
@@ -161,7 +161,7 @@ async def test_what_is_ended_early_is_paid_for(how: str) -> None:
     router, log = _Streaming([_chunk(content="### Current state\n"), _chunk(content="USER:\n")], ends=False), _Log()
     router.logging_obj = log
     is_enough = Unfolding(instruction="Write the record.", max_tokens=50).is_enough if how == "enough" else None
-    ask = summary_asker(router, "m", {}, timeout_s=60)
+    ask = Caller(router, "m", {}, timeout_s=60).ask
     asking = asyncio.ensure_future(ask([user_message("word " * 400)], max_tokens=50, is_enough=is_enough))
     if how == "enough":
         await asking
@@ -185,7 +185,7 @@ async def test_what_litellm_logs_itself_is_not_logged_twice(case: str) -> None:
         router.logging_obj = log
     log.model_call_details["has_dispatched_final_stream_success"] = case == "it was told"
     watch = Unfolding(instruction="Write the record.", max_tokens=50)
-    ask = summary_asker(router, "m", {}, timeout_s=60)
+    ask = Caller(router, "m", {}, timeout_s=60).ask
     await ask([user_message("text")], max_tokens=50, is_enough=None if case == "it has ended" else watch.is_enough)
     await settled()
     assert log.responses == []
@@ -209,12 +209,12 @@ class _Plain:
 async def test_a_server_that_refuses_streams_is_asked_plainly() -> None:
     """Only where that is what it refuses: anything else would be refused again."""
     router = _Plain(litellm.BadRequestError("Unknown field: stream_options", model="m", llm_provider="openai"))
-    answer = await summary_asker(router, "m", {}, timeout_s=60, is_same=True)([user_message("text")], max_tokens=5)
+    answer = await Caller(router, "m", {}, timeout_s=60, is_same=True).ask([user_message("text")], max_tokens=5)
     assert answer == SummaryAnswer(text="### Current state")
     assert router.asked == [True, False]
     other = _Plain(litellm.BadRequestError("The prompt is too long", model="m", llm_provider="openai"))
     with pytest.raises(SummaryFailed):
-        await summary_asker(other, "m", {}, timeout_s=60, is_same=True)([user_message("text")], max_tokens=5)
+        await Caller(other, "m", {}, timeout_s=60, is_same=True).ask([user_message("text")], max_tokens=5)
     assert other.asked == [True]
 
 
@@ -222,7 +222,7 @@ async def test_a_summary_that_is_given_up_is_closed() -> None:
     """Its server would else go on beside the client's answer, in the same context."""
     router = _Streaming([_chunk(content="### Current")], ends=False)
     asking = asyncio.ensure_future(
-        summary_asker(router, "m", {}, timeout_s=60)([user_message("text")], max_tokens=5),
+        Caller(router, "m", {}, timeout_s=60).ask([user_message("text")], max_tokens=5),
     )
     await router.waiting.wait()
     asking.cancel()

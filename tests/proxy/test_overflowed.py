@@ -10,7 +10,7 @@ from litellm.types.utils import Usage
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import Overflow
 from litellm_compaction.proxy.answer.overflowed import unread_overflow
-from litellm_compaction.proxy.call import Call
+from litellm_compaction.proxy.call import Call, ClientRequest
 from tests.builders import prose
 from tests.proxy.scripted import Scene
 
@@ -22,8 +22,8 @@ UNNAMED = "Context size has been exceeded."
 async def _call(tokens: int, *, is_chat: bool = True, **settings: Any) -> Call:
     scene = Scene([{"role": "user", "content": prose("unread", tokens)}], [], settings=settings)
     guarded = await scene.compactor.guard(scene.request, scene.case)
-    call = Call(received=scene.request, original=scene.request, group="any", attempts=Attempts(summary_calls_left=1))
-    call.is_chat = is_chat
+    client = ClientRequest(received=scene.request, original=scene.request, group="any", is_chat=is_chat)
+    call = Call(client, Attempts(summary_calls_left=1))
     call.case, call.guarded = scene.case, guarded
     call.room = scene.compactor.room(scene.case)
     return call

@@ -25,7 +25,7 @@ from litellm_compaction.errors import (
     WindowUnknown,
     WindowUnread,
 )
-from litellm_compaction.proxy.call import Call, Outlook
+from litellm_compaction.proxy.call import Call, ClientRequest, Outlook
 from litellm_compaction.proxy.refusals import (
     litellm_error_of,
     refusal_of,
@@ -126,10 +126,8 @@ def test_the_server_s_own_overflow_has_the_code_too() -> None:
 def test_another_attempt_forgets_what_the_one_before_came_to() -> None:
     """Headers tell of the deployment that answered; what was done before any attempt still counts."""
     call = Call(
-        received=Request(messages=()),
-        original=Request(messages=()),
-        group="g",
-        attempts=Attempts(summary_calls_left=1),
+        ClientRequest(received=Request(messages=()), original=Request(messages=()), group="g"),
+        Attempts(summary_calls_left=1),
         outlook=Outlook(9000, 4000, 8192, 1),
         action="compacted",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from litellm.proxy.utils import InternalUsageCache
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import internal, litellm_api
-from litellm_compaction.proxy.internal import summary_asker
+from litellm_compaction.proxy.internal import Caller
 from tests.builders import talk
 from tests.integration.bench import Bench
 from tests.integration.harness import CHAT
@@ -354,7 +355,7 @@ async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.Monke
     router, asked = LiteLLMRouter(model_list=entries), Router()
     router.acompletion = asked.acompletion
     assert await litellm_api.is_allowed(router, "pruner-large", metadata) is allowed
-    ask = summary_asker(router, "pruner-large", metadata, timeout_s=5, group="pruner-large")
+    ask = Caller(router, "pruner-large", metadata, timeout_s=5, group="pruner-large").ask
     monkeypatch.setattr(litellm_api, "_limiter", lambda: None)
     if allowed:
         await ask([user_message("text")], max_tokens=5)
@@ -406,7 +407,7 @@ async def test_checks_that_fail_let_nothing_through(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(internal, check, broken)
     router = Router()
-    ask = summary_asker(router, "carried", {}, timeout_s=5, group="carried")
+    ask = Caller(router, "carried", {}, timeout_s=5, group="carried").ask
     with pytest.raises(SummaryFailed, match="not_checked"):
         await ask([user_message("text")], max_tokens=5)
     assert router.asked == []
@@ -427,7 +428,7 @@ async def test_summary_calls_count_as_requests_of_the_key(
     monkeypatch.setattr(litellm_api, "_LITELLM_CHECKS", ())
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **limits)}
     router = Router()
-    ask = summary_asker(router, "carried", metadata, timeout_s=5, group="carried", is_same=is_same)
+    ask = Caller(router, "carried", metadata, timeout_s=5, group="carried", is_same=is_same).ask
     for _ in range(calls):
         await ask([user_message("text")], max_tokens=5)
     for _ in range(4 - calls):
@@ -464,7 +465,7 @@ async def test_nothing_is_written_ahead_for_a_key_that_litellm_would_refuse(
     names = ("chat-8k", "pruner-large")
     entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **caller)}
-    assert await internal.permission(LiteLLMRouter(model_list=entries), ["pruner-large"], metadata)() is allowed
+    assert await internal.may_write_ahead(LiteLLMRouter(model_list=entries), ["pruner-large"], metadata) is allowed
 
 
 async def test_what_is_written_ahead_leaves_half_of_a_keys_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,8 +474,8 @@ async def test_what_is_written_ahead_leaves_half_of_a_keys_minute(monkeypatch: p
     monkeypatch.setattr(litellm_api, "_limiter", lambda: limiter)
     monkeypatch.setattr(litellm_api, "_LITELLM_CHECKS", ())
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", rpm_limit=6)}
-    may = internal.permission(Router(), ["carried"], metadata)
-    ask = summary_asker(Router(), "carried", metadata, timeout_s=5, group="carried", is_same=True)
+    may = partial(internal.may_write_ahead, Router(), ["carried"], metadata)
+    ask = Caller(Router(), "carried", metadata, timeout_s=5, group="carried", is_same=True).ask
     allowed = []
     for _ in range(5):
         allowed.append(await may())

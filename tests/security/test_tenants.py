@@ -19,7 +19,7 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.call import Call
+from litellm_compaction.proxy.call import Call, ClientRequest
 from litellm_compaction.proxy.deployments import tenant_of
 from litellm_compaction.simulator import ChatCall, Gate, Reply
 from litellm_compaction.tokenizers.families import family_of
@@ -618,4 +618,5 @@ def test_request_under_anothers_call_id_while_that_is_under_way(
 
 def _call(tenant: str) -> Call:
     request = Request(messages=())
-    return Call(received=request, original=request, group="g", attempts=Attempts(summary_calls_left=1), tenant=tenant)
+    client = ClientRequest(received=request, original=request, group="g", tenant=tenant)
+    return Call(client, Attempts(summary_calls_left=1))

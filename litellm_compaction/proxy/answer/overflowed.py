@@ -83,7 +83,7 @@ def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> 
     if guarded is None:
         # Not even known to have been sent.
         return None
-    found = judged(message, call.said, used_tokens=most_tokens(guarded), window_tokens=guarded.window.tokens)
+    found = judged(message, call.client.said, used_tokens=most_tokens(guarded), window_tokens=guarded.window.tokens)
     overflow = found.overflow if found is not None else None
     if not call.is_hooked or call.is_read or (found is not None and not found.teaches):
         return overflow
