@@ -45,7 +45,6 @@ from litellm_compaction.proxy.startup import (
     provide_api_base,
     provide_master_key,
     spare_collections,
-    warn_of_bypass,
 )
 from litellm_compaction.proxy.wire import can_be_carried_over, choices_of, with_details
 from litellm_compaction.stores import open_board, open_store
@@ -85,7 +84,6 @@ def load_handler() -> CompactionHandler:
     provide_master_key()
     provide_api_base()
     settings = load_settings()
-    warn_of_bypass(settings)
     handler = CompactionHandler(settings)
     handler.start()
     handler.show_page()

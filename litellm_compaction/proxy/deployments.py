@@ -35,7 +35,6 @@ from litellm_compaction.proxy.routing import (
     deployment_of,
     group_entries,
     router_entries,
-    without_guesses,
 )
 from litellm_compaction.proxy.wire import asked_output_tokens
 from litellm_compaction.stores import Store
@@ -185,7 +184,9 @@ class DeploymentSelector:
         if answer or deployment.other_target is None:
             return deployment.target if answer else None
         if answer is None:
-            return without_guesses(deployment.other_target, deployment.settings.context_length)
+            # LM Studio, which it may be, has no window by default.
+            written = deployment.settings.context_length
+            return replace(deployment.other_target, context_length=written, context_source="operator")
         return deployment.other_target
 
     async def pruning_target(self, router: Any, name: str) -> Target | None:

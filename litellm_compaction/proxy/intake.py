@@ -46,7 +46,6 @@ from litellm_compaction.proxy.deployments import (
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_api import connect, has_database
 from litellm_compaction.proxy.live_settings import LiveSettings
-from litellm_compaction.proxy.prepare import Preparing
 from litellm_compaction.proxy.routing import (
     Deployment,
     as_entry,
@@ -56,6 +55,7 @@ from litellm_compaction.proxy.routing import (
     is_bridged,
     reachable_entries,
 )
+from litellm_compaction.proxy.startup import Preparing
 from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")

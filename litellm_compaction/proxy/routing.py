@@ -97,11 +97,6 @@ def opted_in_target(
     )
 
 
-def without_guesses(target: Target, written: int | None) -> Target:
-    """An opted-in target before it is known if its server is LM Studio, which has no window by default."""
-    return replace(target, context_length=written, context_source="operator")
-
-
 def is_local_address(api_base: str) -> bool:
     """True if an address is certainly no hosted service: loopback, private, or a name of a local network.
 

@@ -13,8 +13,8 @@ import pytest
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.proxy.deployments import Publisher
-from litellm_compaction.proxy.prepare import Preparing
 from litellm_compaction.proxy.routing import deployment_of, router_entries, serves
+from litellm_compaction.proxy.startup import Preparing
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import TokenizerSource, bundled
 from litellm_compaction.windows.windows import Target
