@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from litellm_compaction.config import DeploymentSettings, settings_from
 from litellm_compaction.engine import Standing
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
 from litellm_compaction.events import CarryEvent, CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.proxy.deployments import GuardedDeployment
 from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.data import events_for, useless_models
+from litellm_compaction.proxy.page.data import _state, events_for, useless_models
 from litellm_compaction.proxy.page.turns import Accuracy, Drop, Talk, Turn
 from litellm_compaction.proxy.page.view import (
     SECURITY_HEADERS,
@@ -390,3 +391,28 @@ def test_any_numbers_can_be_drawn(numbers: list[tuple[int, int, int, int]], rati
 def test_a_time_that_no_calendar_has_is_empty() -> None:
     """A damaged event must not take the page away."""
     assert clock_text(1e300) == clock_text(float("inf")) == ""
+
+
+_TARGET = Target(key="1|m", model="m", api_base="http://10.0.0.7/v1", api_key=None, context_length=None)
+
+
+@pytest.mark.parametrize(
+    ("absence", "model", "said"),
+    [
+        (ModelNotLoaded("m"), "m", "not loaded yet"),
+        (None, "m", "its server does not answer"),
+        (None, "*", "of the model that is asked for"),
+    ],
+)
+def test_a_window_that_is_not_there_is_said_in_words(absence: CompactionError | None, model: str, said: str) -> None:
+    """To everybody alike."""
+    report = DeploymentReport(target=replace(_TARGET, model=model), carrier="hooks", absence=absence)
+    for role in ("proxy_admin", ""):
+        assert _state(report, Visitor(role=role, tenant="t", auth=None)) == said
+
+
+def test_why_nobody_knows_a_window_is_not_everybodys_business() -> None:
+    """The error names the server; only who sees all is told."""
+    report = DeploymentReport(target=_TARGET, carrier="hooks", absence=WindowUnknown("m", tried="10.0.0.7 says no"))
+    assert "10.0.0.7" in _state(report, Visitor(role="proxy_admin", tenant="t", auth=None))
+    assert _state(report, Visitor(role="internal_user", tenant="t", auth=None)) == "not known"

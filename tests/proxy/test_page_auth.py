@@ -78,6 +78,8 @@ _BASIC = {"authorization": basic("sk-anna")}
         ("POST", {"origin": "http://box:4000", "host": "box:4000", **_BASIC}, True),
         ("POST", {"origin": "http://box:3000", "host": "box:4000"}, False),
         ("GET", {"origin": "http://evil", "host": "box:4000"}, False),
+        ("POST", {"origin": "http://proxy.example", "host": "x"}, False),
+        ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, False),
         ("POST", {"origin": "null", "host": "box:4000"}, False),
         # A script's own key, which no browser sends by itself; a browser's, from who knows where.
         ("POST", {"host": "box:4000", "authorization": "Bearer sk-anna"}, True),
