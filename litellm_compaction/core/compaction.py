@@ -23,12 +23,10 @@ from litellm_compaction.core.excerpts import ends
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
-    joined_with,
     merged,
     normal_text,
     parse_message,
     system_prefix_length,
-    user_message,
     with_text,
 )
 from litellm_compaction.core.prompts import defused, frame
@@ -290,12 +288,13 @@ def _carrier(record: str, behind: Sequence[Message], images: Sequence[JsonValue]
         images: parts of a content.
         opening: what stands before the user's words, "" for nothing.
     """
-    if images:
-        text = record.removesuffix(opening).rstrip("\n")
-        between = [{"type": "text", "text": opening}] if opening and behind else []
-        first = parse_message({"role": "user", "content": [{"type": "text", "text": text}, *images, *between]})
-        return merged([first, *behind])
-    return joined_with(behind, record) if behind else user_message(record.removesuffix(opening).rstrip("\n"))
+    alone = record.removesuffix(opening).rstrip("\n")
+    if not behind:
+        content = [{"type": "text", "text": alone}, *images] if images else alone
+        return parse_message({"role": "user", "content": content})
+    if not images:
+        return merged(behind, record)
+    return merged(behind, alone, [*images, *([{"type": "text", "text": opening}] if opening else [])])
 
 
 def _labelled(rest: Sequence[Message], places: Sequence[ImagePlace]) -> list[JsonValue]:

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 
 from litellm_compaction.core.messages import (
     Message,
+    last_assistant_index,
     newest_user_index,
     open_round_start,
     system_prefix_length,
-    unanswered_start,
 )
 from litellm_compaction.core.stretches import has_words, own_words
 
@@ -112,9 +112,9 @@ def latest_cut(messages: Sequence[Message]) -> int:
     start = open_round_start(messages)
     if start is not None:
         return start
-    unanswered = unanswered_start(messages)
+    answered = last_assistant_index(messages)
     last = max(len(messages) - 1, 0)
-    return next((index for index in request_indices(messages) if index >= unanswered), last)
+    return next((index for index in request_indices(messages) if index > answered), last)
 
 
 def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:

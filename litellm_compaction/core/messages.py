@@ -1,9 +1,7 @@
-"""What is a message, what a tool round: the vocabulary of every other module.
+"""Messages and tool rounds: the vocabulary of every other module.
 
-A `Message` keeps the client's JSON untouched in `raw` and lays beside it what the rules need to read.
-
-A later request continues an earlier conversation when the normal forms of its first messages are the same. A hash
-chain over these normal forms tells: a compaction is stored under the entry of exactly the messages that it covers.
+A later request continues an earlier conversation if the normal forms of its first messages are the same. A hash chain
+over these normal forms tells: a compaction is stored under the entry of exactly the messages that it covers.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ _THINK, _THINK_END = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call that an assistant message makes; `arguments` is the client's string, valid JSON or not."""
+    """One call of an assistant message; `arguments` is the client's string, valid JSON or not."""
 
     id: str
     name: str
@@ -92,12 +90,11 @@ class Message:
 
     @property
     def is_system(self) -> bool:
-        """Whether the message instructs the model (`system`, `developer`)."""
         return self.role in _SYSTEM_ROLES
 
     @property
     def asks_to_go_on(self) -> bool:
-        """Whether it is a request of ours in the user's place."""
+        """True for a request of ours in the user's place."""
         return self.is_ours and self.role == "user"
 
 
@@ -107,10 +104,9 @@ class Request:
 
     Attributes:
         messages: n, oldest first.
-        tools: the request's tool schemas, in the client's order, never edited.
-        tool_choice: as the client sent it, None for none.
+        tools: in the client's order, never edited.
         extras: other fields that a server may write into the prompt, by their names (`documents`,
-            `chat_template_kwargs`), never edited; none where what they add lies within every margin.
+            `chat_template_kwargs`), never edited; none if what they add lies within every margin.
     """
 
     messages: tuple[Message, ...]
@@ -120,13 +116,13 @@ class Request:
 
     @property
     def has_own_template(self) -> bool:
-        """Whether the client brings the chat template, by one of the two ways that vLLM has for it."""
+        """True if the client brings the chat template, by one of the two ways that vLLM has for it."""
         arguments = self.extras.get("chat_template_kwargs")
         return "chat_template" in self.extras or (isinstance(arguments, Mapping) and "chat_template" in arguments)
 
 
 def parse_message(raw: JsonObject) -> Message:
-    """The message that `raw` is; tolerant: whatever a server may accept gets a place in it.
+    """Parses the client's JSON; whatever a server may accept gets a place in the message.
 
     Raises:
         ValueError: `role` is not a string.
@@ -148,37 +144,23 @@ def parse_message(raw: JsonObject) -> Message:
 
 
 def user_message(text: str) -> Message:
-    """A user message with plain text content."""
     return parse_message({"role": "user", "content": text})
 
 
-def with_leading_text(message: Message, text: str) -> Message:
-    """`message` with `text` before its own; a list content keeps its parts and gains one leading text part."""
-    content = message.raw.get("content")
-    if isinstance(content, list):
-        return parse_message({**message.raw, "content": [{"type": "text", "text": text}, *content]})
-    return parse_message({**message.raw, "content": text + message.text})
+def merged(messages: Sequence[Message], text: str, parts: Sequence[JsonValue] = ()) -> Message:
+    """User messages as one: `text`, further parts of a content, then each message as it came, the last one unbroken.
 
-
-def joined_with(messages: Sequence[Message], text: str) -> Message:
-    """Several user messages as one, with `text` before them: each as it came, the last one unbroken at the end.
-
-    Two users in a row are refused by strict templates. Only where an earlier one holds more than text do all become
-    parts.
-
-    Args:
-        messages: n ≥ 1, oldest first.
-        text: what goes before them.
+    Strict templates refuse two users in a row. Text becomes parts only if there is more than text before the last.
     """
     *earlier, last = messages
-    if any(message.other_parts for message in earlier):
-        return merged([user_message(text), *messages])
-    return with_leading_text(last, text + "".join(f"{message.text}\n\n" for message in earlier))
-
-
-def merged(messages: Sequence[Message]) -> Message:
-    """Messages of one role as one, each with its parts; what else it says is the last one's."""
-    return parse_message({**messages[-1].raw, "content": [part for message in messages for part in _parts(message)]})
+    if parts or any(message.other_parts for message in earlier):
+        own = (part for each in messages for part in _parts(each))
+        return parse_message({**last.raw, "content": [{"type": "text", "text": text}, *parts, *own]})
+    text += "".join(f"{message.text}\n\n" for message in earlier)
+    content = last.raw.get("content")
+    if isinstance(content, list):
+        return parse_message({**last.raw, "content": [{"type": "text", "text": text}, *content]})
+    return parse_message({**last.raw, "content": text + last.text})
 
 
 def with_text(message: Message, text: str) -> Message:
@@ -206,7 +188,7 @@ def _without_arguments(call: JsonValue) -> JsonValue:
 
 
 def system_prefix_length(messages: Sequence[Message]) -> int:
-    """How many system or developer messages open the list."""
+    """The number of system or developer messages that open the list."""
     for index, message in enumerate(messages):
         if not message.is_system:
             return index
@@ -223,18 +205,13 @@ def round_end(messages: Sequence[Message], start: int) -> int:
 
 
 def open_round_start(messages: Sequence[Message]) -> int | None:
-    """Where the tool round begins whose results no assistant message follows, or None where there is none.
+    """The start of the tool round whose results no assistant message follows, or None.
 
     Other messages may stand behind the results: agents put reminders there, as `user` or as `system`.
     """
-    last = _last_assistant(messages)
+    last = last_assistant_index(messages)
     result = next((index for index in range(last + 1, len(messages)) if messages[index].role == "tool"), None)
     return last if result is not None and last >= 0 and messages[last].calls else result
-
-
-def unanswered_start(messages: Sequence[Message]) -> int:
-    """The index behind the last assistant message: from here on nobody has answered; n where the list ends in one."""
-    return _last_assistant(messages) + 1
 
 
 def newest_user_index(messages: Sequence[Message]) -> int | None:
@@ -306,32 +283,30 @@ def visible_text(message: Message) -> str:
 
 
 def is_text_part(part: JsonValue) -> bool:
-    """Whether a part of a content is text, in either shape that clients send."""
+    """Returns True for text in either shape that clients send."""
     return isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
-def _last_assistant(messages: Sequence[Message]) -> int:
-    """The index of the last assistant message, -1 for none."""
+def last_assistant_index(messages: Sequence[Message]) -> int:
+    """Returns -1 for none."""
     return next((index for index in range(len(messages) - 1, -1, -1) if messages[index].role == "assistant"), -1)
 
 
 def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
+    """The text of a content, and the types of its other parts."""
     if isinstance(content, str):
         return content, ()
     if content is None:
         return "", ()
-    if isinstance(content, list):
-        texts: list[str] = []
-        others: list[str] = []
-        for part in content:
-            if isinstance(part, str):
-                texts.append(part)
-            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
-                texts.append(_string(part["text"]))
-            else:
-                others.append(_string(part.get("type")) if isinstance(part, Mapping) else "unknown")
-        return "\n".join(texts), tuple(others)
-    return _dumped(content, _AS_IT_READS), ()
+    if not isinstance(content, list):
+        return _dumped(content, _AS_IT_READS), ()
+    others = (part for part in content if not is_text_part(part))
+    types = (_string(part.get("type")) if isinstance(part, Mapping) else "unknown" for part in others)
+    return "\n".join(_part_text(part) for part in content if is_text_part(part)), tuple(types)
+
+
+def _part_text(part: JsonValue) -> str:
+    return part if isinstance(part, str) else _string(part.get("text")) if isinstance(part, Mapping) else ""
 
 
 def _parts(message: Message) -> Sequence[JsonValue]:
@@ -383,11 +358,8 @@ def _string(value: JsonValue) -> str:
 def chain(messages: Sequence[Message]) -> tuple[str, ...]:
     """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
 
-    Equal entries mean equal normal forms: leading system messages, notices, reasoning and cache
-    markers do not count, null equals "", text is trimmed, tool arguments are compared as parsed JSON.
-
-    Returns:
-        n + 1 hexadecimal digests for n messages after the lead; entry 0 stands for the empty conversation.
+    Equal entries mean equal normal forms: leading system messages, notices, reasoning and cache markers do not count,
+    null equals "", text is trimmed, tool arguments are compared as parsed JSON.
     """
     digest = hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
     entries = [digest.hex()]
@@ -401,10 +373,7 @@ def chain(messages: Sequence[Message]) -> tuple[str, ...]:
 
 
 def roughly_tokens(text: str) -> int:
-    """About how many tokens a text has in any vocabulary: one for four ASCII characters, and one for any other.
-
-    Where a number is shown or charged and no counter is at hand (12 languages, 2026-11).
-    """
+    """One token for four ASCII characters, one for any other: if no counter is at hand (12 languages, 2026-11)."""
     plain = len(text.encode("ascii", "ignore"))
     return plain // 4 + len(text) - plain
 
@@ -420,7 +389,6 @@ def normal_text(message: Message) -> str:
 
 
 def _normal_form(message: Message) -> Iterator[bytes]:
-    """A message as a list in JSON, in pieces."""
     content = message.raw.get("content")
     others = [part for part in content if not is_text_part(part)] if isinstance(content, list) else []
     text = normal_text(message)

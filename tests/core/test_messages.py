@@ -22,6 +22,7 @@ from litellm_compaction.core.messages import (
     ToolCall,
     chain,
     cleaned,
+    merged,
     newest_user_index,
     open_round_start,
     parse_message,
@@ -29,7 +30,6 @@ from litellm_compaction.core.messages import (
     round_end,
     system_prefix_length,
     user_message,
-    with_leading_text,
     with_text,
     without_notices,
 )
@@ -162,11 +162,11 @@ def test_leading_text_keeps_the_parts() -> None:
     """A list gains one leading text part, a text becomes longer, and the message that was given stays as it was."""
     parts = [image(), _text_part("look", cache_control={"type": "ephemeral"})]
     listed = parse_message({"role": "user", "content": parts, "name": "ann"})
-    led = with_leading_text(listed, "RECORD\n\n")
+    led = merged([listed], "RECORD\n\n")
     assert led.raw == {"role": "user", "content": [_text_part("RECORD\n\n"), *parts], "name": "ann"}
     assert listed.raw["content"] == parts
-    assert with_leading_text(user_message("hi"), "RECORD\n\n").raw["content"] == "RECORD\n\nhi"
-    assert with_leading_text(parse_message({"role": "user", "content": None}), "R").raw["content"] == "R"
+    assert merged([user_message("hi")], "RECORD\n\n").raw["content"] == "RECORD\n\nhi"
+    assert merged([parse_message({"role": "user", "content": None})], "R").raw["content"] == "R"
 
 
 def test_a_new_text_keeps_the_other_parts() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD, ledger
-from litellm_compaction.core.messages import parse_message, user_message, with_leading_text
+from litellm_compaction.core.messages import merged, parse_message, user_message
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, defused
 from litellm_compaction.core.record import Record, joined, ledger_messages, listable, read_record, write_record
 from tests.builders import assistant, calls, count, image, parsed, result, texts, user
@@ -18,7 +18,7 @@ def test_a_record_is_read_back(summary: str, quoted: str, number: int, own: str)
     """Summary, ledger and round, and the user's own words behind it, byte for byte, whatever they say."""
     record = Record(summary=summary, ledger=quoted, round=number)
     for original in (user_message(own), parse_message({"role": "user", "content": [image()]})):
-        found = read_record(with_leading_text(original, write_record(record)))
+        found = read_record(merged([original], write_record(record)))
         assert found is not None
         assert found.rest is not None
         assert found.rest.raw == original.raw
