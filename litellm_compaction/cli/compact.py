@@ -17,7 +17,7 @@ from litellm_compaction.cli.requests import BadRequest, read_request
 from litellm_compaction.cli.servers import ChatServer
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.clearing import superseded_reads, with_data
-from litellm_compaction.core.compaction import Compaction, edited_part
+from litellm_compaction.core.compaction import Compaction, as_stubs, edited_part
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, system_prefix_length
 from litellm_compaction.core.plan import Edit, Summarize
 from litellm_compaction.core.strategies import STRATEGIES, chooses
@@ -284,7 +284,7 @@ def _covering(needed: CompactionNeeded, covered: int, decision: Summarize | None
         covered_messages=covered,
         covered_hash=conversation.hashes[covered],
         pinned=pinned,
-        stubbed=with_data(conversation.rest, pinned),
+        shown=as_stubs(with_data(conversation.rest, pinned)),
         round=1,
         segments=(),
         ledger="",

@@ -227,8 +227,9 @@ def _details(stored: StoredCompaction) -> Iterator[str]:
     yield f"covers    {compaction.covered_messages} messages, {compaction.summarized_messages} of them summarized"
     for segment in compaction.segments:
         yield f"\n--- summary of round {segment.round}, to message {segment.covered_messages}\n{segment.text}"
-    if compaction.dropped or compaction.shortened:
-        yield f"pruned    {len(compaction.dropped)} messages left out, {len(compaction.shortened)} shortened"
+    shortened = sum(isinstance(how, int) for _, how in compaction.shown)
+    if compaction.dropped or shortened:
+        yield f"pruned    {len(compaction.dropped)} messages left out, {shortened} shortened"
     if compaction.omissions:
         yield f"\n--- said of what was left out\n{compaction.omissions}"
     if compaction.ledger:

@@ -13,8 +13,9 @@ message, so a record that reaches into it says how far.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from litellm_compaction.core.clearing import ImagePlace, called, calls_by_position, edited, image_parts
 from litellm_compaction.core.continuation.text import open_think
@@ -38,42 +39,21 @@ REMOVED = "[An earlier message was removed.]"
 _LABEL_CHARS = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortened:
-    """What is shown of one message.
+class Shown(NamedTuple):
+    """The form in which a covered message is sent.
 
     Attributes:
         position: of the message, after the leading system ones.
-        chars: how much of the head and the tail of the message's normal text; 0 for a line in its place.
+        how: `stub` for a tool result as one line, or a message with a line for the data that is attached to it; `gone`
+            for nothing; or how many characters of the head and the tail of its normal text, 0 for a line in its place.
     """
 
     position: int
-    chars: int
+    how: Literal["stub", "gone"] | int
 
 
-def _pruned(
-    originals: Sequence[Message],
-    shown: Sequence[Message],
-    dropped: Collection[int],
-    shortened: Sequence[Shortened],
-    *,
-    start: int,
-) -> list[Message | None]:
-    """Returns each message as it is sent, None for one that is left out; ids, calls and roles stay.
-
-    Args:
-        originals: n messages, the first at position `start` after the lead.
-        shown: n, the same with stubs.
-        dropped: positions that are left out.
-        shortened: positions that show their head and tail, or a line.
-        start: position of the first one.
-    """
-    texts = {each.position: ends(normal_text(originals[each.position - start]), each.chars) for each in shortened}
-    texts.update((each.position, REMOVED) for each in shortened if not each.chars)
-    return [
-        None if position in dropped else message if (text := texts.get(position)) is None else with_text(message, text)
-        for position, message in enumerate(shown, start=start)
-    ]
+def as_stubs(positions: Iterable[int]) -> tuple[Shown, ...]:
+    return tuple(Shown(position, "stub") for position in positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +137,10 @@ class Compaction:
             compaction goes on from an earlier, richer one.
         edited_from: position after the lead from which covered messages are sent edited (rung 1); those before it are
             replaced by the record. None: all are replaced.
-        stubbed: positions after the lead of the tool results that are sent as stubs, and of the messages that are sent
-            with a line for the data that is attached to them.
-        dropped: positions after the lead of edited messages that are not sent at all, by a model's choice.
-        shortened: what is sent of edited messages instead of all their text.
-        omissions: what a pruning model says of dropped and shortened messages, and records of other tools among them;
-            it covers nothing on its own, so a later summary reads the originals.
+        shown: of the messages that are sent, but not as they are; ascending by position. Only a stub's position may be
+            one of those that the record replaces, if it is pinned.
+        omissions: what a pruning model says of messages that are gone or shorter; it covers nothing on its own, so a
+            later summary reads the originals.
         begun: how much of the first message that is shown the record stands for as well, or None: an answer was
             carried over the limit inside it.
         ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
@@ -181,14 +159,22 @@ class Compaction:
     window_tokens: int = 0
     provisional: bool = False
     edited_from: int | None = None
-    stubbed: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
-    shortened: tuple[Shortened, ...] = ()
+    shown: tuple[Shown, ...] = ()
     omissions: str = ""
     begun: PartialCoverage | None = None
     ahead: bool = False
     early: bool = False
     images: tuple[ImagePlace, ...] = ()
+
+    @property
+    def stubbed(self) -> tuple[int, ...]:
+        """The positions of stubs."""
+        return tuple(position for position, how in self.shown if how == "stub")
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """The positions of messages that are not sent at all, by a model's choice."""
+        return tuple(position for position, how in self.shown if how == "gone")
 
     @property
     def carried_images(self) -> tuple[ImagePlace, ...]:
@@ -229,11 +215,11 @@ def is_sound(compaction: Compaction) -> bool:
     What a shared store gives may be anybody's, or another version's.
     """
     covered, start = compaction.covered_messages, compaction.replaced_messages
-    positions = (*compaction.pinned, *compaction.stubbed, *compaction.dropped, *(at for at, _ in compaction.images))
+    positions = (*compaction.pinned, *(at for at, _ in compaction.shown), *(at for at, _ in compaction.images))
     return (
         0 <= start <= covered
         and all(0 <= position < covered for position in positions)
-        and all(start <= each.position < covered and each.chars >= 0 for each in compaction.shortened)
+        and all(isinstance(how, str) or (start <= position and how >= 0) for position, how in compaction.shown)
         and all(0 <= segment.covered_messages <= covered for segment in compaction.segments)
         and all(index >= 0 for _, index in compaction.images)
         and (compaction.begun is None or compaction.begun.chars >= 0)
@@ -330,13 +316,25 @@ def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message
         untouched={position - start for position in compaction.pinned},
         images={(position - start, index) for position, index in compaction.images},
     )
-    return _pruned(originals, shown, frozenset(compaction.dropped), compaction.shortened, start=start)
+    forms = dict(compaction.shown)
+    return [
+        _in_form(message, original, forms.get(position))
+        for position, (message, original) in enumerate(zip(shown, originals, strict=True), start)
+    ]
+
+
+def _in_form(message: Message, original: Message, how: str | int | None) -> Message | None:
+    if how == "gone":
+        return None
+    if isinstance(how, int):
+        return with_text(message, ends(normal_text(original), how) if how else REMOVED)
+    return message
 
 
 def _shown(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
     """The messages after the lead, without the beginning that the record stands for."""
     start = compaction.replaced_messages
-    if any(each.position == start for each in compaction.shortened):
+    if isinstance(dict(compaction.shown).get(start), int):
         # A pruning has chosen pieces of the whole message since.
         return rest
     return shown_behind(rest, start, compaction.begun)

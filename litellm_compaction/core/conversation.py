@@ -300,8 +300,7 @@ def _part_tokens(conversation: Conversation, index: int) -> int:
 def _begun_tokens(conversation: Conversation, compaction: Compaction) -> int:
     """What the first message that is shown weighs less for what the record stands for."""
     start = compaction.replaced_messages
-    is_cut = any(each.position == start for each in compaction.shortened) or start in compaction.dropped
-    if compaction.begun is None or is_cut:
+    if compaction.begun is None or dict(compaction.shown).get(start, "stub") != "stub":
         return 0
     head = normal_text(conversation.rest[start])[: compaction.begun.chars]
     return min(conversation.count_text(head), max(conversation.sizes[conversation.prefix + start] - 4, 0))
@@ -309,9 +308,10 @@ def _begun_tokens(conversation: Conversation, compaction: Compaction) -> int:
 
 def _edited_sizes(conversation: Conversation, compaction: Compaction) -> list[int]:
     """What the edited messages weigh, in their order."""
-    first = conversation.prefix + compaction.replaced_messages
-    shown = edited_part(conversation.rest, compaction)
-    return [0 if new is None else _edited_size(conversation, index, new) for index, new in enumerate(shown, first)]
+    prefix, shown = conversation.prefix, edited_part(conversation.rest, compaction)
+    indices = range(prefix + compaction.replaced_messages, prefix + compaction.covered_messages)
+    sizes = zip(indices, shown, strict=True)
+    return [0 if new is None else _edited_size(conversation, index, new) for index, new in sizes]
 
 
 def _edited_size(conversation: Conversation, index: int, new: Message) -> int:

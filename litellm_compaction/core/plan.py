@@ -10,11 +10,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.clearing import ImagePlace, stubs, with_data
-from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.compaction import Compaction, Shown, as_stubs
 from litellm_compaction.core.conversation import (
     RECORD_TOKENS,
     Conversation,
@@ -479,20 +480,18 @@ class Planner:
         ledger_tokens = self._edit_ledger_tokens(start, target)
         tokens = applied_tokens(conversation, compaction) + RECORD_TOKENS + ledger_tokens
         covered = conversation.rest[start:cut]
-        chosen = set(compaction.stubbed)
-        shortened = (each.position for each in compaction.shortened)
-        gone = {*compaction.stubbed, *compaction.dropped, *shortened, *compaction.pinned}
+        shown = dict(compaction.shown)
         for position, line in stubs(covered).items():
             if tokens <= target and not self.options.rereads:
                 break
-            if start + position not in gone:
-                chosen.add(start + position)
+            if start + position not in shown and start + position not in compaction.pinned:
+                shown[start + position] = "stub"
                 tokens -= count(covered[position].text) - count(line)
         left_images, over = without_oldest_images(conversation, compaction.images, tokens - target)
         if over > 0:
             return None
         return Edit(
-            compaction=replace(compaction, stubbed=tuple(sorted(chosen)), images=left_images),
+            compaction=replace(compaction, shown=tuple(starmap(Shown, sorted(shown.items()))), images=left_images),
             ledger_tokens=ledger_tokens - over,
             predicted_tokens=target,
         )
@@ -548,11 +547,11 @@ class Planner:
         if doubted is not None and (doubted - prefix >= start or doubted - prefix in before):
             stay.add(doubted)
         pinned = conversation.pinned(covered_messages, *stay)
-        shown = [at for at in kept_images if base is None or at[0] >= base.covered_messages or at in base.images]
-        stubbed = base.stubbed if base else ()
+        images = [at for at in kept_images if base is None or at[0] >= base.covered_messages or at in base.images]
+        shown = set(base.shown if base else ())
         if rung != "edit":
             # A model chooses among messages, and none of it is the person's request.
-            stubbed = tuple(sorted({*stubbed, *with_data(rest, pinned)}))
+            shown.update(as_stubs(with_data(rest, pinned)))
         return Compaction(
             covered_messages=covered_messages,
             covered_hash=conversation.hashes[covered_messages],
@@ -563,12 +562,10 @@ class Planner:
             rung=rung,
             window_tokens=self.budget.window_tokens,
             edited_from=start,
-            stubbed=stubbed,
-            dropped=base.dropped if base else (),
-            shortened=base.shortened if base else (),
+            shown=tuple(sorted(shown, key=lambda each: each.position)),
             omissions=base.omissions if base else "",
             begun=base.begun if base else None,
-            images=tuple(sorted(place for place in shown if place[0] < covered_messages and place[0] not in pinned)),
+            images=tuple(sorted(place for place in images if place[0] < covered_messages and place[0] not in pinned)),
         )
 
     def _room_tokens(self, target: int) -> int:

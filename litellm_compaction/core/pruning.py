@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 from litellm_compaction.core.clearing import stubs
-from litellm_compaction.core.compaction import Compaction, Shortened
+from litellm_compaction.core.compaction import Compaction, Shown
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import (
     JsonObject,
@@ -95,18 +95,14 @@ def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[
     dropped = {at for unit in _units(rest, span, wanted) if wanted.issuperset(unit) for at in unit}
     kept = wanted - dropped
     shrinking = {span.start + at for at in stubs(rest[span.start : span.stop])}
-    stubbed = ({*compaction.stubbed} | {at for at in kept & shrinking if rest[at].role == "tool"}) - dropped
-    shortened = {each.position: each for each in compaction.shortened}
+    shown = dict(compaction.shown)
+    shown.update((at, "stub") for at in kept & shrinking if rest[at].role == "tool")
     lines = {at: 0 for at in kept if rest[at].role in ("user", "assistant") and not rest[at].calls}
     for at, chars in {**wishes.shortened, **lines}.items():
-        if at in choices and at not in stubbed and (each := _shortened(rest[at], at, chars)) is not None:
-            shortened[at] = each
-    return replace(
-        compaction,
-        dropped=tuple(sorted(dropped)),
-        stubbed=tuple(sorted(stubbed)),
-        shortened=tuple(shortened[at] for at in sorted(shortened) if at not in dropped and at not in stubbed),
-    )
+        if at in choices and shown.get(at) != "stub" and _can_shrink(rest[at], chars):
+            shown[at] = chars
+    shown.update((at, "gone") for at in dropped)
+    return replace(compaction, shown=tuple(starmap(Shown, sorted(shown.items()))))
 
 
 def _span(compaction: Compaction) -> range:
@@ -136,12 +132,10 @@ def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Ite
             yield range(begin, end)
 
 
-def _shortened(message: Message, position: int, chars: int) -> Shortened | None:
-    """The message cut to its head and tail; None if that saves nothing, or there is more than text."""
+def _can_shrink(message: Message, chars: int) -> bool:
+    """Returns True if cutting the message to its head and tail saves something, and there is nothing but text."""
     saved = len(normal_text(message)) - chars
-    if saved < _LEAST_SAVED_CHARS or (chars and message.other_parts):
-        return None
-    return Shortened(position=position, chars=chars)
+    return saved >= _LEAST_SAVED_CHARS and not (chars and message.other_parts)
 
 
 def decide(

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from typing_extensions import assert_never
 
 from litellm_compaction.core.clearing import with_data
-from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
 from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.excerpts import excerpt
@@ -161,9 +161,8 @@ class CompactionBuilder:
 
     async def _with_ledger(self, work: MeasuredRequest, decision: Edit | Prune, compaction: Compaction) -> Compaction:
         messages, rest = work.conversation.messages, work.conversation.rest
-        shortened = (each.position for each in compaction.shortened)
         replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
-        gone = {*replaced, *compaction.dropped, *shortened}
+        gone = {*replaced, *(position for position, how in compaction.shown if how != "stub")}
 
         def texts() -> tuple[list[Message], str]:
             return _hidden(rest, gone, compaction.stubbed), "\n".join(map(visible_text, apply(messages, compaction)))
@@ -205,7 +204,7 @@ class CompactionBuilder:
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
             pinned=pinned,
-            stubbed=stubbed,
+            shown=as_stubs(stubbed),
             round=decision.round,
             segments=segments,
             ledger=await self._ledger(
@@ -246,7 +245,7 @@ class CompactionBuilder:
             covered_messages=covered,
             covered_hash=conversation.hashes[covered],
             pinned=pinned,
-            stubbed=with_data(conversation.rest, pinned),
+            shown=as_stubs(with_data(conversation.rest, pinned)),
             round=1,
             segments=(),
             ledger="",

@@ -15,7 +15,7 @@ import pytest
 
 from litellm_compaction.cli import main
 from litellm_compaction.cli.stores import events
-from litellm_compaction.core.compaction import Shortened
+from litellm_compaction.core.compaction import Shown
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.stores import Store, open_existing
 from tests.cli.conftest import config
@@ -113,8 +113,7 @@ def test_show_tells_what_was_pruned(run: Callable[..., str], path: Path) -> None
         compaction("h3", text="Long ago."),
         rung="prune",
         edited_from=0,
-        dropped=(1, 2),
-        shortened=(Shortened(position=3, chars=20),),
+        shown=(Shown(1, "gone"), Shown(2, "gone"), Shown(3, 20)),
         omissions="Two steps failed.",
     )
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.clearing import edited, stubs, superseded_reads
-from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.compaction import Compaction, apply, as_stubs
 from litellm_compaction.core.conversation import applied_tokens, usable
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from litellm_compaction.core.plan import Edit
@@ -156,7 +156,7 @@ def edits(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
         ledger=draw(st.sampled_from(["", "- port 8080"])),
         rung="edit",
         edited_from=0,
-        stubbed=tuple(sorted(chosen)),
+        shown=as_stubs(sorted(chosen)),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import REMOVED, Compaction, apply
+from litellm_compaction.core.compaction import REMOVED, Compaction, Shown, apply
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
 from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.messages import Message, chain, normal_text, system_prefix_length
@@ -58,7 +58,7 @@ def covering(covered: int, *, pinned: tuple[int, ...] = (), dropped: tuple[int, 
         covered_messages=covered,
         covered_hash="",
         pinned=pinned,
-        dropped=dropped,
+        shown=tuple(Shown(at, "gone") for at in dropped),
         round=0,
         segments=(),
         ledger="",
@@ -155,7 +155,7 @@ def test_the_next_round_goes_on_from_the_last() -> None:
     first = made(raw, Wishes(dropped=frozenset({1, 2, 3}), shortened={5: 31}))
     second = made(raw, Wishes(dropped=frozenset({5, 6}), summary="s"), covered=9, before=first)
     assert second.dropped == (1, 2, 3, 5, 6)
-    assert second.shortened == ()
+    assert len(second.shown) == len(second.dropped)
     assert broken_promises(parsed(raw), apply(parsed(raw), second)) == []
 
 
@@ -429,7 +429,7 @@ def test_a_pruning_is_forgotten_with_an_older_version() -> None:
     """What an older version stored has none of the fields, and is what it was."""
     plain = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="l", rung="edit")
     fields = json.loads(encode(plain))
-    for name in ("dropped", "shortened", "omissions"):
+    for name in ("shown", "omissions"):
         del fields["compaction"][name]
     assert decode(json.dumps(fields).encode()) == plain
 

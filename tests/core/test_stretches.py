@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.clearing import edited, stubs
-from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.compaction import Compaction, apply, as_stubs
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
 from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.ledger import WORDS_HEAD, ledger
@@ -193,7 +193,7 @@ def test_a_record_keeps_a_request_without_its_data() -> None:
         covered_messages=3,
         covered_hash=weighed.hashes[3],
         pinned=(0,),
-        stubbed=(0,),
+        shown=as_stubs((0,)),
         round=1,
         segments=(),
         ledger="- a",

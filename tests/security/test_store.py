@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.compaction import Shortened
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Store, open_store
 from litellm_compaction.stores.fallback import SteadyRows
@@ -194,14 +193,14 @@ async def test_whatever_a_store_raises_a_long_request_is_compacted(error: Except
 # What a record may say that fits no conversation, with those that have opened the guard (2026-11-23) first.
 _UNFIT: dict[str, dict[str, Any]] = {
     "edited from before the beginning": {"edited_from": -9},
-    "shortened outside of what is edited": {"shortened": [{"position": 5, "spans": [[0, 10**9]]}]},
-    "100,000 pieces": {"edited_from": 0, "shortened": [{"position": 0, "spans": [[0, 1]] * 100_000}]},
-    "pieces backwards": {"edited_from": 0, "shortened": [{"position": 0, "spans": [[9, 2]]}]},
+    "shortened outside of what is edited": {"shown": [[1, 10]]},
+    "shortened to less than nothing": {"edited_from": 0, "shown": [[0, -1]]},
+    "shown in a way that nobody knows": {"edited_from": 0, "shown": [[0, "twice"]]},
     "edited from behind the end": {"edited_from": 5},
     "covers less than nothing": {"covered_messages": -1},
     "pinned behind the end": {"pinned": [4]},
-    "stubbed before the beginning": {"stubbed": [-1]},
-    "dropped behind the end": {"dropped": [10**20]},
+    "stubbed before the beginning": {"shown": [[-1, "stub"]]},
+    "dropped behind the end": {"shown": [[10**20, "gone"]]},
     "an image of another message": {"images": [[9, 0]]},
     "an image before the first": {"images": [[0, -1]]},
     "a summary of more than it covers": {"segments": [{"text": "", "round": 1, "covered_messages": 9}]},
@@ -221,7 +220,7 @@ def test_a_record_that_fits_no_conversation_is_none(name: str) -> None:
 # What a store of another kind may hand out, which reads its own records.
 _UNREAD = {
     "edited from before the beginning": {"edited_from": -9},
-    "shortened outside of what is edited": {"shortened": (Shortened(position=50, chars=0),)},
+    "shown as nothing": {"shown": None},
     "no text for a ledger": {"ledger": 5},
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment, Shortened
+from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment, Shown
 from litellm_compaction.core.strategies import STRATEGIES
 
 
@@ -32,16 +32,13 @@ def compactions(draw: st.DrawFn) -> Any:
     covered = draw(st.integers(1, 50))
     start = draw(st.integers(0, covered - 1))
     positions = st.lists(st.integers(0, covered - 1), max_size=4).map(tuple)
+    forms = st.sampled_from(["stub", "gone"]) | st.integers(0, 10**6)
     known = st.builds(
         Compaction,
         covered_messages=st.just(covered),
         edited_from=st.none() | st.just(start),
         pinned=positions,
-        stubbed=positions,
-        dropped=positions,
-        shortened=st.lists(
-            st.builds(Shortened, position=st.integers(start, covered - 1), chars=st.integers(0, 10**6)), max_size=2
-        ).map(tuple),
+        shown=st.lists(st.builds(Shown, st.integers(start, covered - 1), forms), max_size=4).map(tuple),
         images=st.lists(st.tuples(st.integers(0, covered - 1), st.integers(0, 3)), max_size=2).map(tuple),
         ledger=texts,
         rung=st.sampled_from(["edit", "truncate", *STRATEGIES]),
@@ -54,4 +51,4 @@ def compactions(draw: st.DrawFn) -> Any:
     )
     compaction = draw(known)
     # Without edits the record stands for all that it covers.
-    return compaction if compaction.edited_from is not None else replace(compaction, shortened=())
+    return compaction if compaction.edited_from is not None else replace(compaction, shown=())

@@ -144,9 +144,7 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
         covered_messages=own,
         edited_from=None if compaction.edited_from is None else min(compaction.edited_from, own),
         pinned=tuple(position for position in compaction.pinned if position < own),
-        stubbed=tuple(position for position in compaction.stubbed if position < own),
-        dropped=tuple(position for position in compaction.dropped if position < own),
-        shortened=tuple(each for each in compaction.shortened if each.position < own),
+        shown=tuple(each for each in compaction.shown if each.position < own),
         images=tuple(place for place in compaction.images if place[0] < own),
         covered_hash=hashes[own],
         segments=tuple(
