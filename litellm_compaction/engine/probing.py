@@ -1,9 +1,8 @@
-"""The server's own count, asked for before doubt decides: before a request is compacted, refused, or its answer cut
-short only because our count may be wrong (promise P1).
+"""Asks servers for their own count before doubt decides (promise P1).
 
-Asked by the compactor. Exact at no cost where the server has a tokenizer to ask, as LM Studio, llama.cpp and vLLM; else
-by an answer of one token to the very prompt, which the real request then finds in the server's cache. What is told
-stays with the counter, so that the next turns of a conversation need no question.
+That is before a request is compacted, refused, or its answer cut short only because our count may be wrong. Exact at no
+cost if the server has a tokenizer to ask, as LM Studio, llama.cpp and vLLM; else by an answer of one token to the very
+prompt, which the real request then finds in the server's cache. The counter keeps the number.
 """
 
 from __future__ import annotations
@@ -62,16 +61,7 @@ _MAX_TARGETS, _MAX_NARROWED = 4096, 64
 
 
 class Prober:
-    """Asks servers what they count; a few times for a client request at most.
-
-    Args:
-        windows: know which servers have a tokenizer to ask.
-        counter: believes what is told.
-        feedback: keep it.
-        measurer: count what is asked about.
-        room: makes the place of a question beside the others that share a context.
-        clock: seconds, monotonic.
-    """
+    """Asks servers what they count; a few times for a client request at most."""
 
     def __init__(
         self,
@@ -96,9 +86,9 @@ class Prober:
         self._rendered: Bounded[int, bool] = Bounded(_MAX_TARGETS)
 
     async def settled(self, work: MeasuredRequest) -> MeasuredRequest:
-        """`work` by the server's own count where that decides: it has to be compacted, or its answer is cut short.
+        """`work` by the server's own count if that decides: it has to be compacted, or its answer is cut short.
 
-        Otherwise, and where nobody answers, `work` as it is.
+        Otherwise, and if nobody answers, `work` as it is.
         """
         if not _decides(work.budget.own, work.count, work.case.asked_tokens):
             is_told = self._is_worth_a_call(work) and await self._has_told(work, work.request, work.count, is_free=True)
@@ -107,7 +97,7 @@ class Prober:
         return await self._measurer.again(work)
 
     def _is_worth_a_call(self, work: MeasuredRequest) -> bool:
-        """Whether LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
+        """LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
 
         Before a compaction, at the first contact with a model that a stand-in counts, and of images.
         """
@@ -129,14 +119,14 @@ class Prober:
 
     @staticmethod
     def _is_new(work: MeasuredRequest, count: Count) -> bool:
-        """Whether no answer has confirmed a count of such text; of a known model only if a window could cut it."""
+        """No answer has confirmed a count of such text; of a known model only if a window could cut it."""
         is_certain = count.exact and count.tokens <= _CERTAIN_RATIO * work.window.tokens
         return count.anchor is None and not (count.calibrated or is_certain)
 
     async def with_floor(self, work: MeasuredRequest) -> MeasuredRequest | None:
-        """`work` by the count of what no compaction can shrink as a request of its own; None where that is known.
+        """`work` by the count of what no compaction can shrink as a request of its own; None if that is known.
 
-        The server's own where it can be asked, else by what it has counted of such text: never by what the whole prompt
+        The server's own if it can be asked, else by what it has counted of such text: never by what the whole prompt
         had too much.
         """
         if work.floor_count is not None:
@@ -147,16 +137,11 @@ class Prober:
         return self._measurer.with_floor(await self._measurer.again(work), count)
 
     async def _told(self, work: MeasuredRequest, request: Request, count: Count, *, is_floor: bool = False) -> Count:
-        """The count of a request by the server; by its number for a part of it where all of it may be too long.
+        """The count of a request by the server; by its number for a part of it if all of it may be too long.
 
         A part that is certainly shorter than the window shows what the server makes of the text and what its template
-        leaves out. Whatever is not told stays an estimate.
-
-        Args:
-            work: whose request it is a part of.
-            request: to be counted.
-            count: ours of it.
-            is_floor: few large messages, of which the texts are cut short; else the part is the beginning.
+        leaves out. Whatever is not told stays an estimate. Of a floor, few large messages, the texts are cut short;
+        else the part is the beginning.
         """
         key = (work.case.target.key, count.fingerprint)
         if key in self._narrowed:
@@ -165,9 +150,8 @@ class Prober:
         for _ in range(_MOST_ROUNDS):
             if count.is_told or await self._has_told(work, request, count):
                 return await self._measurer.count_request(work, request)
-            if most_tokens(count) <= work.window.tokens or not _certain(work.budget).fits(
-                _hopeful_tokens(count, known)
-            ):
+            hopeful_tokens = _hopeful_tokens(count, known)
+            if most_tokens(count) <= work.window.tokens or not _certain(work.budget).fits(hopeful_tokens):
                 break
             part = None if is_floor else _beginning_of(work, request, count)
             is_new = part is not None and not (await self._measurer.count_request(work, part)).is_told
@@ -196,7 +180,7 @@ class Prober:
     async def _shortened(
         self, work: MeasuredRequest, request: Request, count: Count, known: Sequence[Count]
     ) -> Request | None:
-        """The most of a request that certainly fits, with `known` parts in it; None where nothing of it does."""
+        """The most of a request that certainly fits, with `known` parts in it; None if nothing of it does."""
         limit_tokens = _limit_tokens(work, count)
         for _ in range(_MOST_CUTS):
             part = await off_loop(request.messages, partial(_cut, work, request, count, limit_tokens))
@@ -210,7 +194,7 @@ class Prober:
         return None
 
     async def has_recounted(self, work: MeasuredRequest, guarded: PreparedRequest) -> bool:
-        """Whether the server has counted what a compaction made: where doubt would drop it, or the operator wants it.
+        """Returns True if the server has counted what a compaction made: in doubt, or as the operator wants.
 
         What is wanted (`count: probe`) costs one of the request's summary calls (promise P5) and an answer of 16
         tokens. Whatever goes wrong leaves the estimate.
@@ -256,7 +240,7 @@ class Prober:
         return self._rendered[form]
 
     async def _has_told(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool = False) -> bool:
-        """Whether the server has said what it counts for exactly this, so that it is counted anew.
+        """Returns True if the server has said what it counts for exactly this, so that it is counted anew.
 
         One question for all who ask the same at the same time; with `is_free` none that has it read the prompt.
         """
@@ -287,7 +271,7 @@ class Prober:
         return True
 
     async def _is_cut(self, work: MeasuredRequest, count: Count, told: int) -> bool:
-        """Whether an answer's number is low and the window, read again, smaller: a model that was loaded anew cuts.
+        """An answer's number is low and the window, read again, smaller: a model that was loaded anew cuts.
 
         What is sent is then made for the window that was read.
         """
@@ -301,10 +285,10 @@ class Prober:
     async def _told_for_nothing(
         self, work: MeasuredRequest, request: Request, count: Count
     ) -> tuple[int | None, Count]:
-        """What the server's tokenizer says of a request, None where there is none to ask; and what learns from it.
+        """What the server's tokenizer says of a request, None if there is none to ask; and what learns from it.
 
-        LM Studio's protocol says nothing of images, which cost what answers have taught. Reasoning is counted on top
-        as the template shows it. Nothing is learned of either.
+        LM Studio's protocol says nothing of images, which cost what answers have taught. Reasoning is counted on top as
+        the template shows it. Nothing is learned of either.
         """
         target = work.case.target
         if not target.is_lmstudio:
@@ -321,7 +305,7 @@ class Prober:
         return told, count if told is None else replace(count, extras_tokens=beside_tokens + count.media_tokens)
 
     def _needs_an_answer(self, work: MeasuredRequest, count: Count, told: int) -> bool:
-        """Returns True if only an unconfirmed number of LM Studio's protocol, higher than ours, refuses a request."""
+        """Only an unconfirmed number of LM Studio's protocol, higher than ours, refuses a request."""
         certain, key = _certain(work.budget), work.case.target.key
         is_higher = told > count.tokens and certain.fits(int(least_tokens(count))) and not certain.fits(told)
         return is_higher and self._counter.told.is_unconfirmed(key, count)
@@ -343,10 +327,10 @@ class Prober:
             self._counter.take_over_exact(work.case.target.key, counted, told)
 
     async def _confirmed_tokens(self, work: MeasuredRequest, request: Request, told: int, most: int) -> int | None:
-        """A number far below ours, or the one without what the server had in its cache; None where it does not say.
+        """A number far below ours, or the one without what the server had in its cache; None if it does not say.
 
-        A template may leave out calls and their results. A server that leaves out what it had in its cache says more
-        where the prompt begins in another way.
+        A template may leave out calls and their results. A server that leaves out what it had in its cache says more if
+        the prompt begins in another way.
         """
         if most + _OTHER_TOKENS > work.window.tokens:
             return None
@@ -359,7 +343,7 @@ class Prober:
         return told if again <= told + _OTHER_TOKENS else again
 
     async def _answered(self, work: MeasuredRequest, request: Request, most_tokens: int) -> int | None:
-        """What the server reports for an answer of one token; None where it may not be asked, or says nothing."""
+        """What the server reports for an answer of one token; None if it may not be asked, or says nothing."""
         case, key = work.case, work.case.target.key
         if case.measure is None or case.attempts.questions_left < 1 or not self._silent.is_over(key):
             return None
@@ -382,7 +366,7 @@ class Prober:
 
 
 def _is_exactly_told(count: Count) -> bool:
-    """Whether the server was asked for the very prompt."""
+    """The server was asked for the very prompt."""
     return count.is_told and count.anchor is not None and count.anchor.is_sure
 
 
@@ -392,12 +376,12 @@ def _certain(budget: Budget) -> Budget:
 
 
 def _may_be_cut(budget: Budget, count: Count) -> bool:
-    """Whether a prompt that fits by our count may be longer than the window: nothing has confirmed it."""
+    """A prompt that fits by our count may be longer than the window: nothing has confirmed it."""
     return budget.fits(count.tokens) and most_tokens(count) + budget.rules.answer_min_tokens > budget.window_tokens
 
 
 def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
-    """Whether the exact number of a prompt may change what is done with it, by more than a question is worth."""
+    """The exact number of a prompt may change what is done with it, by more than a question is worth."""
     least, most = int(least_tokens(count)), most_tokens(count)
     certain, window = _certain(budget), budget.window_tokens
     worth_tokens = max(_LEAST_DOUBT_TOKENS, _LEAST_DOUBT_RATIO * window)
@@ -416,9 +400,7 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
 def _hopeful_tokens(count: Count, known: Sequence[Count]) -> int:
     """What a prompt takes at least, by any vocabulary, or by one that has counted such text.
 
-    Args:
-        count: of the prompt.
-        known: of its largest part, by the server; empty where nothing of it is known.
+    `known` is the server's count of its largest part; empty if nothing of it is known.
     """
     for part in known:
         return int(part.tokens * (1 + _LEAST_REST_RATIO * max(0.0, count.raw_tokens / part.raw_tokens - 1)))
@@ -441,7 +423,7 @@ def _floor(work: MeasuredRequest) -> Request:
 
 
 def _beginning_of(work: MeasuredRequest, request: Request, count: Count) -> Request | None:
-    """The longest beginning that is a valid request and certainly fits; None where that is too short to say much.
+    """The longest beginning that is a valid request and certainly fits; None if that is too short to say much.
 
     The real request then finds it in the server's cache.
     """
@@ -460,7 +442,7 @@ def _beginning_of(work: MeasuredRequest, request: Request, count: Count) -> Requ
 
 
 def _cut(work: MeasuredRequest, request: Request, count: Count, limit_tokens: int) -> Request | None:
-    """A request of so many tokens, its texts cut to one common length; None where that leaves little of them."""
+    """A request of so many tokens, its texts cut to one common length; None if that leaves little of them."""
     if request.extras and count.extras_tokens > limit_tokens // 2:
         return replace(request, extras={})
     texts = ["".join((message.text, *(call.arguments for call in message.calls))) for message in request.messages]
