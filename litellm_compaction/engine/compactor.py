@@ -38,7 +38,7 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.continuing import ContinuationPlanner
 from litellm_compaction.engine.coordination import Coordination
-from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
+from litellm_compaction.engine.feedback import ReplyReader, UsageFeedback
 from litellm_compaction.engine.going_on import GoingOn
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
@@ -128,7 +128,6 @@ class Compactor:
             windows=windows,
             wall_clock=wall_clock,
         )
-        self.answer_counts = AnswerCounts()
         self._admission = Admission(coordination=self._coordination)
         self.background = Background(
             builder=self._builder,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
 from litellm_compaction.concurrency import Bounded, ended
@@ -18,7 +18,7 @@ from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.stores import FACTS_SCOPE, Store
 from litellm_compaction.tokens.counter import Count, TokenCounter, joined
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -34,8 +34,6 @@ _FULL_WINDOW_RATIO = 0.98
 _INSIDE_RATIO = 0.9
 # A process that ends waits so long for a question to LM Studio that the last answer has left.
 _FAREWELL_S = 1.0
-# Of the fields that ask for several answers, the one whose answers are not all shown: the server chooses among them.
-_NOT_SHOWN = "best_of"
 
 
 @dataclass(slots=True)
@@ -194,33 +192,6 @@ class UsageFeedback:
             logger.warning(
                 "calibration_not_kept %s: %s; counts learn anew after a restart", type(error).__name__, error
             )
-
-
-class AnswerCounts:
-    """Knows how many answers servers write to a request that asks for several.
-
-    All that are written at once share one context; a server that does not read the field writes one, which has all of
-    it. LM Studio's documented parameters have no such field (lmstudio.ai, "OpenAI compatibility", 2026-11); of other
-    servers, and of it, the last answer counts.
-    """
-
-    def __init__(self) -> None:
-        self._ignored: Bounded[str, frozenset[str]] = Bounded(_MAX_TARGETS)
-
-    def expected(self, target: Target, asked: Mapping[str, int]) -> int:
-        """Returns how many answers come to one prompt at once, ≥ 1; `asked` by each field that asks for several."""
-        ignored = self._ignored.get(target.key)
-        if ignored is None:
-            ignored = frozenset(asked) if target.is_lmstudio else frozenset()
-        return max((count for field, count in asked.items() if field not in ignored), default=1)
-
-    def learn(self, target: Target, asked: Mapping[str, int], written: int) -> None:
-        """Takes over that so many choices came to one prompt, at the end of the answer; several also before that."""
-        known = self._ignored.get(target.key)
-        if written > 1:
-            self._ignored[target.key] = frozenset()
-        elif written == 1 and (known is not None or not target.is_lmstudio):
-            self._ignored[target.key] = (known or frozenset()) | (asked.keys() - {_NOT_SHOWN})
 
 
 class ReplyReader:

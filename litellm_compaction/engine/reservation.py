@@ -66,7 +66,7 @@ class Reservation:
         Raises:
             DoesNotFit: so many answers never fit the context.
         """
-        if self.is_shared(guarded.window) and (written := prompts * answers) > 1:
+        if self.is_shared(guarded.window) and (written := self._written(answers, prompts)) > 1:
             _least_of_several(guarded, limit_tokens, 1, prompts=prompts, written=written)
 
     async def take(
@@ -80,7 +80,7 @@ class Reservation:
             guarded: what is sent.
             limit_tokens: what the window leaves, and the client wants.
             is_watched: the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
-            answers: how many the server writes to each prompt (`n`) at once, each up to the bound; they share it.
+            answers: how many are asked for to each prompt (`n`), each up to the bound; they share it.
             prompts: how many of them the request has, none longer than the one that was counted.
 
         Raises:
@@ -96,9 +96,10 @@ class Reservation:
         if self._taken_for is guarded.count:
             return min(limit_tokens, self._limit_tokens)
         prompt_tokens, least_tokens = prompts * _prompt_tokens(guarded), self._reserve_tokens(guarded)
+        written = self._written(answers, prompts)
         if not is_watched:
             least_tokens = max(window.tokens // max(window.parallel, 1) - guarded.count.tokens, least_tokens)
-        if (written := prompts * answers) > 1:
+        if written > 1:
             least_tokens = _least_of_several(guarded, limit_tokens, least_tokens, prompts=prompts, written=written)
         most_tokens = prompt_tokens + written * limit_tokens
         seat = await self._hold(
@@ -244,6 +245,13 @@ class Reservation:
 
     def _pool(self, window: Window) -> str:
         return f"{server_of(self._case)} {window.instance_id}"
+
+    def _written(self, answers: int, prompts: int) -> int:
+        """How many answers are written at once: LM Studio has no field that asks for several to one prompt.
+
+        (lmstudio.ai, "OpenAI compatibility", 2026-11.)
+        """
+        return prompts if self._case.target.is_lmstudio else prompts * answers
 
     def _reserve_tokens(self, guarded: PreparedRequest) -> int:
         """With how much of an answer it starts; after each share that was spent with the double, up to the window."""

@@ -46,7 +46,7 @@ from litellm_compaction.proxy.startup import (
     provide_master_key,
     spare_collections,
 )
-from litellm_compaction.proxy.wire import can_be_carried_over, choices_of, with_details
+from litellm_compaction.proxy.wire import can_be_carried_over, with_details
 from litellm_compaction.stores import open_board, open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -230,14 +230,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call.is_hooked and can_be_carried_over(request_data):
             hooked = self._gate.hooked_answer(_router(), call, response, request_data, stream=True)
         stream = response if hooked is None else hooked.chunks()
-        counts, choices = call.is_hooked and hooked is None, 0
         try:
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
-                if counts:
-                    choices = max(choices, choices_of(chunk))
                 yield with_details(chunk, call.details)
-            if counts:
-                self._gate.learn_answers(call, request_data, choices)
         finally:
             if hooked is not None:
                 await stream.aclose()
@@ -246,8 +241,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
         """Carries an answer that was not streamed over the limit, and says where the window has ended it."""
         call = self._calls.get(data)
-        if call is not None and call.is_hooked:
-            self._gate.learn_answers(call, data, choices_of(response))
         if call is None or not call.is_hooked or not can_be_carried_over(data):
             return with_details(response, call.details) if call is not None and call.details is not None else None
         hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)

@@ -153,7 +153,7 @@ class Intake:
         self, prepared: PreparedRequest, cases: Sequence[RequestContext], data: Mapping[str, Any], *, prompts: int
     ) -> None:
         """Refuses answers that fit one by one and never together, if each deployment's context is shared by them."""
-        answers = self._compactor.answer_counts.expected(cases[0].target, wire.asked_answers(data))
+        answers = wire.asked_answers(data)
         if prompts * answers <= 1:
             return
         rooms = [self._compactor.room(case) for case in cases]
@@ -256,7 +256,7 @@ class Intake:
             wire.asked_output_tokens(kwargs),
             is_watched=is_watched,
             is_stream=bool(kwargs.get("stream")),
-            answers=self._compactor.answer_counts.expected(case.target, wire.asked_answers(kwargs)),
+            answers=wire.asked_answers(kwargs),
             prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),
         )
         call.sent(case, guarded)
@@ -371,12 +371,6 @@ class Intake:
         told = replace(guarded, action=call.action)
         answer = Answer(self._compactor, case, carried, asked, told, call, room=call.room, is_watched=stream)
         return Hooked(answer, upstream, guarded)
-
-    def learn_answers(self, call: Call, data: Mapping[str, Any], choices: int) -> None:
-        """Learns from the number of choices of a whole answer, if the hooks carry it and several were asked for."""
-        asked = wire.asked_answers(data)
-        if asked and call.case is not None and wire.asked_prompts(data) == 1:
-            self._compactor.answer_counts.learn(call.case.target, asked, choices)
 
     def _asked(self, call: Call, case: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
         notices = notices_for(

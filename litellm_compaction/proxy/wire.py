@@ -432,25 +432,18 @@ def _texts(value: object) -> Iterator[str]:
 
 def can_be_carried_over(body: Mapping[str, Any]) -> bool:
     """True if an answer can be joined from two: not with several choices or log probabilities."""
-    return body.get("n") in (None, 1) and not asked_answers(body) and not body.get("logprobs")
+    return body.get("n") in (None, 1) and asked_answers(body) == 1 and not body.get("logprobs")
 
 
-def asked_answers(body: Mapping[str, Any]) -> dict[str, int]:
-    """How many answers to each prompt a client wants by each field that asks for several; empty where it wants one.
+def asked_answers(body: Mapping[str, Any]) -> int:
+    """Returns how many answers to each prompt a client wants, by the field that asks for most.
 
     A server that reads the field writes them at once: llama.cpp (tools/server, `n` and `n_cmpl`, prompt shared), vLLM
     too, with `best_of` before it chooses. What a server may read as a number is one.
     """
     inner = body.get(_EXTRA)
     given = {**body, **inner} if isinstance(inner, Mapping) else body
-    return {key: count for key in _ANSWERS if (count := _as_count(given.get(key))) > 1}
-
-
-def choices_of(response: object) -> int:
-    """To how many choices a response or a chunk belongs, as far as it shows: one more than the highest index."""
-    choices = _field(response, "choices")
-    found = [_field(choice, "index") for choice in choices] if isinstance(choices, list) else []
-    return max((index + 1 for index in found if _is_count(index)), default=0)
+    return max(1, *(_as_count(given.get(key)) for key in _ANSWERS))
 
 
 def asked_prompts(body: Mapping[str, Any]) -> int:

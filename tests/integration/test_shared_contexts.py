@@ -112,8 +112,8 @@ def test_four_answers_over_one_unified_cache_are_whole(shared: Bench, kind: str,
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_a_server_that_writes_one_answer_has_all_the_room_for_it(shared: Bench, stream: bool) -> None:
-    """LM Studio from the first request that asks for four on, another server as soon as it has shown it."""
+def test_the_one_answer_that_lm_studio_writes_has_all_the_room(shared: Bench, stream: bool) -> None:
+    """LM Studio, which has no field for more; of another server each answer has its part."""
 
     def bound_of(name: str) -> int:
         watch = shared.watch(name)
@@ -129,7 +129,6 @@ def test_a_server_that_writes_one_answer_has_all_the_room_for_it(shared: Bench, 
     assert bound_of("alike") > most
     single = f"single-{'stream' if stream else 'whole'}"
     assert bound_of(single) < 8192 / 4
-    assert bound_of(single) > most
 
 
 @pytest.mark.parametrize(

@@ -370,90 +370,15 @@ def from_network(content: bytes, status: int = 200) -> httpx.Response:
     return httpx.Response(status, headers={"content-type": "application/json"}, content=pieces())
 
 
-def several(*indexes: object) -> httpx.Response:
-    """Answers in one piece."""
-    choices = [{"index": index, "message": {"role": "assistant", "content": "."}} for index in indexes]
-    return from_network(json.dumps({"choices": choices, "usage": USAGE}).encode())
-
-
-def several_in_pieces(*indexes: int) -> httpx.Response:
-    """Answers that are written side by side."""
-    return sse(*({**chunk({"content": "."}), "choices": [{"index": index}]} for index in indexes))
-
-
-async def _part_after(
-    first: Callable[[], httpx.Response], then: Body, *, is_lmstudio: bool = False, **asked: Any
-) -> int:
-    """For how many answers the second request is given room, by the bound on each of them."""
-    settings = {"admission": "pool"}
-    earlier = Wire([first], settings=settings, is_lmstudio=is_lmstudio)
-    await earlier.ask(logprobs=True, **asked)
-    later = Wire([lambda: several(0)], settings=settings, is_lmstudio=is_lmstudio, before=earlier)
-    await later.ask(logprobs=True, **then)
-    alone = Wire([lambda: several(0)], settings=settings)
-    await alone.ask(logprobs=True)
-    return round(alone.sent[0]["max_tokens"] / later.sent[0]["max_tokens"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "asked", "then", "part"),
-    [
-        # It does not read what it was asked for, whole and streamed: its one answer has all the room.
-        (lambda: several(0), {"n": 4}, {"n": 4}, 1),
-        (lambda: several_in_pieces(0, 0), {"n": 4, "stream": True}, {"n": 3}, 1),
-        (lambda: several(0), {"n": 4, "n_cmpl": 2}, {"n_cmpl": 4}, 1),
-        # Nothing is said of another field, nor of one whose answers are not all shown.
-        (lambda: several(0), {"n": 4}, {"n_cmpl": 4}, 4),
-        (lambda: several(0), {"best_of": 4}, {"best_of": 4}, 4),
-        # It does; also where fewer came than were asked for, and where they do not come in order.
-        (lambda: several(0, 1, 2, 3), {"n": 4}, {"n": 4}, 4),
-        (lambda: several(0, 1), {"n": 4}, {"n": 4}, 4),
-        (lambda: several_in_pieces(1, 0), {"n": 4, "stream": True}, {"n": 4}, 4),
-        # Nothing can be seen: an error, nothing of an answer, what nobody can read.
-        (lambda: from_network(b'{"choices": [{"index": 0}]}', 500), {"n": 4}, {"n": 4}, 4),
-        (lambda: several(), {"n": 4}, {"n": 4}, 4),
-        (lambda: from_network(b"\xff"), {"n": 4}, {"n": 4}, 4),
-        (lambda: several("0", None, True, -1), {"n": 4}, {"n": 4}, 4),
-        (lambda: from_network(b'{"choices": [7, [], null]}'), {"n": 4}, {"n": 4}, 4),
-        (lambda: folded(gzip.compress(b'{"choices": [{"index": 0}]}')), {"n": 4}, {"n": 4}, 1),
-    ],
-)  # fmt: skip
-async def test_how_many_answers_came_before_decides_how_much_room_each_has(
-    first: Callable[[], httpx.Response], asked: Body, then: Body, part: int
-) -> None:
-    """A server that does not read the field writes one answer, and not one of so many parts."""
-    assert await _part_after(first, then, **asked) == part
-
-
-@pytest.mark.parametrize(
-    "field_name", ["n", pytest.param("n_cmpl", marks=pytest.mark.slow), pytest.param("best_of", marks=pytest.mark.slow)]
-)
-async def test_lm_studio_writes_one_answer_until_it_shows_more(field_name: str) -> None:
-    """Its documented parameters have no such field; should it read one some day, the first answer shows it."""
-    asked = {field_name: 4}
-    assert await _part_after(lambda: several(0), asked, is_lmstudio=True, **asked) == 1
-    assert await _part_after(lambda: several(0, 1, 2, 3), asked, is_lmstudio=True, **asked) == 4
-    first = Wire([lambda: several(0)], settings={"admission": "pool"}, is_lmstudio=True)
-    alone = Wire([lambda: several(0)], settings={"admission": "pool"})
-    await first.ask(logprobs=True, **asked)
-    await alone.ask(logprobs=True)
-    assert first.sent[0]["max_tokens"] == alone.sent[0]["max_tokens"]
-
-
-async def test_an_answer_that_breaks_off_says_nothing_of_the_others() -> None:
-    """They might have come."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b'data: {"choices": [{"index": 0, "delta": {"content": "."}}]}\n\n'
-        raise httpx.ReadError("broken")
-
-    headers = {"content-type": "text/event-stream"}
-    wire = Wire([lambda: httpx.Response(200, headers=headers, content=pieces())], settings={"admission": "pool"})
-    with pytest.raises(httpx.ReadError):
-        await wire.ask(n=4, stream=True)
-    assert wire.scene is not None
-    assert wire.scene.compactor.answer_counts.expected(wire.scene.case.target, {"n": 4}) == 4
+@pytest.mark.parametrize("field_name", ["n", "n_cmpl", "best_of"])
+async def test_the_one_answer_that_lm_studio_writes_has_all_the_room(field_name: str) -> None:
+    """Its documented parameters have no such field."""
+    bounds: list[int] = []
+    for asked in ({}, {field_name: 4}):
+        wire = Wire([lambda: whole({"content": "Fine."})], settings={"admission": "pool"}, is_lmstudio=True)
+        await wire.ask(logprobs=True, **asked)
+        bounds.append(wire.sent[0]["max_tokens"])
+    assert bounds[0] == bounds[1]
 
 
 def folded(body: bytes, encoding: str = "gzip", content_type: str = "application/json") -> httpx.Response:

@@ -504,11 +504,8 @@ class GuardedTransport(ListTransport):
         stream: bool,
     ) -> httpx.Response:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
-        room, counts = self._compactor.room(self._case), self._compactor.answer_counts
-        wanted, prompts = wire.asked_answers(body), wire.asked_prompts(body)
-        answers = counts.expected(self._case.target, wanted)
-        # Several prompts have choices of their own, of which nobody says whose they are.
-        learn = partial(counts.learn, self._case.target, wanted) if wanted and prompts == 1 else None
+        room = self._compactor.room(self._case)
+        answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
         try:
             guarded = (
                 await self._compactor.finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
@@ -518,19 +515,17 @@ class GuardedTransport(ListTransport):
             limit = await room.take(guarded, limit, is_watched=False, answers=answers, prompts=prompts)
             response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
             room.started()
-            bounds = Bounds.of(limit * max(wanted.values(), default=1) * prompts)
+            bounds = Bounds.of(limit * answers * prompts)
             if not _is_stream(response):
                 response = await _passed_whole(response, bounds.event_bytes)
                 room.leave()
-                if learn is not None and response.status_code == 200:
-                    await _learn_whole(response.content, learn)
                 return response
         except BaseException:
             # Also on cancellation: without an answer nothing else would end what it holds.
             room.leave()
             raise
         headers = [(key, value) for key, value in response.headers.multi_items() if key.lower() not in HOP_HEADERS]
-        return httpx.Response(200, headers=headers, stream=_Held(response, room, bounds, learn))
+        return httpx.Response(200, headers=headers, stream=_Held(response, room, bounds))
 
     async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""
@@ -556,18 +551,13 @@ class GuardedTransport(ListTransport):
 class _Held(httpx.AsyncByteStream):
     """A server's stream that holds its room in a shared context until it has been read, or its client has left."""
 
-    def __init__(
-        self, response: httpx.Response, room: Reservation, bounds: Bounds, learn: Callable[[int], None] | None
-    ) -> None:
+    def __init__(self, response: httpx.Response, room: Reservation, bounds: Bounds) -> None:
         self._response = response
         self._room = room
         self._bounds = bounds
-        self._choices = None if learn is None else _Choices(learn)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in pass_events(self._response, self._bounds):
-            if self._choices is not None:
-                self._choices.feed(piece)
             yield piece
         self._room.ended()
 
@@ -576,44 +566,6 @@ class _Held(httpx.AsyncByteStream):
             await self._response.aclose()
         finally:
             self._room.leave()
-
-
-async def _learn_whole(content: bytes, learn: Callable[[int], None]) -> None:
-    """Tells how many choices a whole answer has; nothing of what cannot be read."""
-    if is_quickly_read(content):
-        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
-        if choices := wire.choices_of(body):
-            learn(choices)
-
-
-class _Choices:
-    """Counts the choices of a streamed answer that goes by as it comes.
-
-    Args:
-        learn: is told how many there are, as soon as there are several, and at the end.
-    """
-
-    def __init__(self, learn: Callable[[int], None]) -> None:
-        self._learn = learn
-        self._begun = b""
-        self._found = 0
-
-    def feed(self, piece: bytes) -> None:
-        """Takes the next bytes, which somebody else has bounded."""
-        *lines, self._begun = (self._begun + piece).split(b"\n")
-        for line in lines:
-            self._note(line.removeprefix(b"data:").strip())
-
-    def _note(self, data: bytes) -> None:
-        if data == b"[DONE]":
-            # Who reads the stream leaves it here; one without its end says nothing of choices that have not begun.
-            if self._found == 1:
-                self._learn(1)
-        elif is_quickly_read(data):
-            choices = wire.choices_of(json_object(data))
-            if choices > max(self._found, 1):
-                self._learn(choices)
-            self._found = max(self._found, choices)
 
 
 class _EventStream(httpx.AsyncByteStream):
