@@ -63,13 +63,10 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
 def plan_ahead(
     conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
 ) -> Summarize | None:
-    """What to write now for the compaction that the conversation will need when it has grown to the trigger.
+    """Plans the summary that a conversation of `turn_ended` will need at its trigger; arguments as `plan`.
 
-    It covers all that is there, which is what a server's cache holds: the next turns stay verbatim behind it. None
-    where it is there already, where stubs will do without a model, and where it would not go deep enough: a compaction
-    that gains half as much comes twice as often.
-
-    Arguments as `plan`; the conversation is one of `turn_ended`.
+    It covers every message, since that is what the server's cache holds. None if a record exists, stubs suffice, or it
+    would not go deep enough: a compaction that gains half as much comes twice as often.
     """
     budget = deep(budget) if depth.rereads else budget
     known = usable(conversation, stored)
@@ -95,13 +92,11 @@ def plan_ahead(
 def plan_reading(
     conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
 ) -> Reading | None:
-    """What the server is best made to read for the next turn; None where its cache holds what will be sent.
+    """Plans what the server should read for the turn after `turn_ended`; None if its cache holds what will be sent.
 
-    Where what the client usually adds would cross the trigger, the turn that crosses it waits until the server has read
-    the compacted conversation, unless it has done so before. Its cache holds one of the two, so what it was made to
-    read has to be sent, though the turn may end just below the trigger.
-
-    Arguments as `plan`; the conversation is one of `turn_ended`.
+    If what the client usually adds would cross the trigger, that turn would wait until the server has read the
+    compacted conversation. Its cache holds one of the two, so what it was made to read has to be sent, though the turn
+    may end just below the trigger. Arguments as `plan`.
     """
     now = plan(conversation, budget, depth, stored)
     new = _new(now)
@@ -128,11 +123,10 @@ def _new(decision: Plan) -> Reuse | Edit | None:
 
 
 def expected_growth_tokens(conversation: Conversation, window_tokens: int) -> int:
-    """What will have been added to a conversation of `turn_ended` when its next turn begins.
+    """The tokens that the next turn will add to a conversation of `turn_ended`.
 
-    By what was added between its latest answers, and of these by those alike: with the call, where the last answer has
-    called tools. A few large steps are most of what a conversation grows by, and so most of what crosses a line: the
-    expected step is one beyond which a tenth of all growth reaches. What begins a conversation is no such step.
+    By the steps between its latest answers, those after a call if the last answer has called tools. A few large steps
+    are most of what crosses a line: the expected step is one beyond which a tenth of all growth reaches.
     """
     steps = [(is_call, tokens) for is_call, tokens in _steps(conversation) if tokens]
     ends_in_call = conversation.messages[-1].role == "assistant"
@@ -145,7 +139,7 @@ def expected_growth_tokens(conversation: Conversation, window_tokens: int) -> in
 
 
 def _steps(conversation: Conversation) -> Iterator[tuple[bool, int]]:
-    """What stands between two answers: whether the first one called tools, and the tokens; its own calls included."""
+    """The steps between two answers: if the first one called tools, and the tokens with its own calls."""
     step: int | None = None
     is_call = False
     for message, size in zip(conversation.messages, conversation.sizes, strict=True):

@@ -181,7 +181,7 @@ class Budget:
         """The largest prompt after which an answer is not stopped at once; more is compacted if that leads below it.
 
         A high floor leaves the answer the last third of what is above it, and 64 tokens at least. If not even those are
-        left, this is the largest prompt that fits: there the answer runs to the end of the window.
+        left, the answer runs to the end of the window.
         """
         if self._span_tokens < _LEAST_START_TOKENS:
             return self.prompt_limit_tokens
@@ -189,11 +189,7 @@ class Budget:
         return min(max(self._stop_tokens - least_tokens, self.early_start_tokens), self.prompt_limit_tokens)
 
     def restart_room_tokens(self, used_tokens: int) -> int:
-        """What has to be free after a restart, so that it is not stopped at its beginning again (promise P5).
-
-        Args:
-            used_tokens: prompt and answer where the answer is stopped.
-        """
+        """The room after a restart at `used_tokens` (prompt and answer) that lets it begin (promise P5)."""
         before_stop_tokens = self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS
         return max(self.output_buffer_tokens(used_tokens), before_stop_tokens)
 
@@ -256,9 +252,7 @@ class Budget:
     def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
         """The upstream `max_tokens`: what the window leaves, and never more than the client asked for.
 
-        Args:
-            prompt_tokens: the estimate of what is sent.
-            asked_tokens: the client's limit; None or a negative number is "unlimited".
+        `asked_tokens` None or negative is "unlimited".
         """
         free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.error_ratio), 1)
         if asked_tokens is None or asked_tokens < 0:

@@ -1,8 +1,7 @@
 """Rung 1 of the ladder: old tool results, attached data, reasoning and images give way to a line each, without a model.
 
-Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). The planner
-asks what can go and what it saves; `compaction.apply` writes the stubs anew for every request, so they depend on
-nothing but the messages: no token counter, no clock.
+Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). Stubs are
+written anew for every request, so they depend on nothing but the messages.
 """
 
 from __future__ import annotations
@@ -44,14 +43,12 @@ def edited(
     untouched: Collection[int] = (),
     images: Collection[ImagePlace] = (),
 ) -> list[Message]:
-    """The messages without old reasoning and images, and with a stub for each result in `stubbed`.
-
-    Roles, ids, calls and the number of messages stay; a message without anything to drop stays the same object.
+    """The messages without old reasoning and images; a message without anything to drop stays the same object.
 
     Args:
-        messages: n, oldest first; each result behind its call.
+        messages: n, oldest first; each result after its call.
         stubbed: positions of the tool results that become stubs, and of user messages whose attached data does.
-        untouched: positions of messages that otherwise stay as they are, images included.
+        untouched: positions of messages that stay as they are but for that, images included.
         images: those that stay.
     """
     calls = calls_by_position(messages)
@@ -80,7 +77,6 @@ def called(call: ToolCall | None) -> str:
 
 
 def image_parts(message: Message) -> list[JsonValue]:
-    """The images among a message's parts, in order."""
     content = message.raw.get("content")
     if not isinstance(content, list) or not _IMAGE_KINDS.intersection(message.other_parts):
         return []
@@ -105,7 +101,7 @@ def stubs(messages: Sequence[Message]) -> dict[int, str]:
 
 
 def with_data(messages: Sequence[Message], positions: Iterable[int]) -> tuple[int, ...]:
-    """Those of the positions, ascending, whose messages have data attached that would shrink."""
+    """Returns the positions, ascending, whose messages have data attached that would shrink."""
     return tuple(sorted(at for at in positions if without_data(messages[at]) is not messages[at]))
 
 
@@ -155,17 +151,14 @@ def _without_images(message: Message, position: int, staying: Collection[ImagePl
     content = message.raw.get("content")
     if not isinstance(content, list) or not _IMAGE_KINDS.intersection(message.other_parts):
         return message
-    parts = list(_stubbed_parts(content, position, staying))
-    return message if parts == content else parse_message({**message.raw, "content": parts})
-
-
-def _stubbed_parts(parts: Iterable[JsonValue], position: int, staying: Collection[ImagePlace]) -> Iterable[JsonValue]:
     index = numbers()
-    for part in parts:
-        if isinstance(part, Mapping) and _is_image(part) and (position, next(index)) not in staying:
-            yield {"type": "text", "text": f"[An image was here{_address(part)}; it was removed.]"}
-        else:
-            yield part
+    parts = [
+        {"type": "text", "text": f"[An image was here{_address(part)}; it was removed.]"}
+        if isinstance(part, Mapping) and _is_image(part) and (position, next(index)) not in staying
+        else part
+        for part in content
+    ]
+    return message if parts == content else parse_message({**message.raw, "content": parts})
 
 
 def _is_image(part: JsonValue) -> bool:

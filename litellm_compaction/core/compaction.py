@@ -1,10 +1,8 @@
 """A compaction as data, and the one function that applies it to a conversation.
 
-A `Compaction` is made once, stored under the hash of exactly the messages that it covers, and applied purely: the same
-conversation and the same compaction always give the same bytes, so the server's KV cache stays warm.
-
-Messages that a pruning left out or shortened are data that holds none of their text: a stored pruning can show nothing
-that the conversation did not say.
+It is made once, stored under the hash of exactly the messages that it covers, and applied purely: the same bytes every
+time keep the server's KV cache warm. It holds no text of messages that it shows shorter, so a stored one can show
+nothing that the conversation did not say.
 
 An answer that is carried over the limit is covered up to a place inside it. In the client's next turn it is one
 message, so a record that reaches into it says how far.
@@ -70,10 +68,9 @@ class PartialCoverage:
 
 
 def begun_by(text: str) -> PartialCoverage | None:
-    """What is begun by an answer that opens with `text` and goes on; None for nothing that a later turn would show.
+    """Returns what is begun by an answer that opens with `text` (without our notices) and goes on.
 
-    Args:
-        text: without our notices.
+    None for nothing that a later turn would show.
     """
     # Inside a reasoning block everything so far belongs to the block, which is no part of a normal text.
     if open_think(text):
@@ -84,7 +81,7 @@ def begun_by(text: str) -> PartialCoverage | None:
 
 
 def begins(message: Message, begun: PartialCoverage) -> bool:
-    """Whether `message` is an answer that opens with exactly what was covered, and goes on."""
+    """Returns True if `message` is an answer that opens with exactly what was covered, and goes on."""
     text = normal_text(message)
     return message.role == "assistant" and len(text) > begun.chars and _hash(text[: begun.chars]) == begun.text_hash
 
@@ -107,11 +104,7 @@ def _hash(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What one round's summary says, and how far it reaches.
-
-    Attributes:
-        covered_messages: how many messages after the leading system ones this and the earlier segments cover.
-    """
+    """One round's summary; it and the earlier segments cover so many messages after the leading system ones."""
 
     text: str
     round: int
@@ -210,10 +203,7 @@ class Compaction:
 
 
 def is_sound(compaction: Compaction) -> bool:
-    """Whether all positions of a compaction lie within the messages that it covers, as those that were made here do.
-
-    What a shared store gives may be anybody's, or another version's.
-    """
+    """Returns True if all positions lie within the covered messages: a shared store may give anybody's compaction."""
     covered, start = compaction.covered_messages, compaction.replaced_messages
     positions = (*compaction.pinned, *(at for at, _ in compaction.shown), *(at for at, _ in compaction.images))
     return (
@@ -268,11 +258,7 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
 def _carrier(record: str, behind: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:
     """The first user message after a compaction: the record, images of what it stands for, then the user's own words.
 
-    Args:
-        record: ends with `opening` where its strategy has one.
-        behind: the user messages that share it.
-        images: parts of a content.
-        opening: what stands before the user's words, "" for nothing.
+    Before those stands `opening`, "" for nothing, with which the record ends.
     """
     alone = record.removesuffix(opening).rstrip("\n")
     if not behind:
@@ -302,11 +288,9 @@ def _labelled(rest: Sequence[Message], places: Sequence[ImagePlace]) -> list[Jso
 
 
 def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
-    """The covered messages as they are sent, None for a dropped one; empty where the record replaces all of them.
+    """The covered messages as they are sent, None for one that is gone; empty if the record replaces all of them.
 
-    Args:
-        rest: the messages after the leading system ones.
-        compaction: made for them.
+    `rest` are the messages after the leading system ones.
     """
     start = compaction.replaced_messages
     originals = rest[start : compaction.covered_messages]

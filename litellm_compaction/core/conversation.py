@@ -21,7 +21,7 @@ from litellm_compaction.core.cut_points import (
     shows_results,
 )
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
-from litellm_compaction.core.stretches import without_data
+from litellm_compaction.core.stretches import own_words, without_data
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
 RECORD_TOKENS = 145
@@ -74,12 +74,10 @@ class Conversation:
 
     @cached_property
     def requests(self) -> tuple[int, ...]:
-        """The indices of `request_indices`."""
         return request_indices(self.messages)
 
     @cached_property
     def doubted(self) -> int | None:
-        """The index of `doubted_index`."""
         return doubted_index(self.messages)
 
     @cached_property
@@ -94,7 +92,6 @@ class Conversation:
 
     @cached_property
     def protected(self) -> frozenset[int]:
-        """The indices of `protected_indices`."""
         return protected_indices(self.messages)
 
     @property
@@ -127,24 +124,24 @@ class Conversation:
         """Returns the tokens of the messages at positions `start` to `end`."""
         return sum(self.sizes[self.prefix + start : self.prefix + end])
 
-    def pinned(self, covered_messages: int, *others: int) -> tuple[int, ...]:
-        """Returns the positions of covered messages that stay verbatim, ascending: requests, `staying`, and `others`.
+    def own_words_tokens(self, covered_messages: int) -> int:
+        """Returns the tokens of the person's own words in covered messages, without the requests."""
+        return sum(
+            self.sizes[index] * len(words) // max(len(message.text), 1) + 2
+            for index, message in enumerate(self.rest[:covered_messages], self.prefix)
+            if message.role == "user"
+            and index not in self.requests
+            and not message.is_ours
+            and (words := own_words(message))
+        )
 
-        Args:
-            covered_messages: how many are covered.
-            others: indices.
-        """
+    def pinned(self, covered_messages: int, *others: int) -> tuple[int, ...]:
+        """Returns the positions of covered messages that stay verbatim: requests, `staying`, and `others` (indices)."""
         return pinned_among({*self.requests, *self.staying, *others}, self.prefix, covered_messages)
 
 
 def words_sizes(messages: Sequence[Message], sizes: Sequence[int], count: Callable[[str], int]) -> dict[int, int]:
-    """Returns the tokens of requests without the data attached to them; requests without data are left out.
-
-    Args:
-        messages: n, oldest first.
-        sizes: n, tokens; sizes[i] belongs to messages[i].
-        count: tokens of a text.
-    """
+    """Returns the tokens of requests without the data attached to them; requests without data are left out."""
     doubted = doubted_index(messages)
     found: dict[int, int] = {}
     for index in (*request_indices(messages), *([] if doubted is None else [doubted])):
@@ -155,12 +152,7 @@ def words_sizes(messages: Sequence[Message], sizes: Sequence[int], count: Callab
 
 
 def grown(conversation: Conversation, tokens: int) -> Conversation:
-    """The conversation as if its last message were so many tokens larger.
-
-    Args:
-        conversation: of one message at least.
-        tokens: 0 or more.
-    """
+    """The conversation as if its last message were so many tokens larger."""
     own_tokens = conversation.own_tokens
     return replace(
         conversation,
@@ -213,11 +205,7 @@ def kept_tokens(
 ) -> int:
     """Returns the tokens that stay if so many messages are replaced, all but the pinned ones.
 
-    Args:
-        conversation: the messages.
-        covered_messages: how many are replaced.
-        pinned: positions of those among them that stay, without the data that is attached to them.
-        whole: positions of pinned ones that keep their data.
+    Those stay without the data that is attached to them, but for the positions in `whole`.
     """
     prefix, sizes = conversation.prefix, conversation.sizes
     kept = conversation.prefix_tokens + sum(sizes[prefix + covered_messages :])
@@ -247,9 +235,9 @@ def newest_images(
     a photo is sent once. They are chosen when a compaction is made, so that later turns send the same bytes.
 
     Args:
-        conversation: of which images in messages that stay in any case are among those that the operator wants kept.
+        conversation: images in messages that stay in any case are among those that the operator wants kept.
         positions: of the messages that may be covered.
-        most: how many the operator wants to stay.
+        most: as many as the operator wants to stay.
         most_tokens: of all that stay.
     """
     may_go = frozenset(positions)

@@ -1,11 +1,10 @@
-"""Where may a conversation be cut: which messages a summary may cover, and which are protected.
+"""The messages that a summary may cover, and those that are protected.
 
-A cut k covers `messages[lead:k]` and keeps `messages[k:]` as they are. A legal cut is the intersection of small rules,
-each with the reason of the provider that needs it.
+A cut k covers `messages[lead:k]` and keeps `messages[k:]` as they are.
 
-Agents put words of their own under the role `user` (reminders, lists of skills, results as text), often behind the
-person's request or behind tool results. Such a message is not what the person asked for. It is recognized by its form
-alone, and where that is not certain it counts as the person's: then both stay (promise P2).
+Agents put words of their own under the role `user` (reminders, lists of skills, results as text), often after the
+person's request or after tool results. Such a message is recognized by its form alone, and if that is not certain it
+counts as the person's: then both stay (promise P2).
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ _DOUBTED_CHARS = 4000
 
 
 def is_injected(message: Message) -> bool:
-    """Whether a user message holds nothing that the person wrote: only wrapped additions, or a program's opening.
+    """Returns True if a user message holds nothing that the person wrote: wrapped additions, or a program's opening.
 
-    An empty message asks for nothing either. One with a picture or a file is the person's, unless LiteLLM made it of a
-    tool's result, and so is one of millions of characters.
+    A message with a picture or a file is the person's, unless LiteLLM made it of a tool's result.
     """
     if shows_results(message):
         return True
@@ -43,12 +41,12 @@ def is_injected(message: Message) -> bool:
 
 
 def shows_results(message: Message) -> bool:
-    """Whether a user message holds nothing but images of the tool results before it."""
+    """Returns True if a user message holds nothing but images of the tool results before it."""
     return message.role == "user" and bool(message.other_parts) and message.text in _RESULTS_IMAGES
 
 
 def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:
-    """The indices of the user messages that say what is being worked on, ascending; empty where there is no user's.
+    """The indices of the user messages that say what is being worked on, ascending; empty if there is no user's.
 
     They stay verbatim (promise P2): the newest user message, whoever wrote it, and the newest that does not look like
     an addition of the client's program (`is_injected`). Both are found by what stands before them, so more messages
@@ -74,7 +72,7 @@ def doubted_index(messages: Sequence[Message]) -> int | None:
 
 
 def request_text(messages: Sequence[Message]) -> str:
-    """What is being worked on, in the person's words; "" where nobody asks for anything."""
+    """The request being worked on, in the person's words; "" for none."""
     requests = request_indices(messages)
     own = [own_words(messages[index]) for index in requests if _may_be_own(messages[index])]
     doubted = doubted_index(messages)
@@ -148,11 +146,6 @@ def protected_indices(messages: Sequence[Message]) -> frozenset[int]:
     return frozenset({*range(system_prefix_length(messages)), *tail, *request_indices(messages)})
 
 
-def pinned_positions(messages: Sequence[Message], covered_messages: int) -> tuple[int, ...]:
-    """The positions after the lead of the requests that stay verbatim although they are covered, ascending."""
-    return pinned_among(request_indices(messages), system_prefix_length(messages), covered_messages)
-
-
 def pinned_among(indices: Iterable[int], lead: int, covered_messages: int) -> tuple[int, ...]:
     """The positions after the first `lead` messages of those among `indices` that are covered, ascending."""
     return tuple(index - lead for index in sorted(indices) if lead <= index < lead + covered_messages)
@@ -163,7 +156,7 @@ def _may_be_own(message: Message) -> bool:
 
 
 def _is_certainly_own(messages: Sequence[Message], index: int) -> bool:
-    """Whether a message that may be the person's stands where a person speaks: first, or behind an answer."""
+    """Returns True if a message that may be the person's stands where a person speaks: first, or after an answer."""
     if not _may_be_own(messages[index]):
         return False
     before = index - 1

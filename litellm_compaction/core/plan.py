@@ -29,7 +29,6 @@ from litellm_compaction.core.conversation import (
 )
 from litellm_compaction.core.cut_points import answered_round
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
-from litellm_compaction.core.stretches import own_words
 
 MIN_GAIN_RATIO = 0.10
 # Of the window: with a high floor each compaction gains little over the one before it, so that no model would ever be
@@ -81,7 +80,7 @@ class Summarize:
     Attributes:
         covered_messages: how many messages after the leading system ones it will replace.
         pinned: positions of those among them that stay verbatim.
-        base: the compaction whose summaries it continues, or None.
+        base: the compaction whose summaries it continues.
         integrates: True if the base's segments are rewritten into one, because they outgrew their share.
         provisional: True if there is no room for a new summary; the base's is carried on, shortened.
         summary_tokens: bound on the new segment, or on the carried one.
@@ -89,7 +88,6 @@ class Summarize:
         ledger_min_tokens: what the ledger keeps if a summary is longer than it was to be.
         ledger_max_tokens: what the ledger may grow to if the summary leaves room; None is all of that room.
         predicted_tokens: the prompt afterwards, at most.
-        strategy: the name of the one that writes the record.
         ahead: True if it is written before it is needed.
         images: of the covered messages, those that travel with the record.
     """
@@ -140,13 +138,12 @@ class Prune:
 
     Attributes:
         compaction: what is to be made, still without what the model says and without its ledger.
-        base: the compaction that it continues, or None.
+        base: the compaction that it continues.
         now_tokens: the prompt without it.
         summary_tokens: bound on what is said of the messages that go.
         carried_tokens: of an earlier record, which is said besides.
         ledger_tokens: bound on their ledger.
         predicted_tokens: the prompt that is aimed at.
-        strategy: the name of the one that asks.
     """
 
     compaction: Compaction
@@ -191,9 +188,7 @@ class CompactionOptions:
 
     Attributes:
         keep_recent_messages: at the end, if they fit.
-        summary_max_tokens: bound on a summary.
         edits: True if rung 1 may do alone.
-        strategy: how what is covered is condensed.
         rereads: True if the server reads all of a prompt again after any change of it, so that changes are to be rare
             and an edit may as well take all that it can.
         keep_images: how many images stay if there is room for them, those of the kept messages among them.
@@ -317,11 +312,7 @@ def deep(budget: Budget) -> Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """The compactions that could be made of a conversation.
-
-    Attributes:
-        base: the compaction to go on from, or None.
-    """
+    """The compactions that could be made of a conversation, going on from `base` if there is one."""
 
     conversation: Conversation
     budget: Budget
@@ -461,10 +452,7 @@ class Planner:
         )
 
     def edit(self) -> Edit | None:
-        """The edit that reaches the target with as few stubs as possible, or None if none does.
-
-        Only if it reaches the target: an edit that gains a little would be followed by another one a turn later.
-        """
+        """The edit that reaches the target with as few stubs as possible; less would be followed by another edit."""
         target = self.budget.target_tokens(self.conversation.tokens)
         # Where one turn could fill what is left, an edit goes deeper if it can: a stub costs nothing.
         targets = (min(target, self.budget.narrow_target_tokens), target) if self.budget.is_narrow else (target,)
@@ -588,15 +576,7 @@ class Planner:
 
         Never so much that no summary has room, which is given up only if there was none anyway.
         """
-        conversation = self.conversation
-        needed = sum(
-            conversation.sizes[index] * len(words) // max(len(message.text), 1) + 2
-            for index, message in enumerate(conversation.rest[:covered_messages], conversation.prefix)
-            if message.role == "user"
-            and index not in conversation.requests
-            and not message.is_ours
-            and (words := own_words(message))
-        )
+        needed = self.conversation.own_words_tokens(covered_messages)
         most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
         for summary_tokens in (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(self.budget.window_tokens)):
             summary_room = int(summary_tokens / _SUMMARY_MOST_SHARE) + 1

@@ -1,7 +1,6 @@
 """A record as it travels in a list of messages, written so that a later compaction can read it back.
 
-Used by the library, whose callers have no store: there the messages themselves carry the earlier summary, its round
-and its ledger. And by the engine for conversations that another tool, or the library, has compacted before.
+Used by the library, whose callers have no store: there the messages carry the earlier summary, round and ledger.
 """
 
 from __future__ import annotations
@@ -31,19 +30,14 @@ class Record:
 
 
 class Found(NamedTuple):
-    """A record, and what its message holds beside it: the user's own words, or None."""
+    """A record, and the rest of its message: the user's own words, or None."""
 
     record: Record
     rest: Message | None
 
 
 def write_record(record: Record, *, lead_in: str = "") -> str:
-    """The leading text of the first user message, as `frame` makes it, but with the heading first.
-
-    Args:
-        record: what it says.
-        lead_in: what stands between it and the user's words that follow.
-    """
+    """The leading text of the first user message, as `frame` makes it, but with the heading first; then `lead_in`."""
     return frame(record.summary, record.ledger, round_number=record.round, headed=True) + lead_in
 
 
@@ -69,14 +63,13 @@ def read_record(message: Message) -> Found | None:
 
 
 def taken_out(messages: Sequence[Message]) -> tuple[Record | None, list[Message]]:
-    """The records that messages begin with, joined, None for none; and the messages without them."""
+    """Returns the records that messages begin with, joined, None for none; and the messages without them."""
     found = [(message, read_record(message)) for message in messages]
     rest = [message if each is None else each.rest for message, each in found]
     return joined([each.record for _, each in found if each]), [message for message in rest if message is not None]
 
 
 def joined(records: Sequence[Record]) -> Record | None:
-    """Several records as one, oldest first; None for none."""
     if not records:
         return None
     return Record(
@@ -87,10 +80,9 @@ def joined(records: Sequence[Record]) -> Record | None:
 
 
 def ledger_messages(ledger: str) -> list[Message]:
-    """What a ledger quotes, as messages that a new ledger is made from: the user's words, then the other lines.
+    """A ledger's quotations as messages that a new ledger is made from: the user's words, then the other lines.
 
-    The other lines come back as a tool's: what nobody repeats gives way to what is new; names as the assistant's, who
-    had them in use.
+    Those come back as a tool's, so that they give way to newer ones; names as the assistant's, who had them in use.
     """
     # Of several ledgers each has its own heads.
     words: list[str] = []
@@ -120,7 +112,7 @@ def listable(message: Message) -> Message:
 
 
 def _divided(text: str) -> tuple[str, str]:
-    """What stands inside the frame, and what follows it."""
+    """The text inside the frame, and what follows it."""
     if not text.startswith(FRAME_BEGIN):
         return text, ""
     inside, _, rest = text.removeprefix(FRAME_BEGIN).partition(FRAME_END)

@@ -1,4 +1,4 @@
-"""Which requests may run at the same time in one loaded context, of one process or of several that send to it.
+"""The requests that may run at the same time in one loaded context, of one process or of several that send to it.
 
 The only rules there are: what runs never outgrows the window, first come, first served, restarts before new entries,
 what was lent is called back. `engine/admission.py` asks for a process alone; for several, `engine/shared_pool.py` tells
@@ -18,7 +18,7 @@ class Wish(NamedTuple):
     Attributes:
         number: by which its own process knows it.
         tokens: what it needs to begin, ≥ 1.
-        most_tokens: up to so much it is lent where nobody waits.
+        most_tokens: up to so much it is lent if no other request waits.
         is_restart: stands before all that have not begun.
         ticket: its place in the queue of all processes; 0 until it has one.
     """
@@ -31,7 +31,7 @@ class Wish(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """What a running request was lent and could do without, for now; never 0 tokens."""
+    """The tokens that a running request was lent and could do without; never 0."""
 
     number: int
     tokens: int
@@ -39,14 +39,13 @@ class Loan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one process has in a context.
+    """The part of one process in a context.
 
     Attributes:
         held_tokens: by its running requests.
-        seats: how many run or wait.
+        seats: requests that run or wait.
         spare_tokens: of what is held, lent to those that could give it back and were not told to.
         leaving_tokens: of what is held, about to be given back.
-        wishes: of those that wait.
     """
 
     held_tokens: int = 0
@@ -57,14 +56,14 @@ class Part:
 
 
 class Verdict(NamedTuple):
-    """What a process may do now.
+    """The moves of a process.
 
     Attributes:
-        part: its own from now on, which the others have to see before it does it.
-        grants: what requests hold from now on, by their numbers: those that waited and may begin, and all that wanted
-            more, also where they get none.
+        part: its own from now on, which the others have to see before it moves.
+        grants: the tokens that requests hold from now on, by their numbers: of those that waited and may begin, and of
+            all that wanted more, also if they get none.
         called_back: the loans that have to be given back, by their requests' numbers.
-        is_waited_for: whether anybody waits who does not fit.
+        is_waited_for: True if a request waits that does not fit.
         others_tokens: held by the other processes.
         others_seats: their requests that run or wait.
     """
@@ -80,14 +79,14 @@ class Verdict(NamedTuple):
 def settle(
     mine: Part, others: Sequence[Part], window_tokens: int, *, loans: Sequence[Loan] = (), more: Sequence[Wish] = ()
 ) -> Verdict:
-    """What the process of `mine` may do beside `others`.
+    """Decides for the process of `mine`, besides `others` that are alive.
 
     Args:
         mine: as it is now; a wish without a ticket gets one.
-        others: of the processes that are alive.
+        others: as they are now.
         window_tokens: the context length.
-        loans: what `mine.spare_tokens` consists of.
-        more: requests that hold `tokens` already, which `mine.held_tokens` has in it, and would like more.
+        loans: the parts of `mine.spare_tokens`.
+        more: requests that hold `tokens` already, counted in `mine.held_tokens`, and would like more.
     """
     mine = _with_tickets(mine, others)
     used_tokens = sum(part.held_tokens for part in (mine, *others))

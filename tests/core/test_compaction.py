@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.conversation import usable
-from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
+from litellm_compaction.core.cut_points import legal_cuts
 from litellm_compaction.core.messages import Message, chain, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from tests.builders import (
@@ -43,7 +43,7 @@ def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happ
     return Compaction(
         covered_messages=covered,
         covered_hash=covered_hash,
-        pinned=pinned_positions(messages, covered),
+        pinned=conversation(messages).pinned(covered),
         round=1,
         segments=(segment,) if summary else (),
         ledger=ledger,

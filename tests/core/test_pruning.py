@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import REMOVED, Compaction, Shown, apply
-from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
+from litellm_compaction.core.cut_points import legal_cuts
 from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.messages import Message, chain, normal_text, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_END
@@ -25,6 +25,7 @@ from tests.builders import (
     assistant,
     broken_promises,
     calls,
+    conversation,
     image,
     parsed,
     raw_conversations,
@@ -71,7 +72,7 @@ def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: C
     """The compaction that comes of wishes for the first `covered` messages."""
     messages = parsed(raw)
     lead = system_prefix_length(messages)
-    pinned = pinned_positions(messages, covered)
+    pinned = conversation(messages).pinned(covered)
     old = before or covering(0)
     base = replace(old, covered_messages=covered, covered_hash=chain(messages)[covered], pinned=pinned)
     done = pruned(messages[lead:], base, offered(messages[lead:], base), wishes)
@@ -384,7 +385,7 @@ def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
     messages = parsed(raw)
     lead = system_prefix_length(messages)
     covered = data.draw(st.sampled_from(legal_cuts(messages))) - lead
-    pinned = pinned_positions(messages, covered)
+    pinned = conversation(messages).pinned(covered)
     choices = offered(messages[lead:], covering(covered, pinned=pinned))
     try:
         wishes = read_answer(data.draw(answers(raw)), messages[lead:], choices)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply
-from litellm_compaction.core.cut_points import pinned_positions
 from litellm_compaction.core.messages import chain
 from litellm_compaction.core.plan import Compact, Summarize, plan
 from litellm_compaction.core.prompts import (
@@ -150,7 +149,7 @@ def test_a_handoff_leaves_the_record_the_last_request_and_the_open_round(raw: li
     made = Compaction(
         covered_messages=decision.covered_messages,
         covered_hash=covered_hash,
-        pinned=pinned_positions(weighed.messages, decision.covered_messages),
+        pinned=weighed.pinned(decision.covered_messages),
         round=1,
         segments=(segment,),
         ledger="",
