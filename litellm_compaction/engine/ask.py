@@ -33,7 +33,7 @@ from litellm_compaction.core.pruning import (
     pruning_prompt,
     roomy_answer_tokens,
 )
-from litellm_compaction.core.strategies import Strategy, strategy_of
+from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
 from litellm_compaction.engine.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.threads import off_loop
@@ -47,7 +47,8 @@ from litellm_compaction.windows.windows import Target, Windows
 logger = logging.getLogger("litellm_compaction")
 
 _MAX_ENTRIES = 4096
-_REQUEST_TOKENS = 200
+# So much a summariser is told of the request that is being worked on.
+REQUEST_TOKENS = 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
 _TEMPLATE_TOKENS = 32
 # So much of a text shows what a server's tokenizer makes of it.
@@ -376,45 +377,14 @@ def _job(work: MeasuredRequest, decision: Summarize, covered: Sequence[Message],
     # Of repeated reads the newest says all: the room is better spent on the rest.
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
     shown = [*shown_behind(shown, start, base.begun if base else None)]
-    return summary_job(
-        [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned],
-        work,
-        earlier=base.summary if base and decision.integrates else "",
-        request=request_text(work.conversation.messages),
-        summary_tokens=decision.summary_tokens,
-        round_number=decision.round,
-        strategy=strategy,
-    )
-
-
-def summary_job(
-    messages: Sequence[Message],
-    work: MeasuredRequest,
-    *,
-    earlier: str,
-    request: str,
-    summary_tokens: int,
-    round_number: int,
-    strategy: Strategy,
-) -> SummaryJob:
-    """A job, still without the bounds of a model's window.
-
-    Args:
-        messages: what the summary will stand for.
-        work: on whose behalf.
-        earlier: the summary so far that the new one integrates, "" for none.
-        request: the request being worked on, of any length, "" for none.
-        summary_tokens: bound on the summary.
-        round_number: of the compaction that is made, from 1.
-        strategy: what to write.
-    """
+    fresh = [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned]
     return SummaryJob(
-        messages=strategy.history(messages),
-        earlier=earlier,
-        request=excerpt(request, _REQUEST_TOKENS, work.count_text),
-        summary_tokens=summary_tokens,
+        messages=strategy.history(fresh),
+        earlier=base.summary if base and decision.integrates else "",
+        request=excerpt(request_text(work.conversation.messages), REQUEST_TOKENS, work.count_text),
+        summary_tokens=decision.summary_tokens,
         prompt_limit_tokens=0,
-        round_number=round_number,
+        round_number=decision.round,
         strategy=strategy,
         focus=work.case.focus,
     )
@@ -448,7 +418,7 @@ def _question(
             "target_tokens": decision.predicted_tokens,
             "limit_tokens": work.window.tokens,
         },
-        request=excerpt(request_text(conversation.messages), _REQUEST_TOKENS, work.count_text),
+        request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, work.count_text),
         earlier=compaction.omissions,
         focus=work.case.focus,
         messages=[message for _, message in offered_now],

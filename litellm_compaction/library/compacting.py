@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple, cast
 from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, kept_tokens
+from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Level, Prune, Summarize
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.core.record import Record, taken_out, write_record
 from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
-from litellm_compaction.engine.ask import summary_job
+from litellm_compaction.engine.ask import REQUEST_TOKENS
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import SummaryFailed
@@ -226,14 +227,16 @@ async def generate_summary(
     def job() -> SummaryJob:
         # Of repeated reads the newest says all: the room is better spent on the rest.
         carried, fresh = taken_out(edited(conversation, superseded_reads(conversation)))
-        return summary_job(
-            fresh,
-            call.work,
+        strategy = strategy_of(writer_of(config.strategy))
+        return SummaryJob(
+            messages=strategy.history(fresh),
             earlier="\n\n".join(filter(None, (earlier, carried.summary if carried else ""))),
-            request=request,
+            request=excerpt(request, REQUEST_TOKENS, call.work.count_text),
             summary_tokens=config.summary_tokens,
+            prompt_limit_tokens=0,
             round_number=round_number,
-            strategy=strategy_of(writer_of(config.strategy)),
+            strategy=strategy,
+            focus=topic,
         )
 
     effort = Effort()

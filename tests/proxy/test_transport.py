@@ -82,8 +82,6 @@ class Wire:
     sent: list[Body] = field(default_factory=list)
     headers: list[httpx.Headers] = field(default_factory=list)
     is_lmstudio: bool = False
-    # What is known of the server comes from earlier requests, to this one.
-    before: Wire | None = None
     scene: Scene | None = None
 
     async def ask(self, **body: Any) -> httpx.Response:
@@ -103,8 +101,6 @@ class Wire:
         messages = body.get("messages", SHORT)
         options: dict[str, Any] = {"window_tokens": self.window_tokens, "is_lmstudio": self.is_lmstudio}
         scene = self.scene = Scene(messages, [Turn()], settings=self.settings, **options)
-        if self.before is not None and self.before.scene is not None:
-            scene.compactor = self.before.scene.compactor
         asked = Asked(
             request=scene.request,
             output_tokens=None,
