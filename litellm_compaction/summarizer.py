@@ -126,15 +126,19 @@ class SummaryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """A conversation as a server holds it in its cache, with the instruction behind it; append mode sends it again.
+    """All that a pruning model is sent; in append mode a conversation as its server holds it in its cache.
 
-    `tokens` are those of the part that the summary will stand for.
+    Attributes:
+        messages: with the instruction behind them.
+        tools: as the client sent them.
+        tool_choice: likewise.
+        tokens: of what the summary will stand for, and has to be longer than it; None for a merge.
     """
 
     messages: tuple[Message, ...]
-    tools: tuple[JsonValue, ...]
-    tool_choice: JsonValue
-    tokens: int
+    tools: tuple[JsonValue, ...] = ()
+    tool_choice: JsonValue = None
+    tokens: int | None = None
 
 
 async def answer_to(prompt: str, ask: Ask, *, max_tokens: int, timeout_s: float) -> str:
@@ -149,7 +153,7 @@ async def answer_to(prompt: str, ask: Ask, *, max_tokens: int, timeout_s: float)
     Raises:
         SummaryFailed: one of timeout, error, empty, reasoning_only.
     """
-    text, _ = await _within_s(_asked(ask, (user_message(prompt),), max_tokens=max_tokens), timeout_s)
+    text, _ = await _within_s(_asked(ask, Upstream(messages=(user_message(prompt),)), max_tokens), timeout_s)
     if not text:
         raise SummaryFailed("empty")
     return text
@@ -172,17 +176,7 @@ async def summarize_appended(
     """
     # Its writer has seen more than what the summary stands for.
     source = (job.request, job.focus, *map(visible_text, upstream.messages))
-    asking = _written(
-        job,
-        ask,
-        count,
-        upstream.messages,
-        source=source,
-        source_tokens=upstream.tokens,
-        tools=upstream.tools,
-        tool_choice=upstream.tool_choice,
-    )
-    return await _within_s(asking, timeout_s)
+    return await _within_s(_written(job, ask, count, upstream, source), timeout_s)
 
 
 async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, timeout_s: float) -> str:
@@ -211,7 +205,8 @@ async def _summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int]) -> 
         return merge_prompt(instruction=job.instruction, parts=parts, focus=job.focus)
 
     async def text(asked: str, source_tokens: int | None) -> str:
-        return await _written(job, ask, count, (user_message(asked),), source=job.source, source_tokens=source_tokens)
+        sent = Upstream(messages=(user_message(asked),), tokens=source_tokens)
+        return await _written(job, ask, count, sent, job.source)
 
     room = job.prompt_limit_tokens - count(prompt(job.earlier, ""))
     if room < 200:
@@ -235,25 +230,10 @@ async def _summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int]) -> 
 
 
 async def _written(
-    job: SummaryJob,
-    ask: Ask,
-    count: Callable[[str], int],
-    messages: Sequence[Message],
-    *,
-    source: Sequence[str],
-    source_tokens: int | None,
-    tools: Sequence[JsonValue] = (),
-    tool_choice: JsonValue = None,
+    job: SummaryJob, ask: Ask, count: Callable[[str], int], upstream: Upstream, source: Sequence[str]
 ) -> str:
-    """The text of an answer that may be used: held against all that its writer was shown, and shorter than that."""
-    text, answer = await _asked(
-        ask,
-        messages,
-        max_tokens=job.summary_tokens + job.thinking_tokens,
-        tools=tools,
-        tool_choice=tool_choice,
-        instruction=job.instruction,
-    )
+    """The text of an answer that may be used, held against all that its writer was shown."""
+    text, answer = await _asked(ask, upstream, job.summary_tokens + job.thinking_tokens, job.instruction)
     if answer.calls_tool:
         raise SummaryFailed("tool_call")
     text = said_in_json(text)
@@ -268,28 +248,25 @@ async def _written(
     text, fault = await asyncio.to_thread(judged, text, instruction=job.instruction, source=source)
     if fault:
         raise SummaryFailed(fault)
-    if source_tokens is not None and count(text) >= source_tokens:
+    if upstream.tokens is not None and count(text) >= upstream.tokens:
         raise SummaryFailed("longer")
     return text
 
 
-async def _asked(
-    ask: Ask,
-    messages: Sequence[Message],
-    *,
-    max_tokens: int,
-    tools: Sequence[JsonValue] = (),
-    tool_choice: JsonValue = None,
-    instruction: str = "",
-) -> tuple[str, SummaryAnswer]:
+async def _asked(ask: Ask, upstream: Upstream, max_tokens: int, instruction: str = "") -> tuple[str, SummaryAnswer]:
     """The words of an answer, without its reasoning and fences, "" if it has nothing else, and the answer.
 
     A summary that was asked for by an instruction is ended as soon as the rest of it cannot be used.
     """
 
     def answered(max_tokens: int) -> Awaitable[SummaryAnswer]:
-        is_enough = Unfolding(instruction=instruction, max_tokens=max_tokens).is_enough if instruction else None
-        return ask(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice, is_enough=is_enough)
+        return ask(
+            upstream.messages,
+            max_tokens=max_tokens,
+            tools=upstream.tools,
+            tool_choice=upstream.tool_choice,
+            is_enough=Unfolding(instruction=instruction, max_tokens=max_tokens).is_enough if instruction else None,
+        )
 
     answer = await answered(max_tokens)
     text = read_summary(answer.text)

@@ -121,10 +121,10 @@ class _Claim(NamedTuple):
 
 
 class _Stated(NamedTuple):
-    """The claims of a line, all numbers that stand in it, and its sentences that are rules."""
-
     claims: tuple[_Claim, ...]
+    # All that stand in the line.
     numbers: tuple[float, ...]
+    # Its sentences that are rules.
     rules: tuple[str, ...]
 
 
@@ -321,7 +321,7 @@ def _claims(line: str) -> Iterator[_Claim]:
 
 
 def _named(run: str) -> _Claim | None:
-    """What a run of signs names, if it can be no word, no number and no count."""
+    """The claim of a run of signs, if it can be no word, no number and no count."""
     has_digit, has_letter = any(map(str.isdigit, run)), any(map(str.isalpha, run))
     if not has_letter or _COUNTED.match(run) or _FIGURES.match(run):
         return None
@@ -365,7 +365,7 @@ def _figure(digits: str) -> _Figure:
 
 
 def _values(text: str) -> Iterator[float]:
-    """All that a number in the source may be taken for: as a whole, its parts, the beginning of a version."""
+    """The values of a number in the source: of the whole, of its parts, of the beginning of a version."""
     yield from (figure.value for figure in _read(text))
     parts = [part for part in re.split(r"\D", text) if part]
     yield from map(float, parts)

@@ -148,7 +148,7 @@ def ledger(
         messages: the covered part, oldest first, without what is kept verbatim elsewhere.
         budget_tokens: bound on the whole ledger.
         count: tokens of a text.
-        known: what stays visible in the prompt, and need not be repeated.
+        known: stays visible in the prompt, and need not be repeated.
         redact: takes secrets out of what is read; `plain` keeps them.
     """
     # Our requests to go on are nobody's words, and what a client has put among the user's is a tool's.
@@ -213,7 +213,7 @@ class _Selection:
     def _take(self, candidates: Iterable[int], room: int, value: Callable[[_Piece], float]) -> int:
         """Takes the best of these pieces, and returns the tokens that they leave of the room.
 
-        What a piece says only shrinks as others are taken, so it is weighed anew when it comes up, and no sooner.
+        What a piece says only shrinks as others are taken, so it is weighed anew when it comes up.
         """
         waiting = [(-value(self._pieces[index]), index) for index in candidates if index not in self._taken]
         heapq.heapify(waiting)
@@ -240,7 +240,7 @@ class _Selection:
         return room
 
     def _says(self, piece: _Piece) -> float:
-        """What a piece says for its size that nothing else does."""
+        """The value of what a piece says for its size and nothing else does."""
         use, seen = self._use, self._seen
         new = sum([weight * use.get(key, 1.0) for key, weight in piece.names.items() if key not in seen])
         if not new and (not piece.base or (piece.names and not piece.is_words)):
@@ -255,7 +255,7 @@ class _Selection:
         return 1 / (1 + self._taken_bytes[piece.message] / fair)
 
     def _uses(self) -> dict[str, float]:
-        """How much more each thing counts for how often the assistant names it, and notes how each was in use."""
+        """How much more each thing counts for how often the assistant names it; notes how each was in use."""
         weighed: defaultdict[str, float] = defaultdict(float)
         for piece in self._pieces:
             message = self._messages[piece.message]

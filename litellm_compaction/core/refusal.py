@@ -1,7 +1,4 @@
-"""What is too large to fit, by name and tokens, and how it is shortened where the operator allows it.
-
-Called by the engine when the planner refuses: the itemised error, or excerpts of the largest texts.
-"""
+"""Names what is too large to fit, by tokens, or shortens it where the operator allows that."""
 
 from __future__ import annotations
 
@@ -97,15 +94,13 @@ def shortened(
     tool_results: bool,
     user_message: bool,
 ) -> tuple[Message, ...] | None:
-    """The messages with the largest protected texts cut to head and tail, or None when even that does not fit.
-
-    Largest first: everything above one common level is cut down to it.
+    """The messages with all protected texts above one common level cut to head and tail; None if even that is too much.
 
     Args:
-        conversation: what does not fit.
+        conversation: does not fit.
         budget: of its window.
-        tool_results: whether results in the open tool round may be cut.
-        user_message: whether user messages that nobody has answered, and the requests, may be cut.
+        tool_results: results in the open tool round may be cut.
+        user_message: user messages that nobody has answered, and the requests, may be cut.
     """
     messages, sizes, count = conversation.messages, conversation.sizes, conversation.count_text
     open_tail = range(conversation.latest_cut, len(messages))
@@ -118,7 +113,7 @@ def shortened(
     fixed = budget.floor_tokens - sum(sizes[index] for index in candidates)
     room = budget.prompt_limit_tokens - fixed
     if conversation.cuts:
-        # There is history to record: a summary and a ledger need room beside the excerpts.
+        # There is history to record: a summary and a ledger need room besides the excerpts.
         room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens))
     level = common_level([sizes[index] for index in candidates], [1] * len(candidates), room)
     if level < _LEAST_EXCERPT_TOKENS:
@@ -132,16 +127,11 @@ def shortened(
 
 
 def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
-    """The messages with less of the data that is attached to those that nobody has answered; None where all may stay.
+    """The messages with less of the data that is attached to those that nobody has answered; None if all may stay.
 
     A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
     tokens of a window of 16k (2026-11-23). It gives way oldest first, each to a line but the last, of which head and
-    tail may stay.
-
-    Args:
-        conversation: as the client sent it.
-        budget: of its window.
-        limit_tokens: what the protected messages may take without giving up any of it.
+    tail may stay, if the protected messages take more than `limit_tokens`.
     """
     messages, count = conversation.messages, conversation.count_text
     if budget.floor_tokens <= limit_tokens:

@@ -281,7 +281,7 @@ class Joiner:
 
 
 class _Scene:
-    """The partial answer, as far as the rules for the first lines of a continuation ask."""
+    """The partial answer, as the rules for the first lines of a continuation see it."""
 
     def __init__(self, partial: str) -> None:
         self.tail = partial[-_SCENE_CHARS:]
@@ -386,10 +386,9 @@ class Ending:
 
     The longest end counts that is telling: 12 characters without white space (letters of scripts without spaces count
     two) or 3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a
-    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else: who doubles a word that
-    they have not used before? (Who has doubled such a word before: then 6 characters do not count.) It is repetition
-    all the same, and stays, if the partial shows that it comes repeatedly: twice in a row, or as rows of a table or
-    list that have come twice in a row.
+    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else: nobody doubles a word not
+    used before, unless other words were doubled. It is repetition all the same, and stays, if the partial shows that it
+    comes repeatedly: twice in a row, or as rows of a table or list that have come twice in a row.
 
     Ambiguous by nature: the *first* time that a telling block is legitimately repeated back to back and the cut falls
     exactly between the two, it looks like a restart and is removed; a restart of a block for which the partial shows
@@ -433,7 +432,6 @@ class Ending:
 
     @cached_property
     def _doubles_words(self) -> bool:
-        """A word as long as a rare one comes twice in a row: a third such word may be meant so, too."""
         words = self._tail.split()
         return any(word == after and len(word) >= _RARE_CHARS and _has_letter(word) for word, after in pairwise(words))
 
@@ -474,12 +472,10 @@ class Ending:
 
 
 class _Overlap:
-    """Follows a continuation for as long as it stands in the partial answer word by word.
+    """Follows a continuation for as long as it stands in the partial, in one walk, until more text changes nothing.
 
-    Attributes:
-        is_over: more text can change nothing.
-        place: the first one in the partial, without white space, at which all that was read stands or goes over its
-            end; -1 for none. In all, one walk over the partial.
+    `place` is the first one in the partial, without white space, at which all that was read stands or goes over its
+    end; -1 for none.
     """
 
     def __init__(self, ending: Ending, text: str) -> None:

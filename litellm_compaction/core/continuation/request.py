@@ -48,7 +48,7 @@ _THOUGHTS_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """What a stopped answer consists of so far; complete tool calls never belong to it.
+    """A stopped answer so far; complete tool calls never belong to it.
 
     Attributes:
         text: the visible text, as the client has it.
@@ -64,7 +64,7 @@ class Partial:
 
     @property
     def is_thoughts(self) -> bool:
-        """Nothing but thinking has come, in a field of its own or in the text."""
+        """Nothing but thinking has come."""
         return bool(self.text.strip() or self.reasoning.strip()) and is_only_thoughts(self.text)
 
 
@@ -83,10 +83,10 @@ def carried_over(
     ends_in_answer: bool = False,
     switch: str = "",
 ) -> tuple[Message, ...]:
-    """The conversation with the partial answer and the request to go on.
+    """The conversation that was being answered, with the partial answer and the request to go on.
 
     Args:
-        messages: the conversation that was being answered, as the client sent it.
+        messages: as the client sent them.
         partial: the answer so far.
         tail_tokens: how much of the answer stays verbatim; an earlier part becomes a message of its own, which a
             compaction may cover.
@@ -122,12 +122,8 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
     """`compaction` as the client's next turn finds it, where the whole answer is one message.
 
     The client does not send our requests again, so the record is keyed by the client's own messages, and says how much
-    of the answer behind them it stands for.
-
-    Args:
-        messages: of `carried_over`, or any other list; `compaction` was made for it.
-        hashes: its chain.
-        compaction: what is keyed.
+    of the answer behind them it stands for. `compaction` was made for `messages`, of `carried_over` or any other list,
+    with the chain `hashes`.
     """
     lead = system_prefix_length(messages)
     ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), None)
@@ -156,12 +152,11 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
 
 def _last(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
     """The end of `text`, from a line or word start, in about `limit_tokens`."""
-    if count(text) <= limit_tokens:
+    tail = text
+    while len(tail) > 1 and count(tail) > limit_tokens:
+        tail = tail[len(tail) - len(tail) * 4 // 5 :]
+    if tail is text:
         return text
-    chars = len(text)
-    while chars > 1 and count(text[-chars:]) > limit_tokens:
-        chars = chars * 4 // 5
-    tail = text[-chars:]
     for separator in ("\n\n", "\n", " "):
         start = tail.find(separator)
         if 0 <= start < len(tail) // 2:

@@ -113,10 +113,7 @@ def settled_length(text: str) -> int:
     next word. In scripts without spaces a word is one character as people see it. Of a word of more than 64 characters
     (base64, a URL) all but the last 16 are settled, at such a character and not inside a run of ASCII punctuation.
 
-    Args:
-        text: the unsent tail of a stream, not the whole stream. The caller keeps `pending`, and per delta does
-            `pending += delta`, `n = settled_length(pending)`, sends `pending[:n]` and keeps `pending[n:]`. `pending`
-            is then one word with the white space behind it, and one call looks at no more than that and the delta.
+    `text` is the unsent tail of a stream; what is left of it each time is one word with the white space behind it.
     """
     word_end = len(text.rstrip())
     earliest = word_end - _LONGEST_WORD_CHARS
@@ -130,26 +127,18 @@ def settled_length(text: str) -> int:
     may_end = [place for place in starts if earliest <= place <= word_end - _HELD_OF_LONG_WORD_CHARS]
     # A long line of punctuation ("-----…"): cutting it is harmless, holding it for ever is not.
     last = may_end[-1] if may_end else 0
-    return next((place for place in reversed(may_end) if not _inside_punctuation(text, place)), last)
+    return next((at for at in reversed(may_end) if not _PUNCTUATION.issuperset(text[at - 1 : at + 1])), last)
 
 
 def unstopped_length(text: str, stops: Sequence[str]) -> int:
     """How many leading characters of `text` may be sent so that no stop string has begun in them.
 
     A server that goes on with an answer knows nothing of what was sent before: a stop string that had begun there
-    would end it nowhere. Held back, it comes whole from the continuation, and the server sees it.
-
-    Args:
-        text: the unsent tail of a stream.
-        stops: the client's stop strings; of each the first 128 characters count.
+    would end it nowhere. Held back, it comes whole from the continuation, and the server sees it. Of each string the
+    first 128 characters count.
     """
-    length = len(text)
-    for stop in stops:
-        for size in range(min(len(stop) - 1, _WATCHED_STOP_CHARS, len(text)), 0, -1):
-            if text.endswith(stop[:size]):
-                length = min(length, len(text) - size)
-                break
-    return length
+    begun = (stop[:size] for stop in stops for size in range(1, min(len(stop), _WATCHED_STOP_CHARS + 1)))
+    return len(text) - max((len(start) for start in begun if text.endswith(start)), default=0)
 
 
 def is_no_space(char: str) -> bool:
@@ -158,11 +147,6 @@ def is_no_space(char: str) -> bool:
 
 
 def _starts_word(text: str, before: int, place: int) -> bool:
-    """Returns True if a word starts with the character at `place`, which the one at `before` precedes."""
     if text[place].isspace():
         return False
     return text[place - 1].isspace() or is_no_space(text[before]) or is_no_space(text[place])
-
-
-def _inside_punctuation(text: str, index: int) -> bool:
-    return text[index - 1] in _PUNCTUATION and text[index] in _PUNCTUATION
