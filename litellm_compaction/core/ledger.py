@@ -107,29 +107,20 @@ _MOST_ATOM_CHARS = 120
 
 
 class _Piece(NamedTuple):
-    """A piece of a message.
-
-    Attributes:
-        message: its place among the messages.
-        place: of the piece in its message.
-        text: on one line, but for what it announces.
-        size_bytes: of the text.
-        names: what it names, with the weight of each.
-        base: what it says apart from that.
-        ratio: how much it counts for who says it.
-        is_words: it is the user's, to be quoted.
-        rule: how much it rules; 0 for a sentence that does not.
-        opens_line: a line begins with it.
-    """
+    """A piece of the message at `message`, the one at `place` there, with the weights of what it names."""
 
     message: int
     place: int
     text: str
     size_bytes: int
     names: Mapping[str, float]
+    # What it says apart from its names.
     base: float
+    # How much it counts for who says it.
     ratio: float
+    # It is the user's, to be quoted.
     is_words: bool = False
+    # 0 for a sentence that does not rule anything.
     rule: float = 0.0
     opens_line: bool = True
 
@@ -155,22 +146,17 @@ def ledger(
     messages = [part for message in messages if not message.asks_to_go_on for part in divided(message)]
     if budget_tokens < _LEAST_ROOM_TOKENS or not messages:
         return ""
-    return _Selection(messages, _pieces(messages, redact), known, budget_tokens, count).text()
+    return _Selection(messages, redact, known, budget_tokens, count).text()
 
 
 class _Selection:
     """Takes pieces, those first that add most for their size to what was taken before."""
 
     def __init__(
-        self,
-        messages: Sequence[Message],
-        pieces: Sequence[_Piece],
-        known: str,
-        budget_tokens: int,
-        count: Callable[[str], int],
+        self, messages: Sequence[Message], redact: Redact, known: str, budget_tokens: int, count: Callable[[str], int]
     ) -> None:
         self._messages = messages
-        self._pieces = pieces
+        self._pieces = _pieces(messages, redact)
         self._known = known
         self._budget_tokens = budget_tokens
         self._count = count
@@ -181,7 +167,7 @@ class _Selection:
         self._named_by_assistant: Counter[str] = Counter()
         self._ages: dict[str, int] = {}
         self._use = self._uses()
-        speakers = len({piece.message for piece in pieces if piece.is_words}) or 1
+        speakers = len({piece.message for piece in self._pieces if piece.is_words}) or 1
         fair = _FAIR_SHARE * _BYTES_PER_TOKEN * budget_tokens / speakers
         self._fair_bytes = max(fair, _LEAST_FAIR_BYTES)
         self._fill()
