@@ -151,7 +151,6 @@ def languages(text: str) -> Counter[str]:
 
 
 def _words(sentence: str) -> set[str]:
-    """The words of a sentence in lower case."""
     if not sentence.isascii():
         return set(map(str.casefold, _WORD.findall(sentence.replace("’", "'"))))
     # Five times as fast as a search for them.
@@ -171,11 +170,7 @@ class Weight(NamedTuple):
 
 
 class Talk:
-    """The words a person uses all the time: where every third sentence has a "not", that forbids nothing.
-
-    Args:
-        sentences: of the person; their order does not matter.
-    """
+    """The words a person uses all the time: where every third sentence has a "not", that forbids nothing."""
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
         times: Counter[str] = Counter()

@@ -35,13 +35,7 @@ def ends(text: str, keep_chars: int) -> str:
 
 
 def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:
-    """The largest L with sum(min(size, L * weight)) ≤ room, by bisection; the largest size when all fit.
-
-    Args:
-        sizes: n, tokens.
-        weights: n; how many times the level each may have.
-        room_tokens: for all together.
-    """
+    """The largest L with sum(min(size, L * weight)) ≤ room, by bisection; the largest size if all fit."""
     low, high = 0, max(sizes, default=0)
     while low < high:
         middle = (low + high + 1) // 2

@@ -198,7 +198,6 @@ class _Said:
         )
 
     def _beginning(self, part: str) -> Sequence[str]:
-        """The words that begin with these letters."""
         return self._words[bisect_left(self._words, part) : bisect_left(self._words, part + "\U0010ffff")]
 
 

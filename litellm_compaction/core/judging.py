@@ -68,12 +68,7 @@ _TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "CJK")
 
 
 class Judgement(NamedTuple):
-    """A summary as it may be used.
-
-    Attributes:
-        text: what is left of it.
-        fault: why nothing of it may be used, one word for events; "" where `text` may.
-    """
+    """A summary as it may be used, or a word for events that says why nothing of it may."""
 
     text: str
     fault: Fault | Literal[""]
@@ -162,7 +157,6 @@ class Unfolding:
         return not self._is_thinking and _turns_round(newest)
 
     def _ends_with(self, text: str) -> bool:
-        """A whole line is one too many."""
         plain = text.strip()
         if self._is_thinking or plain.startswith(_THINKS):
             self._is_thinking = _THINKS_NO_MORE not in plain
@@ -225,7 +219,6 @@ def _looked_at(summary: str, told: frozenset[tuple[str, ...]]) -> list[_Line]:
 
 
 def _held_against(lines: Sequence[_Line], source: Sequence[str]) -> list[_Line]:
-    """The lines, with those marked that state what the source does not."""
     believed = [line.is_heading or bool(line.fault) for line in lines]
     invented = inventions(["" if each else line.text for each, line in zip(believed, lines, strict=True)], source)
     return [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
@@ -316,7 +309,6 @@ def _is_in_another_language(lines: Iterable[_Line], instruction: str, source: Se
 
 
 def _letters(text: str) -> Counter[str]:
-    """How many letters of each script a text begins with."""
     letters = filter(str.isalpha, text[:_LETTERS_CHARS])
     scripts = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
     return Counter(_TOGETHER.get(script, script) for script in scripts)

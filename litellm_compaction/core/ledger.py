@@ -353,7 +353,6 @@ def _cleaned(message: Message, redact: Redact) -> Message:
 
 
 def _read(messages: Sequence[Message]) -> list[int]:
-    """The places of the messages that are read: the task, the user's, then the shortest, as far as the bound goes."""
     task = next((at for at, message in enumerate(messages) if _is_words(message)), None)
     chars = 0
     found: list[int] = []
@@ -372,12 +371,11 @@ def _is_words(message: Message) -> bool:
 
 
 def _said_chars(message: Message) -> int:
-    """How much a message says, at least 1."""
+    # Never 0: others are divided by it.
     return len(message.text) + sum(len(call.arguments) for call in message.calls) + 1
 
 
 def _clauses(at: int, parts: Sequence[Sentence], talk: Talk) -> Iterator[_Piece]:
-    """The pieces of a message of the user's."""
     place = 0
     for sentence in _joined(parts):
         for number, text in enumerate(filter(None, _divided(sentence.text, _CLAUSE_BYTES))):
@@ -427,7 +425,6 @@ def _together(parts: Sequence[Sentence]) -> str:
 
 
 def _lines(at: int, message: Message, follows_result: bool) -> Iterator[_Piece]:
-    """The pieces of an answer, of calls or of a result."""
     is_assistant = message.role == "assistant"
     text = without_notices(message.text) if is_assistant else message.text
     is_short = len(text) <= _SHORT_CHARS
@@ -470,7 +467,6 @@ def _bytes(text: str) -> int:
 
 
 def _ends(text: str, most_chars: int) -> str:
-    """The two ends of a longer text."""
     half = most_chars // 2
     return text if len(text) <= most_chars else f"{text[:half]}\n{text[-half:]}"
 
@@ -508,7 +504,6 @@ def named(text: str, *, number_weight: float = _NUMBER) -> dict[str, float]:
 
 
 def _name_of(key: str) -> str:
-    """What stands in the text for a key of `named`."""
     return key.split(_NEXT)[1] if _NEXT in key else key
 
 

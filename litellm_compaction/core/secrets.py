@@ -271,7 +271,6 @@ def _hinted_removed(piece: str, hints: Sequence[str], signs: Sequence[str], sear
 
 
 def _hinted_lines(lower: str, hints: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where the lines begin and end that hold one of `hints`."""
     for hint in hints:
         end = 0
         while (at := lower.find(hint, end)) >= 0:

@@ -237,13 +237,11 @@ def _element(text: str, name: str, opening: re.Match[str], closing: re.Match[str
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Returns True if an element begins a line, follows another one, or is too long to be one that is written about."""
     before = text[max(0, start - _LEAST_INLINE_CHARS) : start].rstrip(" \t")
     return before[-1:] in ("", "\n", ">") or end - start > _LEAST_INLINE_CHARS or "\n" in text[start:end]
 
 
 def _between(text: str, start: int, end: int) -> list[Stretch]:
-    """Divides the text between two elements; what is a client's there may reach to the end of the text."""
     found: list[Stretch] = []
     # A text may hold thousands of records, so each is a turn of a loop.
     while (begin := _first_sign(text, start)) < end:
@@ -256,7 +254,6 @@ def _between(text: str, start: int, end: int) -> list[Stretch]:
 
 
 def _first_between(text: str, start: int, begin: int, end: int) -> Stretch:
-    """Returns the first stretch from `start`, whose first character that is not blank is at `begin`."""
     if text.startswith(_RECORD, begin):
         # One of ours may have the person's words after it.
         close = text.find(FRAME_END, begin)

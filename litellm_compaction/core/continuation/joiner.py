@@ -198,7 +198,6 @@ class Joiner:
         return bool(delta.strip()) or self._ended or self._held_chars >= _READ_CHARS
 
     def _taken(self) -> str:
-        """What was held; nothing is any more."""
         text = "".join(self._held)
         self._held, self._held_chars = [], 0
         return text
