@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.continuation.joiner import Ending, Joiner
 from litellm_compaction.core.continuation.text import open_fence, open_think, settled_length, unstopped_length
-from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
+from tests.core.restarts import CHATTER, GENERATORS
 from tests.work import grows_linearly
 
 FOX = "The quick brown fox jumps over the lazy dog. Then the fox went "
@@ -344,25 +344,6 @@ def test_only_the_first_line_is_held_back() -> None:
     sent = [slow.feed(char) for char in "Sure, continuing education is what " + "everybody needs " * 20]
     assert next(index for index, text in enumerate(sent) if text) <= 160
     assert "".join((*sent, slow.finish())).startswith("Sure, continuing education")
-
-
-restarts = st.builds(
-    lambda seed, generator, style: (seed, generator(random.Random(seed)), style),
-    st.integers(0, 2**32),
-    st.sampled_from(GENERATORS),
-    st.sampled_from(STYLES),
-)
-
-
-@given(restarts)
-def test_partial_and_joined_are_the_original(case: tuple[int, str, str]) -> None:
-    """In every style, at every settled cut, in every split: the original, character by character."""
-    seed, text, style = case
-    restart = draw(random.Random(seed), text, style)
-    assume(restart is not None)
-    assert restart is not None
-    assume(not is_ambiguous(restart.partial, restart.rest, restart.repeated))
-    assert {restart.partial + join(restart, random.Random(split)) for split in range(3)} == {text}
 
 
 @given(
