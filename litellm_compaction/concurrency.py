@@ -1,8 +1,4 @@
-"""What many requests have in common: one run for all who want the same (single flight), memory with a bound, a rest
-after a failure, an end.
-
-A shared run ends with its last waiter: when all of them are cancelled, it is cancelled too.
-"""
+"""Shared by requests: one run for all who want the same, dicts with a bound, rests after failures, ended tasks."""
 
 from __future__ import annotations
 
@@ -24,13 +20,10 @@ _MAX_RESTS = 4096
 
 
 class Bounded(OrderedDict[_Key, _Value]):
-    """A dict that forgets the entry that was written longest ago when a new one is too many.
+    """A dict of `most` entries, 1 or more, that forgets the one that was written longest ago.
 
     Reading keeps nothing alive; `move_to_end` does. Threads that write at the same time lose nothing of each other:
     `setdefault` gives all of them the same value, which an OrderedDict's own does not once writing is Python code.
-
-    Args:
-        most: how many entries it keeps, 1 or more.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,7 +39,6 @@ class Bounded(OrderedDict[_Key, _Value]):
                 self.popitem(last=False)
 
     def setdefault(self, key: _Key, default: _Value) -> _Value:
-        """The value that is there, else `default`, which then is."""
         with self._lock:
             if key not in self:
                 self[key] = default
@@ -54,21 +46,14 @@ class Bounded(OrderedDict[_Key, _Value]):
 
 
 class Rests(Generic[_Key]):
-    """What is left alone for a while after it failed, twice as long with each failure in a row.
-
-    Args:
-        first_s: the first rest.
-        longest_s: of a rest.
-        clock: seconds, monotonic.
-    """
+    """Keys that are left alone after a failure: `first_s`, and twice as long with each in a row, up to `longest_s`."""
 
     def __init__(self, first_s: float, longest_s: float, clock: Callable[[], float]) -> None:
         self._first_s, self._longest_s, self._clock = first_s, longest_s, clock
-        # Until when, and how long that is.
+        # Until when, and the rest's length.
         self._kept: Bounded[_Key, tuple[float, float]] = Bounded(_MAX_RESTS)
 
     def is_over(self, key: _Key) -> bool:
-        """Returns True if it may be tried."""
         return self._clock() >= self._kept.get(key, (-math.inf, 0.0))[0]
 
     def begin(self, key: _Key) -> bool:
@@ -81,7 +66,6 @@ class Rests(Generic[_Key]):
         return known is None
 
     def end(self, key: _Key) -> None:
-        """Notes that it worked."""
         if key in self._kept:
             self._kept[key] = -math.inf, 0.0
 
@@ -93,25 +77,16 @@ class _Flight(Generic[_Result]):
 
 
 class Flights(Generic[_Result]):
-    """Runs by key; not for use from several event loops."""
+    """Runs by key, in one event loop. A run is cancelled with its last waiter, and its result is not kept."""
 
     def __init__(self) -> None:
         self._flights: dict[Hashable, _Flight[_Result]] = {}
 
     def is_under_way(self, key: Hashable) -> bool:
-        """Whether a run under `key` has begun and not ended, so that who joins now will wait for somebody else's."""
         return key in self._flights
 
     async def join(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-        """The result of the one run under `key`, started by the first who asks.
-
-        Args:
-            key: what makes two runs the same.
-            start: makes the coroutine; it runs in the context of the first caller.
-
-        Raises:
-            Whatever the run raises, in every waiter.
-        """
+        """The result, or the error, of the one run under `key`, in the context of its first caller."""
         flight = self._flights.get(key)
         if flight is None:
             flight = _Flight(asyncio.ensure_future(start()))
@@ -130,15 +105,14 @@ class Flights(Generic[_Result]):
         flight = self._flights.get(key)
         if flight is not None and flight.task is task:
             del self._flights[key]
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved: every waiter may have gone
+        _retrieve(task)
 
 
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Ends tasks, and returns when they have.
+    """Cancels tasks, and returns when they have ended.
 
-    One may miss that it is cancelled, and is told again: before Python 3.12 `asyncio.wait_for` gives its result instead
-    where that comes in the same moment.
+    One may miss it, and is told again: before Python 3.12 `asyncio.wait_for` gives a result instead that comes in the
+    same moment.
     """
     waiting = set(tasks)
     while waiting:
@@ -146,9 +120,13 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
             task.cancel()
         done, waiting = await asyncio.wait(waiting, timeout=_ASKED_AGAIN_S)
         for task in done:
-            if not task.cancelled():
-                # Seen, so that nobody complains that it was not.
-                task.exception()
+            _retrieve(task)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Marks a task's error as seen: all who waited for it may have gone."""
+    if not task.cancelled():
+        task.exception()
 
 
 @dataclass(slots=True)
@@ -162,10 +140,9 @@ class Kept(Generic[_Key, _Value]):
     """Values by key: each is obtained once at a time for all who ask, and kept for a while.
 
     Args:
-        obtain: makes a value; what it raises reaches those who wait, and is not kept.
-        life_s: for how long a value holds from when it was obtained.
-        most: how many are kept.
-        clock: seconds, monotonic.
+        obtain: its error reaches those who wait, and is not kept.
+        life_s: of a value, from when it was obtained.
+        most: the number of values that are kept.
     """
 
     def __init__(
@@ -185,33 +162,29 @@ class Kept(Generic[_Key, _Value]):
         self._tasks: set[asyncio.Task[_Value]] = set()
 
     async def get(self, key: _Key, *, fresh: bool = False) -> _Value:
-        """The value, obtained now unless one holds; `fresh` waits for one whose obtaining begins after this call.
-
-        A waiter that is cancelled does not take it away from the others.
-        """
+        """The value, obtained now unless one holds; `fresh` waits for one whose obtaining begins after this call."""
         if fresh:
             self.invalidate(key)
         held = self._held.get(key)
         if held is not None and self._clock() < held[1]:
             return held[0]
-        return await asyncio.shield(self._running(key).task)
+        return await asyncio.shield((self._runs.get(key) or self._started(key)).task)
 
     async def soon(self, key: _Key, *, wait_s: float) -> _Value | None:
-        """As `get`, but waits until `wait_s` after obtaining began; then the value before is given, None for none."""
+        """As `get`, but from `wait_s` after obtaining began the value before is given, None for none."""
         held = self._held.get(key)
         if held is not None and self._clock() < held[1]:
             return held[0]
-        run = self._running(key)
+        run = self._runs.get(key) or self._started(key)
         await asyncio.wait({run.task}, timeout=max(0.0, run.begun_s + wait_s - self._clock()))
         return run.task.result() if run.task.done() else self.last(key)
 
     def last(self, key: _Key) -> _Value | None:
-        """The value that was obtained last, if it holds or not."""
+        """The value that was obtained last, even if it does not hold any more."""
         held = self._held.get(key)
         return held[0] if held is not None else None
 
     def has(self, key: _Key) -> bool:
-        """If a value has been obtained before."""
         return key in self._held
 
     def invalidate(self, key: _Key) -> None:
@@ -223,12 +196,8 @@ class Kept(Generic[_Key, _Value]):
             del self._runs[key]
 
     async def aclose(self) -> None:
-        """Ends what runs; those who wait are cancelled."""
         self._runs.clear()
         await ended(self._tasks)
-
-    def _running(self, key: _Key) -> _Run[_Value]:
-        return self._runs.get(key) or self._started(key)
 
     def _started(self, key: _Key) -> _Run[_Value]:
         run: _Run[_Value] = _Run(self._clock())
@@ -249,5 +218,4 @@ class Kept(Generic[_Key, _Value]):
         self._tasks.discard(run.task)
         if self._runs.get(key) is run:
             del self._runs[key]
-        if not run.task.cancelled():
-            run.task.exception()  # marks it as retrieved: every waiter may have gone
+        _retrieve(run.task)

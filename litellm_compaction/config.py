@@ -1,4 +1,4 @@
-"""What an operator can set, with unit, default and reason; everything else is refused at start.
+"""The operator's settings, with unit, default and reason; everything else is refused at start.
 
 `callback_settings.litellm_compaction` in config.yaml becomes `Settings`, `model_info.compaction` of a deployment
 becomes `DeploymentSettings`, and `Settings.for_deployment` joins the two.
@@ -36,7 +36,7 @@ _MAX_PATTERN_CHARS = 2000
 
 
 class _Among:
-    """Whether a name stands in a table that may still grow; a validator of pydantic's."""
+    """A validator of pydantic's: a name must stand in a table, which may still grow."""
 
     def __init__(self, table: Mapping[str, object]) -> None:
         self.table = table
@@ -52,8 +52,8 @@ StrategyName: TypeAlias = Annotated[str, AfterValidator(_Among(STRATEGIES))]
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """The words that a setting may have; empty where it is a number, a switch, or a name of the operator's."""
-    return _choices(field.metadata) or _choices((field.annotation,))
+    """The words that a setting may have; empty for a number, a switch, or a name of the operator's."""
+    return _choices((*field.metadata, field.annotation))
 
 
 def _choices(parts: Sequence[object]) -> tuple[str, ...]:
@@ -74,9 +74,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 @functools.lru_cache(maxsize=64)
 def read_prompt(strategy: StrategyName, path: str) -> str:
-    """The prompt in the file `path`, checked: UTF-8, in which the placeholders of `strategy` are replaced by numbers.
-
-    A file is read once in the life of a process.
+    """The prompt in the file `path`, with the placeholders of `strategy`; read once in the life of a process.
 
     Raises:
         ValueError: it cannot be read, or its placeholders are not the strategy's; says what is allowed.
@@ -155,7 +153,7 @@ _PRUNING_MODEL = Live(
     "Pruning model",
     "Model used to compact conversation history when approaching the context limit. Choose a fast, capable model.",
 )
-# Marks a setting that a deployment may have of its own, too.
+# Marks a setting that a deployment may have of its own.
 _OF_DEPLOYMENT = object()
 
 
@@ -408,7 +406,7 @@ class Settings(_Section):
         return self
 
     def with_store(self, environ: Mapping[str, str]) -> Settings:
-        """These settings with the variable's value where `store` names one.
+        """These settings with a variable's value if `store` names one.
 
         Raises:
             ConfigError: it is not set.
@@ -420,7 +418,7 @@ class Settings(_Section):
         return self if url == self.store else _parse(Settings, {**self.model_dump(), "store": url}, _SETTINGS_PLACE)
 
     def own_prompt(self, strategy: StrategyName) -> str:
-        """The operator's prompt for a strategy, as it was read at start; "" where the built-in one is used."""
+        """The operator's prompt for a strategy, as it was read at start; "" for the built-in one."""
         path = self.prompt_file.get(strategy)
         return read_prompt(strategy, path) if path else ""
 
@@ -430,8 +428,7 @@ class Settings(_Section):
         Raises:
             ConfigError: the two together contradict each other.
         """
-        names = set(type(own).model_fields) & set(type(self).model_fields)
-        changes = {name: value for name in names if (value := getattr(own, name)) is not None}
+        changes = own.model_dump(exclude_none=True, exclude={"enabled", "context_length"})
         place = "model_info.compaction"
         joined = _parse(Settings, {**self.model_dump(), **changes}, place) if changes else self
         if own.context_length is not None:
@@ -494,7 +491,7 @@ else:
 
 
 def settings_from(section: object) -> Settings:
-    """The settings in config.yaml's `callback_settings.litellm_compaction` (absent or empty: all defaults).
+    """Checks `callback_settings.litellm_compaction`; None is all defaults.
 
     Raises:
         ConfigError: an unknown key or a bad value; names key, value and allowed range.
@@ -503,7 +500,7 @@ def settings_from(section: object) -> Settings:
 
 
 def deployment_settings_from(section: object, place: str = "model_info.compaction") -> DeploymentSettings:
-    """The settings in a deployment's `model_info.compaction`; `place` names the deployment in errors.
+    """Checks a deployment's `model_info.compaction`; `place` names it in errors.
 
     Raises:
         ConfigError: an unknown key or a bad value; names key, value and allowed range.

@@ -1,7 +1,7 @@
-"""What can go wrong, as one tree, and how an overflow looks when a server reports it.
+"""The package's errors as one tree, and how an overflow looks when a server reports it.
 
-Raised by every layer; turned into HTTP errors only in `proxy/`. A message says what happened, the
-numbers with their units and what to change, and never contains text of a conversation.
+Turned into HTTP errors only in `proxy/`. A message says what happened, the numbers with their units and what to change,
+and never contains text of a conversation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 # How `windows/fetch.py` says whom it asked.
 _ASKED = re.compile(r"GET \S+(?=:)")
 _START_IT = "Start its server (lms server start) or correct api_base."
-# A client that says a word more often than this may well have said the words around it, too.
+# A client that says a word more often may well have said the words around it, too.
 _MOST_PLACES = 500
 
 
@@ -36,7 +36,7 @@ class ConfigError(CompactionError, ValueError):
 
 
 class WindowUnknown(CompactionError):
-    """Nobody can say with which context length a model is loaded."""
+    """No source says with which context length a model is loaded."""
 
     def __init__(self, model: str, *, tried: str = "") -> None:
         detail = f" Tried: {tried}." if tried else ""
@@ -45,14 +45,13 @@ class WindowUnknown(CompactionError):
 
     @property
     def for_clients(self) -> str:
-        """The message without the address that was asked."""
         return _ASKED.sub("its server", str(self))
 
 
 class WindowUnread(WindowUnknown):
-    """Nobody can say it now, because the server does not answer; it may do so later.
+    """The server that could say it does not answer now.
 
-    Attributes:
+    Args:
         address: of the LM Studio that does not answer; "" for other servers.
     """
 
@@ -62,20 +61,17 @@ class WindowUnread(WindowUnknown):
 
     @property
     def for_operators(self) -> str:
-        """The message with the server's address and the remedy, for the log."""
-        if not self.address:
-            return str(self)
-        return ServerGone(self.address).for_operators
+        return str(ServerGone(self.address)) if self.address else str(self)
 
     @property
     def for_clients(self) -> str:
-        """The message without how the connection failed, which can name the server."""
+        # How the connection failed can name the server.
         told = f"{WindowUnknown(self.model)} Its server does not answer."
         return f"{told} {_START_IT}" if self.address else told
 
 
 class WindowOutdated(WindowUnread):
-    """A server has said with which context length a model is loaded, but does not say it now."""
+    """A server has said it before, but does not say it now."""
 
     def __init__(self, model: str, *, tokens: int, age_s: float, failure: str, address: str = "") -> None:
         super().__init__(
@@ -94,11 +90,10 @@ class ModelNotLoaded(CompactionError):
             f"{model} is not loaded in {server}, so its context length is not known yet. "
             "Load it, or set `when_not_loaded: warm_up`."
         )
-        self.model = model
 
 
 class Share(NamedTuple):
-    """One row of an itemised error: who takes how many tokens."""
+    """One row of an itemised error."""
 
     name: str
     tokens: int
@@ -108,8 +103,7 @@ class DoesNotFit(CompactionError):
     """A request cannot be made small enough for the window, however hard it is compacted.
 
     Attributes:
-        shares: who takes how many tokens, largest first.
-        window_tokens: context length with which the model is loaded.
+        shares: largest first.
         needed_tokens: context length with which the same request would fit.
     """
 
@@ -121,15 +115,11 @@ class DoesNotFit(CompactionError):
 
 
 class BadWish(CompactionError):
-    """A client asks something of the guard in a shape that is not known; says what is allowed, never what was said."""
+    """A client's wish has an unknown shape; the message says what is allowed, never what was said."""
 
 
 class NotServed(CompactionError):
-    """A request names a context that no server behind the proxy keeps: it would be answered without it, in silence.
-
-    Attributes:
-        field: of the request's body.
-    """
+    """A request names, in a `field`, a context that no server behind the proxy keeps."""
 
     def __init__(self, field: str, remedy: str) -> None:
         super().__init__(f"`{field}` is not served for this model: it would be left out in silence. {remedy}")
@@ -137,7 +127,7 @@ class NotServed(CompactionError):
 
 
 class TooDeep(CompactionError):
-    """A request is nested deeper than Python reads or writes JSON, so that nobody can say how long it is."""
+    """A request is nested deeper than Python reads or writes JSON."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -157,7 +147,7 @@ class OwnTemplate(CompactionError):
 
 
 class SummaryFailed(CompactionError):
-    """The pruning model gave nothing that can be used; `reason` is one word for logs and metrics."""
+    """The pruning model gave no usable text; `reason` is one word for logs and metrics."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -169,10 +159,8 @@ class Overloaded(CompactionError):
 
     Attributes:
         model: the shared context's name: the model, or one loaded instance of it.
-        tokens: what the request waited for.
-        in_use_tokens: what the running requests held when the time was up.
-        window_tokens: context length with which the model is loaded.
-        waited_s: how long it waited.
+        tokens: of the request.
+        in_use_tokens: held by the running requests when the time was up.
     """
 
     def __init__(self, model: str, *, tokens: int, in_use_tokens: int, window_tokens: int, waited_s: float) -> None:
@@ -193,24 +181,17 @@ class ServerUnavailable(CompactionError):
 
     @property
     def for_clients(self) -> str:
-        """Whom we asked is the operator's to know."""
         return "The model's server does not answer as expected."
 
 
 class ServerGone(ServerUnavailable):
-    """LM Studio takes no connection, though it did when its windows were read.
-
-    Attributes:
-        address: of its server.
-    """
+    """LM Studio takes no connection, though it did when its windows were read."""
 
     def __init__(self, address: str) -> None:
         super().__init__(f"LM Studio at {address} does not answer. {_START_IT}")
-        self.address = address
 
     @property
     def for_clients(self) -> str:
-        """The message without the address."""
         return f"LM Studio does not answer. {_START_IT}"
 
 
@@ -218,14 +199,17 @@ class UnusableModelFile(CompactionError):
     """A .gguf or tokenizer.json file gives no vocabulary; requests are counted from another source.
 
     Attributes:
-        path: the file, as it was asked for.
-        problem: what is wrong with it, without the path.
+        path: as it was asked for.
+        problem: without the path.
     """
 
-    def __init__(self, path: str, problem: str, *, advice: str = "") -> None:
-        advice = (
-            advice or "Set `tokenizer:` to an intact .gguf or tokenizer.json file of the model, or remove this one."
-        )
+    def __init__(
+        self,
+        path: str,
+        problem: str,
+        *,
+        advice: str = "Set `tokenizer:` to an intact .gguf or tokenizer.json file of the model, or remove this one.",
+    ) -> None:
         super().__init__(f"{path}: {problem}. {advice}")
         self.path = path
         self.problem = problem
@@ -236,15 +220,14 @@ class StoreError(CompactionError):
 
 
 class TooLargeForStore(StoreError):
-    """A store works, but does not take this: it would not, either, if it were asked again."""
+    """A store works, but does not take this, now or later."""
 
 
 class Overflow(NamedTuple):
-    """What an overflow message reveals.
+    """The numbers in an overflow message; None if it does not name one.
 
     Attributes:
-        prompt_tokens: the prompt as the server counted it; None when the message does not say.
-        window_tokens: the context length that the server named; None when the message does not say.
+        prompt_tokens: as the server counted it.
     """
 
     prompt_tokens: int | None
@@ -252,25 +235,18 @@ class Overflow(NamedTuple):
 
 
 # Wordings by LM Studio version: lmstudio-bug-tracker 237, 546, 1024, 1620, 2201, 2322; opencode 2259 and 11141;
-# goose 11318. The last but one are llama.cpp's server and vLLM/OpenAI. (prompt group, window group), 0 = not named.
+# goose 11318. The last but one are llama.cpp's server and vLLM/OpenAI. # is a number: (prompt, window), 0 = not named.
 _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE | re.DOTALL), prompt, window)
+    (re.compile(pattern.replace("#", r"(\d{1,12})(?!\d)"), re.IGNORECASE | re.DOTALL), prompt, window)
     for pattern, prompt, window in (
-        (r"input has (\d{1,12})(?!\d) tokens, but the context length only supports (\d{1,12})(?!\d)", 1, 2),
-        (r"n_keep:? ?\(?(\d{1,12})(?!\d)\)? ?>= ?n_ctx:? ?\(?(\d{1,12})(?!\d)", 1, 2),
-        (
-            (
-                r"keep the first (\d{1,12})(?!\d) tokens when context the overflows"
-                r".{0,200}?context length of only (\d{1,12})(?!\d)"
-            ),
-            1,
-            2,
-        ),
-        (r"reached context length of (\d{1,12})(?!\d) tokens", 0, 1),
-        (r"request \((\d{1,12})(?!\d) tokens\) exceeds the available context size \((\d{1,12})(?!\d) tokens\)", 1, 2),
-        (r"maximum context length is (\d{1,12})(?!\d) tokens.{0,200}?resulted in (\d{1,12})(?!\d) tokens", 2, 1),
-        (r"maximum context length is (\d{1,12})(?!\d) tokens", 0, 1),
-        (r'n_prompt_tokens\\*" ?: ?(\d{1,12})(?!\d).{0,100}?n_ctx\\*" ?: ?(\d{1,12})(?!\d)', 1, 2),
+        (r"input has # tokens, but the context length only supports #", 1, 2),
+        (r"n_keep:? ?\(?#\)? ?>= ?n_ctx:? ?\(?#", 1, 2),
+        (r"keep the first # tokens when context the overflows.{0,200}?context length of only #", 1, 2),
+        (r"reached context length of # tokens", 0, 1),
+        (r"request \(# tokens\) exceeds the available context size \(# tokens\)", 1, 2),
+        (r"maximum context length is # tokens.{0,200}?resulted in # tokens", 2, 1),
+        (r"maximum context length is # tokens", 0, 1),
+        (r'n_prompt_tokens\\*" ?: ?#.{0,100}?n_ctx\\*" ?: ?#', 1, 2),
         (r"does not fit in context length", 0, 0),
         (r"context size has been exceeded", 0, 0),
         (r"exceeds the available context size", 0, 0),
@@ -288,7 +264,7 @@ _CRASH = re.compile(r"generation failed|model (has )?crashed|failed to generate"
 
 
 def is_crash(text: str) -> bool:
-    """Whether `text` reports a generation that broke down; near a full window that is what an overflow looks like."""
+    """Returns True if `text` reports a generation that broke down; near a full window an overflow looks like that."""
     return _CRASH.search(text) is not None
 
 
@@ -297,40 +273,31 @@ _ENDED_EARLY = "Stream ended before a finish_reason was received"
 
 
 def ended_early(text: str) -> bool:
-    """Whether `text` reports a stream that ended without saying why; an overflow can look like that, too."""
+    """Returns True if `text` reports a stream that ended without saying why; an overflow can look like that, too."""
     return _ENDED_EARLY in text
 
 
 def overflow_from_text(text: str, said: str = "") -> Overflow | None:
-    """What `text` reveals if it is one of the known overflow messages, else None.
+    """The numbers in a server's `text` if it is one of the known overflow messages, else None.
 
     Args:
-        text: of the server.
-        said: what the client sent. Servers quote what they refuse (a chat template names the role that it does not
-            know, vLLM the argument), so words of the client's that look like such a message are not one.
+        said: the client's text. Servers quote what they refuse (a chat template names the role that it does not know,
+            vLLM the argument), so words of the client's that look like such a message are not one.
     """
     text = text[:_MAX_ERROR_CHARS]
     for pattern, prompt, window in _OVERFLOWS:
         for found in pattern.finditer(text):
             if said and _has_said(said, found[0]):
                 continue
-            return Overflow(
-                int(found[prompt]) if prompt else None,
-                int(found[window]) if window else None,
-            )
+            return Overflow(int(found[prompt]) if prompt else None, int(found[window]) if window else None)
     return None
 
 
 def is_at_a_place(text: str, beginning: str, is_there: Callable[[int], bool]) -> bool:
-    """Whether something stands at a place of `beginning`, which is looked for at a few of them only.
+    """Returns True if `is_there` finds something at one of the first 500 places of `beginning`, or if there are more.
 
     Args:
         text: a client's, of any length.
-        beginning: what is looked for first.
-        is_there: looks at a place.
-
-    Returns:
-        True also where there are more places than are looked at.
     """
     at = -1
     for _ in range(_MOST_PLACES):
@@ -343,7 +310,7 @@ def is_at_a_place(text: str, beginning: str, is_there: Callable[[int], bool]) ->
 
 
 def _has_said(said: str, words: str) -> bool:
-    """Whether a text has these words in a row, however they are written and quoted.
+    """Returns True if a text has these words in a row, however they are written and quoted.
 
     Looks only where the longest of them stands: taking 50 MB apart would hold up the event loop.
     """

@@ -1,8 +1,4 @@
-"""What happened to a request, as one frozen record, and the observers that are told.
-
-Built by the engine; a log line, a metric and a history (`history.py`) are observers. It never holds text of a
-conversation.
-"""
+"""Events: one frozen record for each decision about a request, without text of a conversation, and its log line."""
 
 from __future__ import annotations
 
@@ -25,10 +21,10 @@ AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 USED_AHEAD = "prepared"
 # The same below the trigger: the turn was expected to cross it, and the server has read the compacted prompt for it.
 USED_EARLY = "early"
-# Why whoever waited got no summary of it: its own words, or that it came too late.
+# Why a model's answer was no summary, or came too late.
 USELESS = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal", "timeout"))
-# Why a compaction is another one than configured although nothing is wrong: no summary has room, the client writes its
-# own, or texts were shortened as the operator allows.
+# Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, or
+# texts were shortened as the operator allows.
 BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt"))
 # Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
 _LATEST, _TOO_MANY = 6, 4
@@ -46,21 +42,20 @@ class CompactionEvent:
     Attributes:
         model: `model_name` or deployment that was asked.
         tokens_before, tokens_after: estimated prompt as it came and as it was sent.
-        covered_messages: how many messages the record stands for.
-        rung: how the newest part of the record was condensed, "" where there is none.
+        covered_messages: the number of messages that the record stands for.
+        rung: how the newest part of the record was condensed, "" if there is none.
         summary_calls: jobs of the pruning model that this request paid for.
-        duration_ms: from the first count to what is sent; it includes `summary_ms`.
-        summary_ms: in which the pruning model was asked.
-        reason: one word that explains a fallback or a failure, or tells that what is reused was written ahead:
+        duration_ms: from the first count to sending; it includes `summary_ms`.
+        reason: one word that explains a fallback or a failure, or tells that a reused record was written ahead:
             `prepared`, or `early` below the trigger.
         when_s: wall clock, seconds since 1970.
-        compaction_id: of the record that is sent, "" where there is none.
+        compaction_id: of the record that is sent, "" if there is none.
         continues_id: of the record that a new one goes on from, "" for a conversation's first.
-        tenant: fingerprint of whose request it was (promise P9: never a name or a key), "" where nobody knows.
+        tenant: fingerprint of the request's owner (promise P9: never a name or a key), "" if not known.
         refusal: how the server refused the request before, as too long: `http_400`, `error_event`, `empty_stream`,
-            `crash`; "" where it did not.
+            `crash`; "" if it did not.
         result_tokens: of the newest tool results, in the phase `tool_response`.
-        projected_tokens: the prompt that those results made, with what was sent before them as it was.
+        projected_tokens: the prompt that those results made, after what was sent before them, uncompacted.
         limit_tokens: the largest prompt that may be sent.
     """
 
@@ -91,7 +86,7 @@ class CompactionEvent:
 
     @property
     def has_overflowed(self) -> bool:
-        """Whether tool results do not fit beside what was sent before them."""
+        """True if tool results do not fit with what was sent before them."""
         return self.result_tokens > 0 and self.projected_tokens > self.limit_tokens
 
     @property
@@ -102,10 +97,7 @@ class CompactionEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationAlarm:
-    """A reply whose usage says that the server did not see the whole prompt.
-
-    `when_s` and `tenant` as in `CompactionEvent`.
-    """
+    """A reply whose usage says that the server did not see the whole prompt."""
 
     model: str
     window_tokens: int
@@ -118,14 +110,12 @@ class TruncationAlarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarryEvent:
-    """What became of an answer that reached the limit while it was written.
-
-    `when_s` and `tenant` as in `CompactionEvent`.
+    """An answer that reached the limit while it was written.
 
     Attributes:
-        outcome: it went on over a compacted prompt; it ended as no attempt was left, as nothing gains room, or as
-            nothing but thoughts came of it.
-        attempt: of `attempts`; how many there were where the answer has ended.
+        outcome: it went on over a compacted prompt; or it ended since no attempt was left, no compaction gains room, or
+            only thoughts came of it.
+        attempt: of `attempts`; their number if the answer has ended.
         tokens_before: of the window when it stopped, prompt and answer.
         tokens_after: the prompt with which it goes on.
         lost_tokens: of `tokens_before`, those of the answer that were thrown away, such as a call that was cut.
@@ -144,13 +134,11 @@ class CarryEvent:
 
     @property
     def gained_tokens(self) -> int:
-        """Room that the compaction has made: what was thrown away has to be written again, and is no gain."""
+        """Room that the compaction has made; the lost tokens have to be written again."""
         return max(self.tokens_before - self.lost_tokens - self.tokens_after, 0)
 
 
-# What a history keeps; of answers at the limit only how they ended: what a restart compacted is an event of its own.
-Kept: TypeAlias = CompactionEvent | TruncationAlarm | CarryEvent
-Event: TypeAlias = Kept
+Event: TypeAlias = CompactionEvent | TruncationAlarm | CarryEvent
 Observer: TypeAlias = Callable[[Event], None]
 
 _LEVELS: dict[str, int] = {
@@ -163,48 +151,38 @@ _LEVELS: dict[str, int] = {
 # C0 and C1 controls, and all that changes the direction of reading or is not seen.
 _COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
-# Made once: building one takes a millisecond, reading an event with it some microseconds.
-_READERS: dict[str, TypeAdapter[CompactionEvent] | TypeAdapter[TruncationAlarm] | TypeAdapter[CarryEvent]] = {
-    "compaction": TypeAdapter(CompactionEvent),
-    "truncation_alarm": TypeAdapter(TruncationAlarm),
-    "answer": TypeAdapter(CarryEvent),
-}
-_NAMES: dict[type[Kept], str] = {
+_NAMES: dict[type[Event], str] = {
     CompactionEvent: "compaction",
     TruncationAlarm: "truncation_alarm",
     CarryEvent: "answer",
 }
+_READERS: dict[str, TypeAdapter[Event]] = {name: TypeAdapter(kind) for kind, name in _NAMES.items()}
 
 
 def harmless(text: str, *, keep: str = "") -> str:
-    """`text` for a terminal or a log: what would move its cursor, colour it or turn its text is spelled out.
+    """`text` with its control characters spelled out, but those to `keep`, for a terminal or a log.
 
     Names of models and stored texts are strangers' (terminal escapes; bidirectional controls, CVE-2021-42574).
-
-    Args:
-        text: one line, or more.
-        keep: characters that are wanted all the same.
     """
     return _COMMANDS.sub(lambda found: found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}", text)
 
 
 class HarmlessRecords(logging.Filter):
-    """Makes what a log line quotes harmless; numbers and our own words stay as they are."""
+    """Makes a log line's arguments harmless, and lets every line through."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets every record through."""
         if isinstance(record.args, tuple):
             record.args = tuple(harmless(value) if isinstance(value, str) else value for value in record.args)
         return True
 
 
-def event_to_json(event: Kept) -> str:
-    """One line: the event's fields, and under `event` which kind it is."""
+def event_to_json(event: Event) -> str:
+    """One line: the event's fields, and its kind as `event`."""
     return json.dumps({"event": _NAMES[type(event)], **asdict(event)})
 
 
-def event_from_json(text: str) -> Kept | None:
-    """The event that some version of `event_to_json` wrote; None where this one cannot read it."""
+def event_from_json(text: str) -> Event | None:
+    """The event in a line of `event_to_json`; None if this version cannot read it."""
     try:
         fields = json.loads(text)
         reader = _READERS.get(fields.pop("event"))
@@ -213,8 +191,8 @@ def event_from_json(text: str) -> Kept | None:
         return None
 
 
-def useless_summarisers(events: Iterable[Kept]) -> list[str]:
-    """For each model whose newest summaries were mostly rejected, or its last two: how many, and what to set.
+def useless_summarisers(events: Iterable[Event]) -> list[str]:
+    """A sentence for each model whose newest summaries were mostly rejected, or its last two.
 
     Args:
         events: oldest first.
@@ -233,7 +211,6 @@ def useless_summarisers(events: Iterable[Kept]) -> list[str]:
 
 
 def _results(event: CompactionEvent) -> str:
-    """How large tool results are beside what was sent before them, in tokens; "" for a request that brings none."""
     if not event.result_tokens:
         return ""
     current_tokens = max(event.projected_tokens - event.result_tokens, 0)
@@ -244,7 +221,7 @@ def _results(event: CompactionEvent) -> str:
 
 
 def _level(event: CompactionEvent) -> int:
-    """WARNING where the operator may have something to change, not for what goes by plan."""
+    """WARNING if the operator may have something to change."""
     if event.outcome in ("compacted", "fallback"):
         is_as_planned = not event.has_overflowed and event.reason in ("", *BY_PLAN)
         return logging.INFO if is_as_planned else logging.WARNING
@@ -252,7 +229,7 @@ def _level(event: CompactionEvent) -> int:
 
 
 def log_observer(logger: logging.Logger) -> Observer:
-    """An observer that writes one line an event.
+    """Writes one line an event.
 
     INFO for a compaction that goes by plan, WARNING after trouble and for a restart, ERROR for an answer that was cut,
     else DEBUG.

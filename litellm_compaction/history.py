@@ -1,4 +1,4 @@
-"""Keeps events and turns in a store without holding up requests, for `litellm-compaction events` and the page."""
+"""Keeps events and turns in a store, for `litellm-compaction events` and the page, without holding up requests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
 
-# What may wait for a slow disk; beyond that the oldest are not kept.
+# Lines that may wait for a slow disk; beyond that the oldest are not kept.
 _MAX_WAITING = 1000
 
 
 class History:
-    """Writes lines to `store` in the background; a failure is logged once and ignored.
-
-    Called in the event loop in which the store is used.
-    """
+    """Writes lines to `store` in the background, in its event loop; a failure is logged once and ignored."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -31,14 +28,12 @@ class History:
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
-        """Takes note of `event`."""
-        if isinstance(event, CarryEvent) and event.outcome == "restarted":
-            # What it compacted is an event of its own.
-            return
-        self._add(partial(self._store.add_event, event.when_s, event_to_json(event)))
+        # What a restart compacted is an event of its own.
+        if not (isinstance(event, CarryEvent) and event.outcome == "restarted"):
+            self._add(partial(self._store.add_event, event.when_s, event_to_json(event)))
 
     def add_turn(self, when_s: float, text: str) -> None:
-        """Takes note of a turn; see `proxy/page/turns.py`."""
+        """Adds a turn; see `proxy/page/turns.py`."""
         self._add(partial(self._store.add_turn, when_s, text))
 
     def _add(self, write: Callable[[], Awaitable[None]]) -> None:

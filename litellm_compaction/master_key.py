@@ -1,7 +1,7 @@
-"""Which key clients must send to the proxy: the environment's, else one that is made once and kept in a file.
+"""The proxy's master key, the environment's or one that is made once and kept in a file, and keys derived from it.
 
-LiteLLM refuses to start without a master key. The command line and the proxy handler ask here before LiteLLM looks.
-All workers have it, so the keys with which they sign what they tell each other are derived from it here.
+LiteLLM refuses to start without one; the command line and the proxy handler ask here before it looks. All workers have
+it, so they sign with it what they tell each other.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MAC_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterKey:
-    """The key and where it comes from.
+    """The key.
 
     Attributes:
-        path: the file that holds it; None when it is the environment's.
-        created: whether this call made it, so that it must be shown now.
+        path: the file that holds it; None if it is the environment's.
+        created: True if this call made it, so that it must be shown now.
     """
 
     key: str = field(repr=False)
@@ -40,11 +40,11 @@ class MasterKey:
 
 
 class Seal:
-    """Signs what the workers of a proxy write for each other, so that who else writes to their store forges nothing.
+    """Signs what the workers of a proxy write for each other, so that other writers of their store forge nothing.
 
     Args:
-        secret: gives the master key, which is known only after the configuration; None where the proxy asks for none.
-        purpose: what is signed; a signature for another purpose is none.
+        secret: gives the master key, which is known only after the configuration; None if the proxy asks for none.
+        purpose: a signature for another purpose is none.
     """
 
     def __init__(self, secret: Callable[[], str | None], purpose: bytes) -> None:
@@ -52,7 +52,7 @@ class Seal:
         self._purpose = purpose
 
     def mac(self, *parts: bytes) -> bytes:
-        """The signature of some parts in this order; empty where the proxy asks for no key: everybody may do all."""
+        """The signature of some parts in this order; empty if the proxy asks for no key: everybody may do all."""
         secret = self._secret()
         if not secret:
             return b""
@@ -66,7 +66,7 @@ UNSIGNED = Seal(lambda: None, b"")
 
 @functools.lru_cache(maxsize=4)
 def stretched(secret: str) -> bytes:
-    """What a short secret becomes, so that whoever holds what it has sealed cannot try millions a second for it.
+    """A key from a short secret, so that a holder of signatures cannot try millions of secrets a second.
 
     RFC 7914's scrypt; 16 MiB and some 50 ms. With no salt of its own: all workers have to come to the same.
     """
@@ -74,15 +74,15 @@ def stretched(secret: str) -> bytes:
 
 
 def derived(material: bytes, purpose: bytes) -> bytes:
-    """One key for each purpose, none of them the secret itself."""
+    """A key for one purpose."""
     return hashlib.blake2b(b"litellm_compaction page " + purpose, key=material, digest_size=32).digest()
 
 
 def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:
     """The proxy's master key: `LITELLM_MASTER_KEY` if set, else the one in the data folder, made if missing.
 
-    The file is created with mode 0600, complete or not at all: of several processes that start together all get the
-    same key. A file that others could read is closed to them. Afterwards `environ` holds the key, for LiteLLM to read.
+    The file is created with mode 0600, complete or not at all: processes that start together all get the same key. A
+    file that others could read is closed to them. Afterwards `environ` holds the key, for LiteLLM to read.
 
     Raises:
         ConfigError: the folder or file cannot be used, or the file does not hold a key.
@@ -117,7 +117,7 @@ def _read(path: Path) -> str:
 
 
 def _create(path: Path, key: str) -> bool:
-    """Writes the key; False when another process was faster and its file stands."""
+    """Writes the key; returns False if another process was faster."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # mkstemp creates with mode 0600. The link makes the whole file appear at once, and fails if there is one.
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)

@@ -1,4 +1,4 @@
-"""Where this package keeps the user's files: the master key and the store. Called where one of them is opened."""
+"""The user's files: their folder, and their privacy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Which Redis or Valkey a value of `store` means: one by its URL, or the proxy's own.
+"""The Redis or Valkey that a value of `store` means: one by its URL, or the proxy's own.
 
-The settings check a URL with it, `stores/` connects to one. What is shown of it, in errors too, never holds a user name
-or a password.
+What is shown of a URL, in errors too, never holds a user name or a password.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _FORM = "redis://user:password@host:6379/0; a / ? # [ or @ in a user name or pas
 
 
 class RedisAddress(NamedTuple):
-    """What it takes to connect.
+    """The means to connect.
 
     Attributes:
         url: as redis-py's `from_url` takes it; it holds the credentials.
         place: for people, without credentials.
-        prefix: what every key begins with.
+        prefix: of every key.
     """
 
     url: str
@@ -41,15 +40,15 @@ class RedisAddress(NamedTuple):
 
 
 def is_redis(store: str) -> bool:
-    """Whether a value of `store` means a Redis, well written or not."""
+    """Returns True if a value of `store` means a Redis, well written or not."""
     return store == PROXYS_OWN or (re.split(r"[+:]", store)[0].lower() in _SCHEMES and "://" in store)
 
 
 def parse(url: str) -> RedisAddress:
-    """The address that a URL names.
+    """Checks a URL.
 
     Raises:
-        ValueError: what is wrong and what is allowed, without anything of the URL that may be secret.
+        ValueError: without anything of the URL that may be secret.
     """
     name, _, rest = url.partition("://")
     if (scheme := _SCHEMES.get(name.lower())) is None:
@@ -61,14 +60,8 @@ def parse(url: str) -> RedisAddress:
         # Python's words quote what may be a password.
         raise ValueError(f"allowed: {_FORM}") from None
     db = parts.path.strip("/") or "0"
-    if (
-        not host
-        or not port
-        or "," in host
-        or parts.fragment
-        or "@" in parts.path + parts.query
-        or "@" in (parts.username or "")
-    ):
+    has_stray_at = "@" in parts.path + parts.query + (parts.username or "")
+    if not host or not port or "," in host or parts.fragment or has_stray_at:
         raise ValueError(f"allowed: {_FORM}; sentinels and clusters are the proxy's own Redis, `store: redis`")
     if not (db.isascii() and db.isdigit()):
         raise ValueError("after the host stands the number of the database: redis://host:6379/0")
@@ -86,14 +79,13 @@ def parse(url: str) -> RedisAddress:
 
 
 def store_url(store: str, environ: Mapping[str, str]) -> str:
-    """A value of `store`, of which `os.environ/NAME` is the variable's value, as elsewhere in the file.
+    """A value of `store`, with the variable's value for `os.environ/NAME`.
 
     Raises:
         ValueError: the variable is not set.
     """
-    if not store.startswith(ENVIRONMENT_PREFIX):
-        return store
     name = store.removeprefix(ENVIRONMENT_PREFIX)
-    if not (found := environ.get(name, "")):
+    found = store if name == store else environ.get(name, "")
+    if not found:
         raise ValueError(f"the variable {name} is not set")
     return found

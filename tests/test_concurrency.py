@@ -303,7 +303,7 @@ def test_a_loop_that_ends_leaves_no_run_behind() -> None:
     source = Source()
 
     async def leaves() -> None:
-        source.kept._running("a")
+        source.kept._started("a")
 
     asyncio.run(leaves())
     assert asyncio.run(source.kept.get("a")) == 1

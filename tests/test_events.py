@@ -12,7 +12,7 @@ from litellm_compaction.events import (
     CarryEvent,
     CarryOutcome,
     CompactionEvent,
-    Kept,
+    Event,
     Outcome,
     TruncationAlarm,
     event_from_json,
@@ -202,7 +202,7 @@ def test_an_event_is_a_frozen_record_without_text() -> None:
         ),
     ],
 )
-def test_an_event_survives_as_json(told: Kept) -> None:
+def test_an_event_survives_as_json(told: Event) -> None:
     """Every field; what a newer version adds is passed over, what an older one did not know has its default."""
     text = event_to_json(told)
     assert event_from_json(text) == told

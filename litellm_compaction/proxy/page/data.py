@@ -14,7 +14,7 @@ from typing import Any
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, StoreError
-from litellm_compaction.events import Kept, event_from_json, useless_summarisers
+from litellm_compaction.events import Event, event_from_json, useless_summarisers
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.live_settings import Known, LiveSettings, allowed_values, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
@@ -103,12 +103,12 @@ def fields_for(
     return fields
 
 
-def useless_models(events: Sequence[Kept]) -> list[Notice]:
+def useless_models(events: Sequence[Event]) -> list[Notice]:
     """Remedies for models whose newest summaries were mostly rejected; `events` as of `events_for`."""
     return [Notice("note", said) for said in useless_summarisers(reversed(events))]
 
 
-async def events_for(store: Store, visitor: Visitor) -> list[Kept]:
+async def events_for(store: Store, visitor: Visitor) -> list[Event]:
     """The newest events that the visitor may see, the newest first."""
     # The store looks for the characters alone.
     stored = await store.events(limit=SHOWN_EVENTS, containing=visitor.tenant_seen)

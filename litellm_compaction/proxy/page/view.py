@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import jinja2
 
-from litellm_compaction.events import CarryEvent, CompactionEvent, Kept, TruncationAlarm
+from litellm_compaction.events import CarryEvent, CompactionEvent, Event, TruncationAlarm
 from litellm_compaction.proxy.deployments import GuardedDeployment
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.turns import Accuracy, Talk, Turn
@@ -113,7 +113,7 @@ class Content:
     rows: Sequence[Row]
     talks: Sequence[Talk]
     more_talks: int
-    events: Sequence[Kept]
+    events: Sequence[Event]
 
 
 def page(content: Content) -> str:
@@ -134,9 +134,9 @@ def clock_text(when_s: float) -> str:
         return ""
 
 
-def _folded(events: Sequence[Kept]) -> list[tuple[Kept, int]]:
+def _folded(events: Sequence[Event]) -> list[tuple[Event, int]]:
     """The events with their number, a compaction's reuses in a row as the newest of them."""
-    rows: list[tuple[Kept, int]] = []
+    rows: list[tuple[Event, int]] = []
     for event in events:
         if rows and (record := _reused(event)) is not None and record == _reused(rows[-1][0]):
             rows[-1] = (rows[-1][0], rows[-1][1] + 1)
@@ -145,7 +145,7 @@ def _folded(events: Sequence[Kept]) -> list[tuple[Kept, int]]:
     return rows
 
 
-def _reused(event: Kept) -> tuple[str, str] | None:
+def _reused(event: Event) -> tuple[str, str] | None:
     """The model and the record of a reuse; None for any other event."""
     if isinstance(event, CompactionEvent) and event.outcome == "reused":
         return event.model, event.compaction_id
