@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.bench import LATE, OPEN, THINKING_KEY, Bench, Group, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
+from tests.integration.restart_bench import CARRIERS, Restarting, shared
 from tests.integration.routes import Servers, open_routes, serve_others
 from tests.integration.rows import Rows
 
@@ -156,6 +157,12 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def restarting(request: pytest.FixtureRequest) -> Restarting:
+    """Both carriers, one after the other."""
+    return shared(request, request.param)
 
 
 @pytest.fixture(scope="session")

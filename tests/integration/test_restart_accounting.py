@@ -10,24 +10,16 @@ import pytest
 from litellm_compaction.simulator import Fault, Reply
 from tests.builders import prose
 from tests.integration.restart_bench import (
-    CARRIERS,
     LONG,
     Restarting,
     Teller,
     asked,
     changed,
-    shared,
     without_restarts,
 )
 
 pytestmark = pytest.mark.proxy
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
 
 
 def _new_key() -> tuple[str, dict[str, str]]:

@@ -18,25 +18,17 @@ from tests.builders import prose
 from tests.integration.bench import SUMMARY
 from tests.integration.harness import BROWSER
 from tests.integration.restart_bench import (
-    CARRIERS,
     LONG,
     Restarting,
     Teller,
     asked,
     changed,
-    shared,
     without_restarts,
 )
 
 pytestmark = pytest.mark.proxy
 _numbers = itertools.count()
 PLACES = ("stream 1", "summary", "stream 2")
-
-
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
 
 
 @contextmanager

@@ -21,14 +21,12 @@ from tests.builders import prose, tools
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
-    CARRIERS,
     CROWDED,
     READS_FIRST_CHUNK,
     Restarting,
     Teller,
     calls,
     joined_calls,
-    shared,
     stream_problems,
     without_restarts,
 )
@@ -43,12 +41,6 @@ _CALLS = calls("tool_0", words=120)
 _THOUGHTS = prose("fault thoughts", 120)
 _END = "\nTHE END."
 _CELL = re.compile(r"cell-(\w+)-(first|text|reasoning|call|summary|stream \d)")
-
-
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
 
 
 class _Faulty:

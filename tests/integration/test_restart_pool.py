@@ -15,7 +15,7 @@ import pytest
 from litellm_compaction.simulator import ChatCall, Reply, RequestRecord
 from tests.builders import prose
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.restart_bench import CARRIERS, Restarting, changed, shared, shut, without_restarts
+from tests.integration.restart_bench import Restarting, changed, shut, without_restarts
 
 pytestmark = pytest.mark.proxy
 
@@ -35,12 +35,6 @@ def _counting(call: ChatCall) -> Reply:
     # Whichever way the answer is carried on, the words that the server is shown are in what it is sent.
     done = re.findall(rf"{tag}(\d+)", call.sent_text)
     return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]))
-
-
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -14,7 +14,6 @@ from litellm_compaction.simulator import Gate, Reply, numbered_words
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY
 from tests.integration.restart_bench import (
-    CARRIERS,
     LONG,
     TEXTS,
     WINDOW,
@@ -27,12 +26,6 @@ from tests.integration.restart_bench import (
 
 pytestmark = pytest.mark.proxy
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from litellm_compaction.simulator.generation import ReasoningField
 from tests.builders import answered, prose, talk, tool_round, tools
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
-    CARRIERS,
     LONG,
     READS_FIRST_CHUNK,
     RESTARTED,
@@ -27,7 +26,6 @@ from tests.integration.restart_bench import (
     calls,
     changed,
     joined_calls,
-    shared,
     shut,
     stream_problems,
     without_restarts,
@@ -35,12 +33,6 @@ from tests.integration.restart_bench import (
 
 pytestmark = pytest.mark.proxy
 TOLD = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
-
-
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -10,7 +10,6 @@ import pytest
 from litellm_compaction.simulator import Reply
 from tests.builders import prose, talk, tools
 from tests.integration.restart_bench import (
-    CARRIERS,
     LONG,
     TEXTS,
     WINDOW,
@@ -18,16 +17,9 @@ from tests.integration.restart_bench import (
     Teller,
     asked,
     calls,
-    shared,
 )
 
 pytestmark = pytest.mark.proxy
-
-
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
 
 
 def _choice(answer: Any) -> dict[str, Any]:
