@@ -204,7 +204,7 @@ class Call:
     Attributes:
         attempts: what it may still spend.
         in_hand: the list that LiteLLM has in its hands since we let go of it; another one is another conversation.
-        pin: the name or id under which the router finds the deployment that serves it.
+        pins: the name or id under which the router finds each deployment, by the deployment's id.
         rewritten: the list in LiteLLM's hands is no longer `client.received`.
         is_told: the request before it told of a compaction, so that this one does not again.
         is_carried: the transport does all that happens while its answer is open.
@@ -226,7 +226,7 @@ class Call:
     client: ClientRequest
     attempts: Attempts
     in_hand: list[Any] = field(default_factory=list)
-    pin: str = ""
+    pins: dict[str, str] = field(default_factory=dict)
     rewritten: bool = False
     is_told: bool = False
     is_carried: bool = False

@@ -241,8 +241,10 @@ class DeploymentSelector:
         """
         deployment, settings, client = guard.deployment, guard.settings, call.client
         metadata = metadata_of(body)
-        call.pin = _pin(router, deployment) or client.group
-        caller = Caller(router, call.pin, metadata, settings.summary_timeout_s, client.group, is_same=True)
+        tenant = tenant_of(metadata)
+        if (pin := call.pins.get(deployment.id)) is None:
+            pin = call.pins[deployment.id] = _pin(router, deployment) or client.group
+        caller = Caller(router, pin, metadata, settings.summary_timeout_s, client.group, is_same=True)
         same = PruningModel(label=client.group, target=deployment.target, ask=caller.ask, is_same=True)
         others = await self._other_pruning_model(router, settings, metadata)
         names = [client.group, *(other.label for other in others)]
@@ -251,10 +253,10 @@ class DeploymentSelector:
             may_be_ahead = False
         return RequestContext(
             label=client.group,
-            target=replace(deployment.target, asker=tenant_of(metadata)),
+            target=replace(deployment.target, asker=tenant),
             settings=settings,
             scope=_scope(metadata, client.group, settings),
-            tenant=tenant_of(metadata),
+            tenant=tenant,
             pruning_models=(*others, same),
             warm_up=replace(caller, timeout_s=settings.warm_up_timeout_s).load,
             attempts=call.attempts,

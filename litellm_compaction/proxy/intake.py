@@ -33,7 +33,7 @@ from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, Whole, compacted, guarded_in_room
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
-from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, client_over
+from litellm_compaction.proxy.answer.transport import Abilities, Clients, GuardedTransport
 from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, sent_body, told_headers, wish_of
 from litellm_compaction.proxy.deployments import (
     DeploymentSelector,
@@ -74,6 +74,7 @@ class Intake:
         self._announced = Announced()
         self._inner: httpx.AsyncBaseTransport | None = None
         self._abilities = Abilities()
+        self._clients = Clients()
         # Told once: an agent sends the same tools with every request.
         self._slimmed: Bounded[tuple[str, int], None] = Bounded(_MOST_TOLD)
         self.guards = DeploymentSelector(source, compactor.windows, self._publisher, FormerAnswers(store))
@@ -103,9 +104,9 @@ class Intake:
             raise call.client.bad_wish
         try:
             prepared = await self._compactor.prepare(call.client.original, cases[0])
+            call.foreseen = Foreseen(cases[0], prepared)
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
                 # It does the slow part itself, in the open response.
-                call.foreseen = Foreseen(cases[0], prepared)
                 return
             if isinstance(prepared, CompactionNeeded):
                 call.is_told = self._announced.is_next_in_a_row(prepared)
@@ -118,6 +119,7 @@ class Intake:
             if has_window_fallback(router, model):
                 return
             raise
+        call.foreseen = Foreseen(cases[0], guarded)
         call.sent(cases[0], guarded)
         if guarded.messages is not None:
             data["messages"] = wire.encode(guarded.messages)
@@ -182,8 +184,9 @@ class Intake:
         if any(guard.settings != settings for guard in known) or settings.mode != "guard":
             return []
         cases = [await self.guards.case(router, guard, call, data) for guard in known]
-        windows = {await self._window_tokens(case) for case in cases}
-        return cases if len(windows) == 1 else []
+        if len(cases) > 1 and len({await self._window_tokens(case) for case in cases}) > 1:
+            return []
+        return cases
 
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The call's arguments with what has to change for the chosen deployment; None if nothing has to.
@@ -239,6 +242,8 @@ class Intake:
             call = self._calls.open(kwargs, await self._new_call(request, deployment.group, kwargs))
             call.begins_attempt(deployment.id)
             request = call.client.original
+        # For the first attempt only: a later one may come minutes after.
+        foreseen, call.foreseen = call.foreseen, None
         case = await self.guards.case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
@@ -246,7 +251,7 @@ class Intake:
         if call.client.bad_wish is not None:
             raise call.client.bad_wish
         if carrier == "transport":
-            return await self._carried(router, guard, call, case, kwargs)
+            return await self._carried(router, guard, call, case, kwargs, foreseen)
         is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_carried_over(kwargs)
         ids = None if request.messages else await _longest_ids(kwargs)
         guarded, limit, call.room = await guarded_in_room(
@@ -254,6 +259,7 @@ class Intake:
             request if ids is None else ids,
             case,
             wire.asked_output_tokens(kwargs),
+            foreseen=foreseen,
             is_watched=is_watched,
             is_stream=bool(kwargs.get("stream")),
             answers=wire.asked_answers(kwargs),
@@ -291,7 +297,9 @@ class Intake:
     def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came."""
         info = kwargs.get("model_info")
-        found = router.get_deployment(model_id=str(info.get("id"))) if isinstance(info, Mapping) else None
+        if not isinstance(info, Mapping) or not wire.may_override(kwargs):
+            return kwargs
+        found = router.get_deployment(model_id=str(info.get("id")))
         if found is None:
             return kwargs
         own = self.guards.deployment(as_entry(found))
@@ -320,13 +328,17 @@ class Intake:
         return self._calls.open(kwargs, fresh)
 
     async def _carried(
-        self, router: Any, guard: GuardedDeployment, call: Call, case: RequestContext, kwargs: Mapping[str, Any]
+        self,
+        router: Any,
+        guard: GuardedDeployment,
+        call: Call,
+        case: RequestContext,
+        kwargs: Mapping[str, Any],
+        foreseen: Foreseen | None,
     ) -> dict[str, Any]:
         """The call's arguments with a client that carries the answer over the limit."""
         # Text completions show their messages only to the transport, which then prepares them itself.
         has_messages = bool(call.client.original.messages)
-        # For the first attempt only: a later one may come minutes after.
-        foreseen, call.foreseen = call.foreseen, None
         prepared = await self._compactor.prepared_for(call.client.original, case, foreseen) if has_messages else None
         changed: dict[str, Any] = {}
         if call.client.original is not call.client.received:
@@ -348,7 +360,7 @@ class Intake:
             **kwargs,
             **changed,
             **_slim_tools(call, kwargs),
-            "client": client_over(transport, api_base=str(target.api_base), api_key=target.api_key),
+            "client": self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
 
     def hooked_answer(self, router: Any, call: Call, first: Any, data: Mapping[str, Any], *, stream: bool) -> Hooked:
@@ -362,7 +374,7 @@ class Intake:
         case, guarded = call.case, call.guarded
         assert case is not None and guarded is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
         call.is_read = True
-        upstream = HookedUpstream(first, router, call.pin, {**data, **_slim_tools(call, data)})
+        upstream = HookedUpstream(first, router, call.pins[call.tried], {**data, **_slim_tools(call, data)})
         asked = self._asked(call, case, data, wants_usage=call.client.asks_for_usage)
         if not stream:
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)

@@ -201,6 +201,11 @@ def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str,
     return {**body, **fields, **both}
 
 
+def may_override(body: Mapping[str, Any]) -> bool:
+    """Returns False for arguments of which `without_overrides` takes nothing away, whatever their deployment is."""
+    return body.get(_PROVIDER) is not None or bool(body.get(_EXTRA))
+
+
 def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
     """The arguments of a call to a guarded deployment, without what would send another body than the one we see.
 

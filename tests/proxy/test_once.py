@@ -9,6 +9,9 @@ import pytest
 from tests.security.beside.identities import auth_of
 from tests.security.hooks import Client, Logging, Scene, conversation, use_router
 
+# Of LiteLLM's chunks.
+pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
+
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
@@ -31,13 +34,14 @@ def counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return measured
 
 
+@pytest.mark.parametrize("group", ["carried", "hooked"])
 @pytest.mark.parametrize("rounds", [0, 4], ids=["short", "compacted"])
 async def test_a_request_whose_deployment_is_foreseen_is_measured_once(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, rounds: int
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, group: str, rounds: int
 ) -> None:
     """And sent as if it had been measured twice: compacted where it has to be, its answer whole."""
     measured = counted(scene, monkeypatch)
-    client = Client(scene, "sk-alice", conversation("alice", rounds))
+    client = Client(scene, "sk-alice", conversation("alice", rounds), attempts=[group])
     await client.send()
     assert client.error is None
     assert len(measured) == 1
@@ -57,7 +61,7 @@ async def test_a_retry_measures_again(scene: Scene, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("asked", "reads"),
-    [({"prompt": "Once"}, 2), ({"prompt": "Once", "n": 1}, 2), ({"prompt": "Once", "n": 2}, 3)],
+    [({"prompt": "Once"}, 1), ({"prompt": "Once", "n": 1}, 1), ({"prompt": "Once", "n": 2}, 2)],
     ids=["plain", "one", "two"],
 )
 async def test_only_several_answers_are_fitted_beside_each_other(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import tracemalloc
@@ -19,7 +20,7 @@ from openai.types.chat import ChatCompletionMessage
 from litellm_compaction.core.continuation.text import settled_length
 from litellm_compaction.proxy.answer import relay
 from litellm_compaction.proxy.answer.protocol import Asked
-from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, ListTransport, client_over
+from litellm_compaction.proxy.answer.transport import Abilities, Clients, GuardedTransport, ListTransport
 from litellm_compaction.proxy.wire import client_texts, usage_of
 from tests.builders import prose, talk
 from tests.engine.bench import usage
@@ -557,7 +558,7 @@ async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_va
 
     transport = _Reading(serve)
     given = {**body, "messages": list(body["messages"])}
-    ours = client_over(transport, api_base="http://served/v1", api_key="k")
+    ours = Clients().over(transport, api_base="http://served/v1", api_key="k")
     theirs = AsyncOpenAI(api_key="k", base_url="http://served/v1", http_client=httpx.AsyncClient(transport=transport))
     for client in (ours, theirs):
         answer = await client.chat.completions.with_raw_response.create(model="m", timeout=5, **given)
@@ -576,7 +577,7 @@ async def test_long_list_costs_litellms_client_no_more_than_a_short_one(monkeypa
         return await look(*given, **named)
 
     monkeypatch.setattr(_transform, "_async_transform_recursive", counting)
-    client = client_over(_Reading(lambda _: whole({"content": "One"})), api_base="http://s/v1", api_key="k")
+    client = Clients().over(_Reading(lambda _: whole({"content": "One"})), api_base="http://s/v1", api_key="k")
     counts = []
     for number in (1, 500):
         looks[0] = 0
@@ -675,3 +676,26 @@ def _usage(prompt_tokens: int, cached_tokens: object) -> dict[str, Any]:
 def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
     """A number without what the server had in its cache would look like a prompt that was cut."""
     assert usage_of({"usage": usage}) == read
+
+
+async def test_clients_of_one_server_share_no_call() -> None:
+    """Each carries its own requests, also at the same time, and none sends a cookie that another was given."""
+    clients, seen = Clients(), []
+
+    def serving(name: str) -> Callable[[httpx.Request], httpx.Response]:
+        def serve(request: httpx.Request) -> httpx.Response:
+            seen.append((name, request.headers.get("cookie")))
+            answer = whole({"content": name})
+            answer.headers["set-cookie"] = f"session={name}"
+            return answer
+
+        return serve
+
+    made = [clients.over(_Reading(serving(name)), api_base="http://s/v1", api_key="k") for name in "ab"]
+    for client in made:
+        client.max_retries = 0
+    given = {"model": "m", "messages": [{"role": "user", "content": "Hi."}]}
+    for _ in range(2):
+        answers = await asyncio.gather(*(client.chat.completions.create(**given) for client in made))
+        assert [answer.choices[0].message.content for answer in answers] == ["a", "b"]
+    assert seen == [("a", None), ("b", None)] * 2

@@ -259,7 +259,7 @@ class Client:
             **{key: changed[key] for key in _AS_THEY_CAME if key in changed},
             **changed.get("extra_body", {}),
         }
-        transport = changed["client"]._client._transport
+        transport = changed["client"].transport
         request = httpx.Request("POST", f"{BASE}/chat/completions", content=json.dumps(body).encode())
         _sent.set(self.sent)
         if (refusal := self.refusal) is not None:

@@ -377,7 +377,7 @@ async def test_a_long_prompt_is_read_beside_the_event_loop(
     if changed is not None and changed.get("client") is not None:
         content = json.dumps({"model": "test", "prompt": _PROMPTS[prompt]}).encode()
         asked = httpx.Request("POST", f"{BASE}/completions", content=content)
-        await changed["client"]._client._transport.handle_async_request(asked)
+        await changed["client"].transport.handle_async_request(asked)
         assert {"decode_prompt", "longest_ids"} <= on_loop.keys()
     # What is no chat is not looked at for one.
     on_loop.pop("decode")

@@ -24,7 +24,14 @@ from litellm.types.utils import ModelResponseStream, Usage
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
+from litellm_compaction.engine import (
+    CompactionNeeded,
+    Compactor,
+    Foreseen,
+    PreparedRequest,
+    RequestContext,
+    Reservation,
+)
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
@@ -60,6 +67,7 @@ async def guarded_in_room(
     case: RequestContext,
     asked_tokens: int | None,
     *,
+    foreseen: Foreseen | None = None,
     is_watched: bool,
     is_stream: bool = True,
     answers: int = 1,
@@ -72,6 +80,7 @@ async def guarded_in_room(
         request: the conversation, or the number of token ids in a prompt that consists of them.
         case: of the request.
         asked_tokens: the client's bound on the answer.
+        foreseen: what came of it before its deployment was chosen.
         is_watched: whether the answer comes in pieces, and can go on where it was stopped.
         is_stream: whether its server hears when nobody reads it any more; a plain answer is written to its end.
         answers: how many the client wants to each prompt.
@@ -87,7 +96,7 @@ async def guarded_in_room(
             if isinstance(request, int):
                 guarded = await compactor.bound(request, case)
             else:
-                guarded = await compacted(compactor, await compactor.prepare(request, case), room)
+                guarded = await compacted(compactor, await compactor.prepared_for(request, case, foreseen), room)
             limit = guarded.max_output_tokens(asked_tokens)
             limit = await room.take(guarded, limit, is_watched=is_watched, answers=answers, prompts=prompts)
             if not await compactor.has_shrunk(case, guarded):

@@ -15,8 +15,11 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +27,7 @@ import httpx
 import litellm
 from openai import APIStatusError, AsyncOpenAI
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
@@ -83,6 +87,7 @@ _MAX_SERVERS = 1024
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _CHAT = "/chat/completions"
 _LISTS = ("messages", "tools")
+_transport: ContextVar[ListTransport] = ContextVar("litellm_compaction_transport")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
 
@@ -592,24 +597,58 @@ class _EventStream(httpx.AsyncByteStream):
         await self._batches.aclose()
 
 
-def client_over(transport: ListTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
-    """The OpenAI client that LiteLLM will use for this one call.
+class Clients:
+    """The OpenAI clients that LiteLLM uses: one is made for each server, and copied for each call."""
 
-    Args:
-        transport: a `GuardedTransport`.
-        api_base: of the deployment, resolved: LiteLLM's own argument may be None where it comes from the environment.
-        api_key: likewise; LM Studio needs none.
-    """
-    client = AsyncOpenAI(
-        api_key=api_key or "fake-api-key",
-        base_url=api_base,
-        max_retries=0,
-        # LiteLLM sets the time limits of each call itself.
-        http_client=httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False),
-    )
-    completions = client.chat.completions
-    completions.create = _as_it_is(completions.create, transport)  # type: ignore[assignment, method-assign]
-    return client
+    def __init__(self) -> None:
+        self._made: Bounded[tuple[str, str | None], _Client] = Bounded(_MAX_SERVERS)
+
+    def over(self, transport: ListTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
+        """The client for one call.
+
+        Args:
+            transport: carries it.
+            api_base: of the deployment, resolved: LiteLLM's own argument may be None where it comes from the
+                environment.
+            api_key: likewise; LM Studio needs none.
+        """
+        if (made := self._made.get((api_base, api_key))) is None:
+            made = self._made[api_base, api_key] = _Client(
+                api_key=api_key or "fake-api-key",
+                base_url=api_base,
+                max_retries=0,
+                http_client=httpx.AsyncClient(
+                    transport=_Chosen(),
+                    # LiteLLM sets the time limits of each call itself.
+                    timeout=httpx.Timeout(None),
+                    # No call sends the cookies of another one.
+                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+                    trust_env=False,
+                ),
+            )
+        # A copy, since LiteLLM writes the call's own options into its client.
+        client = copy(made)
+        client.transport = transport
+        completions = client.chat.completions
+        completions.create = _as_it_is(completions.create, transport)  # type: ignore[assignment, method-assign]
+        return client
+
+
+class _Client(AsyncOpenAI):
+    """A client whose requests one transport carries, although it shares its connections' client with its copies."""
+
+    transport: ListTransport
+
+    async def request(self, *args: Any, **kwargs: Any) -> Any:
+        _transport.set(self.transport)
+        return await super().request(*args, **kwargs)
+
+
+class _Chosen(httpx.AsyncBaseTransport):
+    """The transport of the client that has begun the running task's request."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await _transport.get().handle_async_request(request)
 
 
 def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -> Callable[..., Awaitable[Any]]:
