@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.simulator import ChatCall, Fault, Gate, Reply
 from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
-from tests.integration.bench import LATE, Bench, answers, is_summary_call
+from tests.integration.bench import LATE, SUMMARY, Bench, answers, is_summary_call
 from tests.integration.validity import problems, text_of
 
 pytestmark = pytest.mark.proxy
@@ -340,7 +340,7 @@ def test_repeated_request_is_reused_although_the_count_has_settled(guarded: Benc
 def test_identical_concurrent_requests_share_one_summary(guarded: Bench) -> None:
     """Four identical requests at the same time cost one summary call and send the same bytes."""
     gate = Gate()
-    watch = guarded.watch("twin", answers(Reply("### Current state\nShared.", gate=gate)))
+    watch = guarded.watch("twin", answers(Reply(SUMMARY, gate=gate)))
     messages = talk("twins", ONE_ROUND)
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(guarded.proxy.chat, "twin", messages) for _ in range(4)]
