@@ -195,7 +195,7 @@ class Answer:
             if (prospect := await self._prospect(guarded, relay)) is None:
                 yield self._closing(guarded, relay)
                 return
-            self._is_resumed = relay.end == "share" and not isinstance(prospect.prepared, CompactionNeeded)
+            self._is_resumed = relay.gives_way and not isinstance(prospect.prepared, CompactionNeeded)
             if self._is_resumed:
                 # Others needed the room: nothing is compacted, nobody has to know.
                 guarded = await self._compactor.continuing.carried(prospect, self._room)
@@ -296,7 +296,7 @@ class Answer:
 
     def _begins_anew(self, relay: Relay) -> bool:
         """Whether an answer that was cut for others is asked for again: the client has nothing of it yet."""
-        if relay.end != "share" or self._progress.delivered:
+        if not relay.gives_way or self._progress.delivered:
             return False
         self._progress.lost_tokens = self._progress.completion_tokens
         self._progress.text.clear()
@@ -364,7 +364,7 @@ class Answer:
                     if relay.has_company and not self._progress.delivered and self._is_called_back(guarded, relay):
                         # Before anybody has a word of it: it is asked for again, without a seam.
                         relay.stop()
-                        if relay.is_stopped:
+                        if relay.end == "called_back":
                             return
                     if self._one.goes_on_as_it_came(chunk, deltas):
                         sent.append(chunk)
@@ -380,8 +380,7 @@ class Answer:
                         # They do not wait for what follows.
                         yield sent
                         sent = []
-                    is_stopping = relay.end in ("limit", "share") and not relay.is_overthought
-                    if is_stopping and not await self._can_go_on(guarded, relay):
+                    if relay.end in ("limit", "called_back") and not await self._can_go_on(guarded, relay):
                         relay.go_on_to_the_end()
                     if relay.end is not None:
                         return
@@ -406,11 +405,11 @@ class Answer:
 
     async def _can_go_on(self, guarded: PreparedRequest, relay: Relay) -> bool:
         """Whether an answer that is about to be stopped can go on; one that others wait for then runs to its end."""
-        if relay.end == "share" and not self._progress.delivered:
+        if relay.gives_way and not self._progress.delivered:
             return True
         if await self._prospect(guarded, relay) is not None:
             return True
-        if relay.end == "share" and self._room is not None:
+        if relay.gives_way and self._room is not None:
             self._room.stay()
         return False
 
@@ -419,7 +418,7 @@ class Answer:
         if relay.is_stuck:
             return None
         partial = self._partial()
-        if relay.end == "share" and self._cuts < _MAX_CUTS:
+        if relay.gives_way and self._cuts < _MAX_CUTS:
             case, room_tokens = self._relaxed(), 0
         else:
             is_thought_out = self._is_closing and partial.is_thoughts
@@ -451,12 +450,12 @@ class Answer:
         is_others = self._is_overflow_of_all(guarded, relay)
         self._learn(guarded, relay, is_others=is_others)
         if is_others:
-            relay.end = "share"
-        if relay.end == "share":
-            self._cuts += not relay.is_stopped
-            self._callbacks += relay.is_stopped
+            relay.end = "spent"
+        if relay.gives_way:
+            self._cuts += relay.end == "spent"
+            self._callbacks += relay.end == "called_back"
             if self._room is not None:
-                self._room.was_cut(is_spent=not relay.is_stopped)
+                self._room.was_cut(is_spent=relay.end == "spent")
 
     def _partial(self) -> Partial:
         partial = Partial(

@@ -29,9 +29,10 @@ from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
 
-# How a stream ended: by itself; where the window does; for others that need the room; by an error that means a full
-# window, or by another one.
-End: TypeAlias = Literal["done", "limit", "share", "overflow", "failed"]
+# How a stream ended: by itself; where the window does; with nothing but thoughts, more of them than it was given; at
+# its share of the window, or before it, for others that need the room; by an error that means a full window, or by
+# another one.
+End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
 
 # From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
 _DANGER_RATIO = 0.80
@@ -120,12 +121,8 @@ class Relay:
         self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
         self.end: End | None = None
-        # For others, before its end.
-        self.is_stopped = False
         # What was sent may end inside a word: nobody had to be feared.
         self.is_inside_a_word = False
-        # Nothing but thoughts has come, more of them than it was given.
-        self.is_overthought = False
         self.overflow: Overflow | None = None
         # How the server has said so, in one word for logs.
         self.refusal = ""
@@ -179,7 +176,7 @@ class Relay:
         elif self._generated.tokens >= self._most_thoughts_tokens and self.finish_reason is None:
             self._most_thoughts_tokens = math.inf
             if not self._call_open and is_only_thoughts(self._progress.sent_text):
-                self.end, self.is_overthought = "limit", True
+                self.end = "overthought"
         return deltas
 
     def flush(self) -> list[Chunk]:
@@ -214,7 +211,7 @@ class Relay:
         if self._received == 0 and self._looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
             self.end, self.refusal = "overflow", "empty_stream"
         elif self._breaks_off():
-            self.end = "share" if self._is_share else "limit"
+            self.end = "spent" if self._is_share else "limit"
         else:
             self.end = "done"
 
@@ -253,16 +250,21 @@ class Relay:
     def stop(self) -> None:
         """Ends the stream because others need its room; a call that the client has begun to get may finish."""
         if self.end is None and not self._flowing and self.finish_reason is None:
-            self.end, self.is_stopped = "share", True
+            self.end = "called_back"
 
     def go_on_to_the_end(self) -> None:
         """Stops no more: nothing would be gained by it, and the server's own limit is the end."""
-        self.end, self.is_stopped, self._stop_tokens = None, False, math.inf
+        self.end, self._stop_tokens = None, math.inf
+
+    @property
+    def gives_way(self) -> bool:
+        """Returns True if the stream has ended because others need the room, and not for its own length."""
+        return self.end in ("spent", "called_back")
 
     @property
     def is_left_running(self) -> bool:
-        """Whether it was we who ended the stream: the server learns of it a moment later."""
-        return self.end in ("limit", "share") and self.finish_reason is None
+        """Returns True if it was we who ended the stream: the server learns of it a moment later."""
+        return (self.gives_way or self.end in ("limit", "overthought")) and self.finish_reason is None
 
     @property
     def can_be_cut(self) -> bool:
