@@ -7,7 +7,6 @@ and never contains text of a conversation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 # How `windows/fetch.py` says whom it asked.
@@ -293,24 +292,8 @@ def overflow_from_text(text: str, said: str = "") -> Overflow | None:
     return None
 
 
-def is_at_a_place(text: str, beginning: str, is_there: Callable[[int], bool]) -> bool:
-    """Returns True if `is_there` finds something at one of the first 500 places of `beginning`, or if there are more.
-
-    Args:
-        text: a client's, of any length.
-    """
-    at = -1
-    for _ in range(_MOST_PLACES):
-        at = text.find(beginning, at + 1)
-        if at < 0:
-            return False
-        if is_there(at):
-            return True
-    return True
-
-
 def _has_said(said: str, words: str) -> bool:
-    """Returns True if a text has these words in a row, however they are written and quoted.
+    """Returns True if a text has these words in a row, however they are written and quoted, or too many that are alike.
 
     Looks only where the longest of them stands: taking 50 MB apart would hold up the event loop.
     """
@@ -319,8 +302,14 @@ def _has_said(said: str, words: str) -> bool:
     if not rarest:
         return False
     around = 4 * len(words) + 200
-    folded = said.casefold()
-    return is_at_a_place(folded, rarest, lambda at: wanted in f" {_words(folded[max(0, at - around) : at + around])} ")
+    folded, at = said.casefold(), -1
+    for _ in range(_MOST_PLACES):
+        at = folded.find(rarest, at + 1)
+        if at < 0:
+            return False
+        if wanted in f" {_words(folded[max(0, at - around) : at + around])} ":
+            return True
+    return True
 
 
 def _words(text: str) -> str:

@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -32,7 +33,7 @@ from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.engine.threads import is_long, off_loop_if
-from litellm_compaction.errors import CompactionError, TooDeep, is_at_a_place, overflow_from_text
+from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
@@ -80,8 +81,6 @@ _NAMES: Mapping[Addition, re.Pattern[str]] = {
     # Not "upstream", which gateways write into errors of all kinds.
     "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
 }
-# What a pattern's matches begin with.
-_BEGINNINGS: Mapping[Addition, tuple[str, ...]] = {"usage": ("stream_options", "include_usage"), "stream": ("stream",)}
 _MAX_SERVERS = 1024
 # What described a transfer that is over.
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
@@ -118,7 +117,6 @@ class HttpUpstream:
         request: of LiteLLM's client.
         body: its JSON.
         abilities: what servers refuse.
-        said: gives every text that the client sent.
 
     Attributes:
         headers: of the first answer; None before it.
@@ -131,14 +129,11 @@ class HttpUpstream:
         request: httpx.Request,
         body: dict[str, Any],
         abilities: Abilities,
-        *,
-        said: Callable[[], str] = str,
     ) -> None:
         self._inner = inner
         self._request = request
         self._body = body
         self._abilities = abilities
-        self._said = said
         self._left_out: set[Addition] = set()
         self._answers = 0
         self.headers: httpx.Headers | None = None
@@ -238,6 +233,10 @@ class HttpUpstream:
                     raise UpstreamDropped("", None) from error
                 raise
             if response.status_code not in _UNKNOWN_KEY_STATUSES:
+                if response.status_code == HTTPStatus.OK:
+                    # Proof that it was an addition which the server refused: an error may quote the client.
+                    for addition in self._left_out:
+                        self._abilities.learn(self._address, addition)
                 return response
             try:
                 body, _ = await read_body(response, ERROR_BYTES)
@@ -248,16 +247,11 @@ class HttpUpstream:
                 return response
 
     def _has_refused(self, error: str) -> bool:
-        """Whether an error refuses what we have added; then it is left out of this request from now on.
-
-        For all requests only where the client has not said the words itself: a server may quote it.
-        """
-        addition = _refused_addition(error)
+        """Returns True if an error names what we have added; it is left out of this request from now on."""
+        addition = next((addition for addition, names in _NAMES.items() if names.search(error)), None)
         if addition is None or addition in self._left_out or (addition == "stream" and self.wants_stream):
             return False
         self._left_out.add(addition)
-        if not _has_said(self._said(), addition):
-            self._abilities.learn(self._address, addition)
         return True
 
     def _leaves_out(self, addition: Addition) -> bool:
@@ -288,20 +282,6 @@ class HttpUpstream:
     @property
     def _address(self) -> str:
         return str(self._request.url)
-
-
-def _refused_addition(error: str) -> Addition | None:
-    """Which of our additions an error names."""
-    return next((addition for addition, names in _NAMES.items() if names.search(error)), None)
-
-
-def _has_said(said: str, addition: Addition) -> bool:
-    """Whether a client's text names an addition; looked for without the pattern: the text may be long."""
-    folded, names = said.casefold(), _NAMES[addition]
-    return any(
-        is_at_a_place(folded, beginning, lambda at: names.match(folded, at) is not None)
-        for beginning in _BEGINNINGS[addition]
-    )
 
 
 def _completions(url: httpx.URL) -> httpx.URL:
@@ -444,7 +424,7 @@ class GuardedTransport(ListTransport):
                 return await self._completed(request, body)
             found = decoded
         asked = replace(self._asked, request=found, stops=wire.stops(body))
-        upstream = self._upstream = HttpUpstream(self._inner, request, body, self._abilities, said=asked.said)
+        upstream = self._upstream = HttpUpstream(self._inner, request, body, self._abilities)
         try:
             prepared = ready or await self._compactor.prepare(asked.request, self._case)
             if not wire.can_be_carried_over(body):
@@ -478,7 +458,7 @@ class GuardedTransport(ListTransport):
                 guarded = await self._compactor.guard(found, self._case)
                 if (sent := guarded.messages) is not None:
                     body |= await off_loop_if(long, partial(wire.with_prompt, body, found, sent))
-            upstream = HttpUpstream(self._inner, request, body, self._abilities, said=self._asked.said)
+            upstream = HttpUpstream(self._inner, request, body, self._abilities)
             # A chunk with nothing but the usage would be new to clients of completions.
             return await self._passed(upstream, guarded, asked, body, stream=False)
         except CompactionError as error:
