@@ -33,7 +33,8 @@ from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, Whole, compacted, guarded_in_room
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
-from litellm_compaction.proxy.answer.transport import Abilities, Clients, GuardedTransport
+from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
+from litellm_compaction.proxy.answer.upstream import Unsupported
 from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, sent_body, told_headers, wish_of
 from litellm_compaction.proxy.deployments import (
     DeploymentSelector,
@@ -61,6 +62,7 @@ from litellm_compaction.stores import Store
 logger = logging.getLogger("litellm_compaction")
 
 _MOST_TOLD = 256
+_MAX_SERVERS = 1024
 
 
 class Intake:
@@ -73,7 +75,7 @@ class Intake:
         self._publisher = Publisher()
         self._announced = Announced()
         self._inner: httpx.AsyncBaseTransport | None = None
-        self._abilities = Abilities()
+        self._unsupported: Unsupported = Bounded(_MAX_SERVERS)
         self._clients = Clients()
         # Told once: an agent sends the same tools with every request.
         self._slimmed: Bounded[tuple[str, int], None] = Bounded(_MOST_TOLD)
@@ -354,7 +356,7 @@ class Intake:
         asked = self._asked(call, case, kwargs, wants_usage=True)
         call.begins_silently = not call.client.is_chat and (asked.is_json or asked.notices.before == "off")
         inner = self._inner_transport()
-        transport = GuardedTransport(inner, self._compactor, case, asked, prepared, call, self._abilities)
+        transport = GuardedTransport(inner, self._compactor, case, asked, prepared, call, self._unsupported)
         target = guard.deployment.target
         return {
             **kwargs,

@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.proxy.answer.loop import continuation_of
 from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.transport import Abilities, HttpUpstream
+from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Source, Target
@@ -245,7 +246,7 @@ async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]
         return httpx.Response(200, json={"choices": [{"index": 0, "text": " three", "finish_reason": "stop"}]})
 
     request = httpx.Request("POST", "http://here/v1/chat/completions")
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Abilities())
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
     guarded = await made.compactor.continuing.carry_over(
         made.request, Partial(text="one two "), made.case, ways=upstream.ways
     )
@@ -322,7 +323,7 @@ async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model:
     }
     request = httpx.Request("POST", "http://here/v1/chat/completions")
     body = {"model": "m", "messages": SHORT, **own}
-    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Abilities())
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
     partial = Partial(text="", reasoning="I count: one, two", closes=True)
     guarded = await made.compactor.continuing.carry_over(made.request, partial, made.case, ways=upstream.ways)
     async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)):
@@ -346,7 +347,7 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
     made = scene(Turn())
     request = httpx.Request("POST", "http://here/v1/chat/completions")
     body = {"model": "m", "messages": SHORT}
-    upstream = HttpUpstream(httpx.MockTransport(fail), request, body, Abilities())
+    upstream = HttpUpstream(httpx.MockTransport(fail), request, body, Bounded(9))
     for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
         guarded = await made.compactor.continuing.carry_over(
             made.request, Partial(text="one two "), made.case, ways=ways

@@ -17,10 +17,12 @@ from openai import AsyncOpenAI
 from openai._utils import _transform
 from openai.types.chat import ChatCompletionMessage
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.text import settled_length
 from litellm_compaction.proxy.answer import relay
 from litellm_compaction.proxy.answer.protocol import Asked
-from litellm_compaction.proxy.answer.transport import Abilities, Clients, GuardedTransport, ListTransport
+from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport, ListTransport
+from litellm_compaction.proxy.answer.upstream import Unsupported
 from litellm_compaction.proxy.wire import client_texts, usage_of
 from tests.builders import prose, talk
 from tests.engine.bench import usage
@@ -77,7 +79,7 @@ class Wire:
     """A server behind the transport, and what it was sent."""
 
     answers: Sequence[Callable[[], httpx.Response]]
-    abilities: Abilities = field(default_factory=Abilities)
+    unsupported: Unsupported = field(default_factory=lambda: Bounded(9))
     window_tokens: int = 2048
     settings: dict[str, Any] = field(default_factory=dict)
     sent: list[Body] = field(default_factory=list)
@@ -117,7 +119,7 @@ class Wire:
             asked,
             await scene.compactor.prepare(scene.request, scene.case) if messages else None,
             scene.listener,
-            self.abilities,
+            self.unsupported,
         )
         return made, scene
 

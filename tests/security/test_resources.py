@@ -20,7 +20,7 @@ from litellm_compaction.engine import ask, build, compactor, measure
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.threads import is_long
 from litellm_compaction.proxy import call, wire
-from litellm_compaction.proxy.answer.transport import ERROR_BYTES
+from litellm_compaction.proxy.answer.sse import ERROR_BYTES
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources

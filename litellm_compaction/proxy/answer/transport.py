@@ -3,34 +3,25 @@
 LiteLLM is handed an `AsyncOpenAI` client over `GuardedTransport`. What has to happen while a response is open happens
 here: the notice before the summary, abort and restart, streaming and not, on every route that LiteLLM bridges to chat
 completions.
-
-The server is always asked for a stream, whatever the client wants. A stream can be watched, bounded while it runs, and
-ended with its client; a whole answer cannot: a llama.cpp whose client has left a plain request generates to its end,
-one that streams stops in half a second (measured 2026-11-22). The pieces are joined where a client wants them whole.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import httpx
 import litellm
 from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.concurrency import Bounded
-from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
@@ -39,10 +30,7 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
     Batch,
-    Chunk,
-    Continuation,
     Listener,
-    UpstreamDropped,
     UpstreamError,
 )
 from litellm_compaction.proxy.answer.relay import joined
@@ -51,14 +39,13 @@ from litellm_compaction.proxy.answer.sse import (
     ERROR_BYTES,
     Bounds,
     events_of,
-    is_chunk,
     json_object,
     pass_events,
     read_body,
-    read_events,
     short_error,
     unreadable,
 )
+from litellm_compaction.proxy.answer.upstream import HttpUpstream, Unsupported, end_to_end, is_stream, with_body
 from litellm_compaction.proxy.refusals import (
     RECOGNIZED,
     bad_request,
@@ -67,282 +54,14 @@ from litellm_compaction.proxy.refusals import (
     response_of,
     server_gone,
 )
-from litellm_compaction.proxy.routing import WAYS_OF
-from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
+from litellm_compaction.windows.fetch import is_quickly_read
 
-# What shapes a whole document, and not the rest of one.
-_WHOLE_DOCUMENT_KEYS = ("response_format",)
-# With which servers refuse a key that they do not know (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
-_UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
-# What we add to a request that the client may not want.
-Addition: TypeAlias = Literal["usage", "stream"]
-_NAMES: Mapping[Addition, re.Pattern[str]] = {
-    "usage": re.compile(r"stream_options|include_usage"),
-    # Not "upstream", which gateways write into errors of all kinds.
-    "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
-}
+# Clients are made anew where there are more.
 _MAX_SERVERS = 1024
-# What described a transfer that is over.
-HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
-_CHAT = "/chat/completions"
 _LISTS = ("messages", "tools")
 _transport: ContextVar[ListTransport] = ContextVar("litellm_compaction_transport")
 # Reading this much JSON takes 2 ms.
 _OFF_LOOP_BYTES = 200_000
-
-
-@dataclass(slots=True)
-class Abilities:
-    """What servers have refused of what we add to a request, so that each is asked in vain once."""
-
-    _refused: dict[Addition, set[str]] = field(default_factory=lambda: {"usage": set(), "stream": set()})
-
-    def lacks(self, address: str, addition: Addition) -> bool:
-        """Whether the server at an address has refused an addition."""
-        return address in self._refused[addition]
-
-    def learn(self, address: str, addition: Addition) -> None:
-        """Notes what the server at an address has refused."""
-        addresses = self._refused[addition]
-        if len(addresses) >= _MAX_SERVERS:
-            addresses.clear()
-        addresses.add(address)
-
-
-class HttpUpstream:
-    """A deployment's server behind the inner transport, for one client request.
-
-    Args:
-        inner: carries the requests.
-        request: of LiteLLM's client.
-        body: its JSON.
-        abilities: what servers refuse.
-
-    Attributes:
-        headers: of the first answer; None before it.
-        whole: the only answer, where the server has given it as one JSON; None otherwise.
-    """
-
-    def __init__(
-        self,
-        inner: httpx.AsyncBaseTransport,
-        request: httpx.Request,
-        body: dict[str, Any],
-        abilities: Abilities,
-    ) -> None:
-        self._inner = inner
-        self._request = request
-        self._body = body
-        self._abilities = abilities
-        self._left_out: set[Addition] = set()
-        self._answers = 0
-        self.headers: httpx.Headers | None = None
-        self.whole: httpx.Response | None = None
-
-    @property
-    def wants_stream(self) -> bool:
-        """Whether the client reads a stream."""
-        return bool(self._body.get("stream"))
-
-    @property
-    def ways(self) -> frozenset[Way]:
-        """Those by which the server can be made to go on with what this request asks for."""
-        has_completions = self._request.url.path.endswith(_CHAT)
-        ways = WAYS_OF["transport"]
-        return ways if has_completions and wire.can_be_begun(self._body) else ways - {"raw"}
-
-    @asynccontextmanager
-    async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
-    ) -> AsyncIterator[AsyncIterator[Batch]]:
-        """The chunks of an answer; leaving the context closes the connection, which stops the server."""
-        response = await self._streaming(messages, max_tokens, continuation=continuation)
-        try:
-            self._answers += 1
-            self.headers = self.headers or response.headers
-            self.whole = None
-            if _is_stream(response):
-                events = read_events(response, Bounds.of(max_tokens))
-                is_raw = continuation is not None and continuation.prompt is not None
-                yield _as_chat(events) if is_raw else events
-            else:
-                yield await self._as_stream(response, Bounds.of(max_tokens).event_bytes)
-        finally:
-            await response.aclose()
-
-    async def send(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None, stream: bool
-    ) -> httpx.Response:
-        """One request to the server; the caller closes the response.
-
-        Raises:
-            UpstreamError: its answer is compressed as nobody has asked for.
-        """
-        body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
-        if stream:
-            body["stream"] = True
-            if not self._leaves_out("usage"):
-                body.update(wire.with_usage(body))
-        if messages is not None:
-            body["messages"] = wire.encode(messages)
-        if continuation is not None and not continuation.begins_anew:
-            body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
-        url = self._request.url
-        if continuation is not None and continuation.prompt is not None:
-            url = _completions(url)
-            body = wire.begun(body, continuation.prompt.text, continuation.prompt.end_of_turn)
-        elif continuation is not None and continuation.needs_word:
-            body |= wire.GOES_ON
-        if continuation is not None and continuation.closing:
-            body = wire.with_fields(body, continuation.closing)
-        # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
-        content = json.dumps(body, separators=(",", ":")).encode()
-        left_out = (b"content-length", b"accept-encoding")
-        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in left_out]
-        headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
-        response = await self._inner.handle_async_request(
-            httpx.Request(
-                self._request.method,
-                url,
-                headers=headers,
-                content=content,
-                extensions=self._request.extensions,
-            )
-        )
-        if not unfolds_slowly(response):
-            await response.aclose()
-            raise unreadable("its answer is compressed in a way that nobody has asked for")
-        return response
-
-    async def _streaming(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
-    ) -> httpx.Response:
-        """A response that streams, from a server that knows how to; the caller closes it.
-
-        Raises:
-            UpstreamDropped: the connection broke.
-        """
-        while True:
-            stream = self.wants_stream or not self._leaves_out("stream")
-            try:
-                response = await self.send(messages, max_tokens, continuation=continuation, stream=stream)
-            except httpx.TransportError as error:
-                # It took the request and broke down over it, which near a full window is what an overflow looks like.
-                is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
-                if is_broken or (continuation is not None and continuation.has_another_way):
-                    raise UpstreamDropped("", None) from error
-                raise
-            if response.status_code not in _UNKNOWN_KEY_STATUSES:
-                if response.status_code == HTTPStatus.OK:
-                    # Proof that it was an addition which the server refused: an error may quote the client.
-                    for addition in self._left_out:
-                        self._abilities.learn(self._address, addition)
-                return response
-            try:
-                body, _ = await read_body(response, ERROR_BYTES)
-            finally:
-                await response.aclose()
-            response = _read(response, body)
-            if not self._has_refused(response.text):
-                return response
-
-    def _has_refused(self, error: str) -> bool:
-        """Returns True if an error names what we have added; it is left out of this request from now on."""
-        addition = next((addition for addition, names in _NAMES.items() if names.search(error)), None)
-        if addition is None or addition in self._left_out or (addition == "stream" and self.wants_stream):
-            return False
-        self._left_out.add(addition)
-        return True
-
-    def _leaves_out(self, addition: Addition) -> bool:
-        """Whether an addition is left out of this request; once it is, it stays so."""
-        if self._abilities.lacks(self._address, addition):
-            self._left_out.add(addition)
-        return addition in self._left_out
-
-    async def _as_stream(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[Batch]:
-        """What is no event stream, as one: a whole answer is one chunk.
-
-        Raises:
-            UpstreamDropped: the connection broke.
-            UpstreamError: it is no answer, or a longer one than the request can have.
-        """
-        is_answer = response.status_code == 200
-        body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
-        if is_answer and not is_whole:
-            raise unreadable(f"its answer has more than {most_bytes} bytes")
-        if is_answer and not is_quickly_read(body):
-            raise unreadable("its answer has too many values")
-        response = _read(response, body)
-        chunk = _as_chunk(response)
-        if self._answers == 1:
-            self.whole = response
-        return _one(chunk)
-
-    @property
-    def _address(self) -> str:
-        return str(self._request.url)
-
-
-def _completions(url: httpx.URL) -> httpx.URL:
-    """Where the server completes a text, beside where it answers chats."""
-    return url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
-
-
-async def _as_chat(completion: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
-    """The chunks of a text completion as those of a chat."""
-    async for batch in completion:
-        yield list(map(_as_chat_chunk, batch))
-
-
-def _as_chat_chunk(event: Chunk) -> Chunk:
-    choices = event.get("choices")
-    if not isinstance(choices, list):
-        return event
-    return {
-        **event,
-        "choices": [
-            {"index": 0, "delta": {"content": choice.get("text")}, "finish_reason": choice.get("finish_reason")}
-            for choice in choices
-            if isinstance(choice, dict)
-        ],
-    }
-
-
-def _read(response: httpx.Response, body: bytes) -> httpx.Response:
-    """A response as if it had come with `body`."""
-    headers = [(key, value) for key, value in response.headers.multi_items() if key.lower() not in HOP_HEADERS]
-    return httpx.Response(response.status_code, headers=headers, content=body)
-
-
-async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
-    yield [chunk]
-
-
-def _as_chunk(response: httpx.Response) -> Chunk:
-    """A whole answer as if it had come in one piece of a stream.
-
-    Raises:
-        UpstreamError: it is not an answer.
-    """
-    answer = json_object(response.content) if response.status_code == 200 else {}
-    choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict):
-        raise UpstreamError(_beginning(response), response, status=response.status_code)
-    message = choice.get("message", {"content": choice["text"]} if "text" in choice else None)
-    delta = dict(message) if isinstance(message, dict) else {}
-    if isinstance(calls := delta.get("tool_calls"), list):
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls) if isinstance(call, dict)]
-    shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
-    chunk = {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}
-    if not is_chunk(chunk):
-        raise UpstreamError(_beginning(response), response, status=response.status_code)
-    return chunk
-
-
-def _beginning(response: httpx.Response) -> str:
-    return response.content[:ERROR_BYTES].decode(errors="replace")
 
 
 class ListTransport(httpx.AsyncBaseTransport):
@@ -365,7 +84,7 @@ class GuardedTransport(ListTransport):
         asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
         prepared: what the engine found before routing ended.
         listener: is told what goes out.
-        abilities: what servers refuse of a request's shape.
+        unsupported: what servers refuse of a request's shape.
     """
 
     def __init__(
@@ -376,7 +95,7 @@ class GuardedTransport(ListTransport):
         asked: Asked,
         prepared: PreparedRequest | CompactionNeeded | None,
         listener: Listener,
-        abilities: Abilities,
+        unsupported: Unsupported,
     ) -> None:
         self._inner = inner
         self._compactor = compactor
@@ -384,7 +103,7 @@ class GuardedTransport(ListTransport):
         self._asked = asked
         self._prepared = prepared
         self._listener = listener
-        self._abilities = abilities
+        self._unsupported = unsupported
         self._upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -424,7 +143,7 @@ class GuardedTransport(ListTransport):
                 return await self._completed(request, body)
             found = decoded
         asked = replace(self._asked, request=found, stops=wire.stops(body))
-        upstream = self._upstream = HttpUpstream(self._inner, request, body, self._abilities)
+        upstream = self._upstream = HttpUpstream(self._inner, request, body, self._unsupported)
         try:
             prepared = ready or await self._compactor.prepare(asked.request, self._case)
             if not wire.can_be_carried_over(body):
@@ -458,7 +177,7 @@ class GuardedTransport(ListTransport):
                 guarded = await self._compactor.guard(found, self._case)
                 if (sent := guarded.messages) is not None:
                     body |= await off_loop_if(long, partial(wire.with_prompt, body, found, sent))
-            upstream = HttpUpstream(self._inner, request, body, self._abilities)
+            upstream = HttpUpstream(self._inner, request, body, self._unsupported)
             # A chunk with nothing but the usage would be new to clients of completions.
             return await self._passed(upstream, guarded, asked, body, stream=False)
         except CompactionError as error:
@@ -501,7 +220,7 @@ class GuardedTransport(ListTransport):
             response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
             room.started()
             bounds = Bounds.of(limit * answers * prompts)
-            if not _is_stream(response):
+            if not is_stream(response):
                 response = await _passed_whole(response, bounds.event_bytes)
                 room.leave()
                 return response
@@ -509,8 +228,7 @@ class GuardedTransport(ListTransport):
             # Also on cancellation: without an answer nothing else would end what it holds.
             room.leave()
             raise
-        headers = [(key, value) for key, value in response.headers.multi_items() if key.lower() not in HOP_HEADERS]
-        return httpx.Response(200, headers=headers, stream=_Held(response, room, bounds))
+        return httpx.Response(200, headers=end_to_end(response.headers), stream=_Held(response, room, bounds))
 
     async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""
@@ -529,7 +247,7 @@ class GuardedTransport(ListTransport):
         except UpstreamError as error:
             return _refusal(error)
         if upstream.whole is not None and not answer.is_cut:
-            return _copied(upstream.whole)
+            return with_body(upstream.whole, upstream.whole.content)
         return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))
 
 
@@ -655,10 +373,6 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -
     return created
 
 
-def _is_stream(response: httpx.Response) -> bool:
-    return response.status_code == 200 and "event-stream" in response.headers.get("content-type", "")
-
-
 async def _short_if_error(response: httpx.Response) -> httpx.Response:
     """A response as it is, an error without its end."""
     if response.status_code < 400:
@@ -667,7 +381,7 @@ async def _short_if_error(response: httpx.Response) -> httpx.Response:
         body, _ = await read_body(response, ERROR_BYTES)
     finally:
         await response.aclose()
-    return _read(response, body)
+    return with_body(response, body)
 
 
 async def _passed_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
@@ -684,7 +398,7 @@ async def _passed_whole(response: httpx.Response, most_bytes: int) -> httpx.Resp
         await response.aclose()
     is_short = len(body) <= ERROR_BYTES
     is_answer = is_short or (is_quickly_read(body) and "choices" in json_object(body))
-    return _read(response, body if is_answer else body[:ERROR_BYTES])
+    return with_body(response, body if is_answer else body[:ERROR_BYTES])
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:
@@ -707,22 +421,13 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         content = json.dumps(told).encode()
         is_short = len(content) <= ERROR_BYTES
         return httpx.Response(500, json=told if is_short else short_error(error.text))
-    copied = _copied(upstream)
-    is_short = len(copied.content) <= ERROR_BYTES
-    return copied if is_short else _read(copied, copied.content[:ERROR_BYTES])
+    return with_body(upstream, upstream.content[:ERROR_BYTES])
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:
     """The headers of the server's first answer, as far as it has come, for the body that the client gets."""
-    own = upstream.headers.multi_items() if upstream.headers is not None else []
-    kept = [(key, value) for key, value in own if key.lower() not in HOP_HEADERS and key.lower() != "content-type"]
-    return [*kept, ("content-type", content_type)]
-
-
-def _copied(response: httpx.Response) -> httpx.Response:
-    """A response that has been read, without the headers that described its transfer."""
-    headers = [(key, value) for key, value in response.headers.items() if key.lower() not in HOP_HEADERS]
-    return httpx.Response(response.status_code, headers=headers, content=response.content)
+    own = end_to_end(upstream.headers) if upstream.headers is not None else []
+    return [*((key, value) for key, value in own if key.lower() != "content-type"), ("content-type", content_type)]
 
 
 def _as_litellm_error(error: UpstreamError) -> Exception:

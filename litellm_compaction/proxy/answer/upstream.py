@@ -1,0 +1,284 @@
+"""A deployment's server as the transport asks it: always for a stream, in the way that an answer goes on by.
+
+A stream can be watched, bounded while it runs, and ended with its client; a whole answer cannot: a llama.cpp whose
+client has left a plain request generates to its end, one that streams stops in half a second (measured 2026-11-22).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Literal, TypeAlias
+
+import httpx
+
+from litellm_compaction.concurrency import Bounded
+from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.messages import Message
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Continuation, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.sse import (
+    ERROR_BYTES,
+    Bounds,
+    is_chunk,
+    json_object,
+    read_body,
+    read_events,
+    unreadable,
+)
+from litellm_compaction.proxy.routing import WAYS_OF
+from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
+
+# What shapes a whole document, and not the rest of one.
+_WHOLE_DOCUMENT_KEYS = ("response_format",)
+# With which servers refuse a key that they do not know (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
+_UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
+# What we add to a request that the client may not want.
+Addition: TypeAlias = Literal["usage", "stream"]
+# By the address of a server.
+Unsupported: TypeAlias = Bounded[tuple[str, Addition], None]
+_NAMES: Mapping[Addition, re.Pattern[str]] = {
+    "usage": re.compile(r"stream_options|include_usage"),
+    # Not "upstream", which gateways write into errors of all kinds.
+    "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
+}
+_HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
+_CHAT = "/chat/completions"
+
+
+class HttpUpstream:
+    """A deployment's server behind the inner transport, for one client request.
+
+    Args:
+        inner: carries the requests.
+        request: of LiteLLM's client.
+        body: its JSON.
+        unsupported: what servers have refused of our additions, so that each is asked in vain once.
+
+    Attributes:
+        headers: of the first answer; None before it.
+        whole: the only answer, if the server has given it as one JSON; else None.
+    """
+
+    def __init__(
+        self,
+        inner: httpx.AsyncBaseTransport,
+        request: httpx.Request,
+        body: dict[str, Any],
+        unsupported: Unsupported,
+    ) -> None:
+        self._inner = inner
+        self._request = request
+        self._body = body
+        self._unsupported = unsupported
+        self._left_out: set[Addition] = set()
+        self._answers = 0
+        self.headers: httpx.Headers | None = None
+        self.whole: httpx.Response | None = None
+
+    @property
+    def wants_stream(self) -> bool:
+        """Returns True if the client reads a stream."""
+        return bool(self._body.get("stream"))
+
+    @property
+    def ways(self) -> frozenset[Way]:
+        has_completions = self._request.url.path.endswith(_CHAT)
+        ways = WAYS_OF["transport"]
+        return ways if has_completions and wire.can_be_begun(self._body) else ways - {"raw"}
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+    ) -> AsyncIterator[AsyncIterator[Batch]]:
+        # Leaving the context closes the connection, which stops the server.
+        response = await self._streaming(messages, max_tokens, continuation=continuation)
+        try:
+            self._answers += 1
+            self.headers = self.headers or response.headers
+            self.whole = None
+            if is_stream(response):
+                events = read_events(response, Bounds.of(max_tokens))
+                is_raw = continuation is not None and continuation.prompt is not None
+                yield _as_chat(events) if is_raw else events
+            else:
+                yield await self._as_stream(response, Bounds.of(max_tokens).event_bytes)
+        finally:
+            await response.aclose()
+
+    async def send(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None, stream: bool
+    ) -> httpx.Response:
+        """One request to the server; the caller closes the response.
+
+        Raises:
+            UpstreamError: its answer is compressed as nobody has asked for.
+        """
+        body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
+        if stream:
+            body["stream"] = True
+            if not self._leaves_out("usage"):
+                body.update(wire.with_usage(body))
+        if messages is not None:
+            body["messages"] = wire.encode(messages)
+        if continuation is not None and not continuation.begins_anew:
+            body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
+        url = self._request.url
+        if continuation is not None and continuation.prompt is not None:
+            url = _completions(url)
+            body = wire.begun(body, continuation.prompt.text, continuation.prompt.end_of_turn)
+        elif continuation is not None and continuation.needs_word:
+            body |= wire.GOES_ON
+        if continuation is not None and continuation.closing:
+            body = wire.with_fields(body, continuation.closing)
+        # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
+        content = json.dumps(body, separators=(",", ":")).encode()
+        left_out = (b"content-length", b"accept-encoding")
+        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in left_out]
+        headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
+        response = await self._inner.handle_async_request(
+            httpx.Request(
+                self._request.method,
+                url,
+                headers=headers,
+                content=content,
+                extensions=self._request.extensions,
+            )
+        )
+        if not unfolds_slowly(response):
+            await response.aclose()
+            raise unreadable("its answer is compressed in a way that nobody has asked for")
+        return response
+
+    async def _streaming(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+    ) -> httpx.Response:
+        """A response that streams, if the server knows how to; the caller closes it."""
+        while True:
+            stream = self.wants_stream or not self._leaves_out("stream")
+            try:
+                response = await self.send(messages, max_tokens, continuation=continuation, stream=stream)
+            except httpx.TransportError as error:
+                # It took the request and broke down over it, which near a full window is what an overflow looks like.
+                is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+                if is_broken or (continuation is not None and continuation.has_another_way):
+                    raise UpstreamDropped("", None) from error
+                raise
+            if response.status_code not in _UNKNOWN_KEY_STATUSES:
+                if response.status_code == HTTPStatus.OK:
+                    # Proof that it was an addition which the server refused: an error may quote the client.
+                    for addition in self._left_out:
+                        self._unsupported[self._address, addition] = None
+                return response
+            try:
+                body, _ = await read_body(response, ERROR_BYTES)
+            finally:
+                await response.aclose()
+            response = with_body(response, body)
+            if not self._has_refused(response.text):
+                return response
+
+    def _has_refused(self, error: str) -> bool:
+        """Returns True if an error names what we have added; it is left out of this request from now on."""
+        addition = next((addition for addition, names in _NAMES.items() if names.search(error)), None)
+        if addition is None or addition in self._left_out or (addition == "stream" and self.wants_stream):
+            return False
+        self._left_out.add(addition)
+        return True
+
+    def _leaves_out(self, addition: Addition) -> bool:
+        """Returns True if an addition is left out of this request; once it is, it stays so."""
+        if (self._address, addition) in self._unsupported:
+            self._left_out.add(addition)
+        return addition in self._left_out
+
+    async def _as_stream(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[Batch]:
+        """What is no event stream, as one: a whole answer is one chunk."""
+        is_answer = response.status_code == 200
+        body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
+        if is_answer and not is_whole:
+            raise unreadable(f"its answer has more than {most_bytes} bytes")
+        if is_answer and not is_quickly_read(body):
+            raise unreadable("its answer has too many values")
+        response = with_body(response, body)
+        chunk = _as_chunk(response)
+        if self._answers == 1:
+            self.whole = response
+        return _one(chunk)
+
+    @property
+    def _address(self) -> str:
+        return str(self._request.url)
+
+
+def _completions(url: httpx.URL) -> httpx.URL:
+    """Where the server completes a text, beside where it answers chats."""
+    return url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
+
+
+def is_stream(response: httpx.Response) -> bool:
+    """Returns False for an error, too."""
+    return response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
+
+
+async def _as_chat(completion: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
+    """The chunks of a text completion as those of a chat."""
+    async for batch in completion:
+        yield list(map(_as_chat_chunk, batch))
+
+
+def _as_chat_chunk(event: Chunk) -> Chunk:
+    choices = event.get("choices")
+    if not isinstance(choices, list):
+        return event
+    return {
+        **event,
+        "choices": [
+            {"index": 0, "delta": {"content": choice.get("text")}, "finish_reason": choice.get("finish_reason")}
+            for choice in choices
+            if isinstance(choice, dict)
+        ],
+    }
+
+
+def with_body(response: httpx.Response, body: bytes) -> httpx.Response:
+    """A response as if it had come with `body`."""
+    return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=body)
+
+
+def end_to_end(headers: httpx.Headers) -> list[tuple[str, str]]:
+    """Those that do not describe a transfer which is over."""
+    return [(key, value) for key, value in headers.multi_items() if key.lower() not in _HOP_HEADERS]
+
+
+async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
+    yield [chunk]
+
+
+def _as_chunk(response: httpx.Response) -> Chunk:
+    """A whole answer as if it had come in one piece of a stream.
+
+    Raises:
+        UpstreamError: it is not an answer.
+    """
+    answer = json_object(response.content) if response.status_code == 200 else {}
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        raise UpstreamError(_beginning(response), response, status=response.status_code)
+    message = choice.get("message", {"content": choice["text"]} if "text" in choice else None)
+    delta = dict(message) if isinstance(message, dict) else {}
+    if isinstance(calls := delta.get("tool_calls"), list):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls) if isinstance(call, dict)]
+    shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
+    chunk = {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}
+    if not is_chunk(chunk):
+        raise UpstreamError(_beginning(response), response, status=response.status_code)
+    return chunk
+
+
+def _beginning(response: httpx.Response) -> str:
+    return response.content[:ERROR_BYTES].decode(errors="replace")
