@@ -383,7 +383,9 @@ class Intake:
         carried = upstream if stream else Whole(upstream)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(guarded, action=call.action)
-        answer = Answer(self._compactor, case, carried, asked, told, call, room=call.room, is_watched=stream)
+        # None if the deployment hook has failed open.
+        room = call.room or self._compactor.room(case)
+        answer = Answer(self._compactor, case, carried, asked, told, call, room=room, is_watched=stream)
         return Hooked(answer, upstream, guarded)
 
     def _asked(self, call: Call, case: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:

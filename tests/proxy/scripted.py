@@ -368,7 +368,15 @@ class Scene:
             is_whole=self.is_whole,
         )
         prepared = await self.compactor.prepare(self.request, self.case)
-        return Answer(self.compactor, self.case, self.server, asked, prepared, self.listener, room=room)
+        return Answer(
+            self.compactor,
+            self.case,
+            self.server,
+            asked,
+            prepared,
+            self.listener,
+            room=room or self.compactor.room(self.case),
+        )
 
     async def read(self, room: Reservation | None = None) -> Read:
         """The whole answer; at its end nothing is open upstream."""

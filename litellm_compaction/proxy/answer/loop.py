@@ -84,7 +84,7 @@ class Answer:
         asked: by the client.
         prepared: what the engine found before the answer began.
         listener: is told what goes out, and when a pause may come.
-        room: its place beside other answers; None where the server has been asked before anybody could wait.
+        room: its place beside other answers.
         is_watched: whether the answer comes in pieces, and can be stopped.
     """
 
@@ -97,7 +97,7 @@ class Answer:
         prepared: PreparedRequest | CompactionNeeded,
         listener: Listener,
         *,
-        room: Reservation | None = None,
+        room: Reservation,
         is_watched: bool = True,
     ) -> None:
         self._compactor = compactor
@@ -133,8 +133,7 @@ class Answer:
                 async for batch in batches:
                     yield batch
         finally:
-            if self._room is not None:
-                self._room.leave()
+            self._room.leave()
         self._tell_background()
 
     async def _batches(self) -> AsyncGenerator[Batch, None]:
@@ -172,7 +171,11 @@ class Answer:
             async with aclosing(self._part(guarded, relay)) as batches:
                 async for batch in batches:
                     yield batch
-            await self._leave_running(relay)
+            if relay.is_left_running:
+                # Its server holds the room until it has noticed.
+                await self._room.stopped()
+            else:
+                self._room.ended()
             if (error := self._refusal(guarded, relay)) is not None:
                 guarded = await self._by_another_way(guarded, error)
                 continue
@@ -245,8 +248,6 @@ class Answer:
             Overloaded: there was no room in time.
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
         """
-        if self._room is None:
-            return guarded
         while True:
             limit = guarded.max_output_tokens(self._output_tokens_left())
             await self._room.take(guarded, limit, is_watched=self._is_watched)
@@ -284,15 +285,6 @@ class Answer:
         has_another = guarded.way in _OWN_WAYS or bool(guarded.closing)
         is_refused = relay.end == "failed" and has_another and not relay.has_begun
         return relay.error if is_refused else None
-
-    async def _leave_running(self, relay: Relay) -> None:
-        """Holds the room of a stream that was stopped until its server has noticed."""
-        if self._room is None:
-            return
-        if relay.is_left_running:
-            await self._room.stopped()
-        else:
-            self._room.ended()
 
     def _begins_anew(self, relay: Relay) -> bool:
         """Whether an answer that was cut for others is asked for again: the client has nothing of it yet."""
@@ -347,16 +339,15 @@ class Answer:
     async def _stream(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         left = self._output_tokens_left()
         limit = all_tokens = guarded.max_output_tokens(left)
-        if self._room is not None:
-            limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
-            self._room.started()
+        limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
+        self._room.started()
         relay.opened(limit, left, is_share=limit < all_tokens)
         has_begun = bool(self._progress.sent_text.strip()) or guarded.closing is not None
         continuation = continuation_of(guarded) if has_begun else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
         async with opened as stream:
             async for batch in stream:
-                relay.has_company = self._room is not None and self._room.has_company
+                relay.has_company = self._room.has_company
                 sent: list[Chunk] = []
                 for chunk in batch:
                     self._one.adopt(chunk)
@@ -395,7 +386,7 @@ class Answer:
 
         Nor is one of which the client has so little that nobody could tell it from what a server repeats.
         """
-        if self._room is None or not self._room.is_waited_for:
+        if not self._room.is_waited_for:
             return False
         has_begun = self._progress.delivered
         is_telling = not self._progress.text or len(self._progress.sent_text) >= _LEAST_CUT_CHARS
@@ -409,7 +400,7 @@ class Answer:
             return True
         if await self._prospect(guarded, relay) is not None:
             return True
-        if relay.gives_way and self._room is not None:
+        if relay.gives_way:
             self._room.stay()
         return False
 
@@ -454,8 +445,7 @@ class Answer:
         if relay.gives_way:
             self._cuts += relay.end == "spent"
             self._callbacks += relay.end == "called_back"
-            if self._room is not None:
-                self._room.was_cut(is_spent=relay.end == "spent")
+            self._room.was_cut(is_spent=relay.end == "spent")
 
     def _partial(self) -> Partial:
         partial = Partial(
@@ -490,7 +480,7 @@ class Answer:
         LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
         shared context, where nobody has said that there is one (four answers of 150 tokens over 4,096, 2026-11-22).
         """
-        if relay.end != "overflow" or self._room is None or self._cuts >= _MAX_CUTS:
+        if relay.end != "overflow" or self._cuts >= _MAX_CUTS:
             return False
         overflow = relay.overflow
         is_numbered = overflow is not None and (overflow.window_tokens or overflow.prompt_tokens)
@@ -534,7 +524,7 @@ class Answer:
 
     def _is_shared(self, guarded: PreparedRequest) -> bool:
         """Whether others may have filled the context."""
-        return self._room is not None and self._room.is_shared(guarded.window)
+        return self._room.is_shared(guarded.window)
 
     def _tell(self, outcome: CarryOutcome, guarded: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, guarded.window.tokens)
