@@ -20,7 +20,7 @@ _COMMENT = b": ping\n\n"
 
 
 async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: float) -> AsyncGenerator[Any, None]:
-    """The chunks of `response`, and an empty one whenever a compaction has kept it silent for a while.
+    """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
 
     Clients and load balancers close connections on which nothing moves. The race against the clock costs a task,
     so it is run only where a pause may come.
@@ -28,11 +28,6 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
     A stream that waits before anybody is told anything opens with a comment: LiteLLM's router keeps what opens a
     Responses stream (`_responses_stream_holds_event`), and a Messages stream where the request may be tried again
     (`_aanthropic_messages_streaming_iterator`), until some of the answer has come (1.106.2 and 1.109.1).
-
-    Args:
-        response: LiteLLM's stream of any route.
-        call: the request that it answers.
-        every_s: longest silence.
     """
     source = response.__aiter__()
     last: Any = None
@@ -91,7 +86,7 @@ def _is_in_progress(event: Any) -> bool:
 
 
 def _beat(last: Any, begun: Any) -> Any:
-    """A chunk that says nothing, in the language of the one before; None where there is no such thing.
+    """A chunk that says nothing, in the language of the one before; None if there is no such thing.
 
     Args:
         last: the chunk before, None before the first.

@@ -1,11 +1,11 @@
 """The carrier for every provider: LiteLLM's own streams and router calls, joined in its hooks.
 
-The first answer is the one that LiteLLM has already opened; a continuation is a call through the router, pinned to the
-same deployment. Used where the transport of `transport.py` cannot be installed.
+Used if the transport cannot be installed. The first answer is the one that LiteLLM has already opened; a continuation
+is a call through the router, pinned to the same deployment.
 
-Room in a shared context is taken before a request goes out and given back in any case. The hooks are told of most
-ends, but not of all: LiteLLM calls none where a client leaves before its stream is read, or while a whole answer is
-being written. So the task that asks the deployment is watched too, and the stream that it gives.
+LiteLLM calls no hook if a client leaves before its stream is read, or while a whole answer is being written. So the
+task that asks the deployment is watched too, and the stream that it gives: room in a shared context is given back in
+any case.
 """
 
 from __future__ import annotations
@@ -50,12 +50,7 @@ _CLIENT_KEYS = (
 async def compacted(
     compactor: Compactor, prepared: PreparedRequest | CompactionNeeded, room: Reservation
 ) -> PreparedRequest:
-    """What to send; a summary that it takes is made in room of its own.
-
-    Raises:
-        DoesNotFit: as the engine.
-        Overloaded: there was no room in time.
-    """
+    """What to send; a summary that it takes is made in room of its own."""
     if isinstance(prepared, PreparedRequest):
         return prepared
     return await compactor.finish(prepared, room)
@@ -76,15 +71,12 @@ async def guarded_in_room(
     """What to send, the bound on its answer, and the room that it holds until its task or stream ends.
 
     Args:
-        compactor: decides.
         request: the conversation, or the number of token ids in a prompt that consists of them.
-        case: of the request.
         asked_tokens: the client's bound on the answer.
-        foreseen: what came of it before its deployment was chosen.
-        is_watched: whether the answer comes in pieces, and can go on where it was stopped.
-        is_stream: whether its server hears when nobody reads it any more; a plain answer is written to its end.
-        answers: how many the client wants to each prompt.
-        prompts: how many of those the server answers.
+        foreseen: found before the deployment was chosen.
+        is_watched: the answer comes in pieces, and can go on where it was stopped.
+        is_stream: the server hears when nobody reads it any more; a plain answer is written to its end.
+        answers: to each prompt.
 
     Raises:
         DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
@@ -133,7 +125,6 @@ class HookedUpstream:
 
     Args:
         first: the answer that LiteLLM has opened: a stream, or a whole response.
-        router: LiteLLM's router.
         pin: the model name or id under which the router finds this very deployment.
         data: the client's request, with LiteLLM's metadata.
 
@@ -152,14 +143,12 @@ class HookedUpstream:
 
     @property
     def ways(self) -> frozenset[Way]:
-        """Those that LiteLLM's chats can carry."""
         return WAYS_OF["hooks"]
 
     @asynccontextmanager
     async def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> AsyncIterator[AsyncIterator[Batch]]:
-        """The chunks of a streamed answer; leaving the context closes it."""
         stream, part = self._first, _Part(self._logging)
         if stream is None:
             # LiteLLM 1.109.1 reads the first chunk before it returns: what goes wrong there comes from here.
@@ -179,7 +168,7 @@ class HookedUpstream:
     async def whole(
         self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None = None
     ) -> Any:
-        """A whole answer: LiteLLM's own the first time, then one more."""
+        """LiteLLM's own answer the first time, then one more."""
         response, self._first = self._first, None
         if response is None:
             with _understood_whole(continuation):
@@ -231,21 +220,17 @@ class Whole:
 
     @property
     def ways(self) -> frozenset[Way]:
-        """Those that LiteLLM's chats can carry."""
         return WAYS_OF["hooks"]
 
     @asynccontextmanager
     async def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> AsyncIterator[AsyncIterator[Batch]]:
-        """The whole answer as one chunk."""
         yield _one(await self._upstream.whole(messages, max_tokens, continuation))
 
 
 @dataclass(frozen=True, slots=True)
 class Hooked:
-    """An answer carried by the hooks."""
-
     answer: Answer
     upstream: HookedUpstream
     guarded: PreparedRequest
@@ -266,7 +251,7 @@ class Hooked:
                     await self.upstream.log_partials(self.guarded.count_text, self.guarded.count.tokens)
 
     async def joined(self, first: Any) -> Any:
-        """The joined answer as a copy of LiteLLM's response; None when the first one is the answer.
+        """The joined answer as a copy of LiteLLM's response; None if the first one is the answer.
 
         A copy: LiteLLM logs the object that it was given (1.109.1 would log our text in its place).
         """
@@ -319,10 +304,10 @@ async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -
 
 
 def _has_reported_usage(stream: Any) -> bool:
-    """Whether a stream's usage is the server's, and not LiteLLM's: it makes one up where the server reports none.
+    """Returns True if a stream's usage is the server's: LiteLLM makes one up if the server reports none.
 
     By a tokenizer of its own, so that learning from it would teach the counter too little, 26 % for GLM-4 (1.109.1,
-    2026-11-22). LiteLLM keeps what the server sent in `chunks`; behind another callback's iterator hook nobody knows.
+    2026-11-22). LiteLLM keeps what the server sent in `chunks`; behind another callback's iterator hook it is unknown.
     """
     sent = getattr(stream, "chunks", None)
     return isinstance(sent, list) and any(getattr(chunk, "usage", None) is not None for chunk in reversed(sent))
@@ -330,11 +315,7 @@ def _has_reported_usage(stream: Any) -> bool:
 
 @contextmanager
 def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None]:
-    """Turns LiteLLM's errors of a stream into what the loop judges; others stay what they are.
-
-    Raises:
-        UpstreamError: the window may be full, or the server has not gone on itself.
-    """
+    """Turns LiteLLM's errors of a stream into what the loop judges; others stay what they are."""
     try:
         yield
     except Exception as error:
@@ -350,11 +331,7 @@ def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None
 
 @contextmanager
 def _understood_whole(continuation: Continuation | None) -> Iterator[None]:
-    """Turns LiteLLM's error for a whole answer into what the loop judges, where another way may do.
-
-    Raises:
-        UpstreamError: the server has not gone on itself.
-    """
+    """Turns LiteLLM's error for a whole answer into what the loop judges, if another way may do."""
     try:
         yield
     except Exception as error:
@@ -368,7 +345,6 @@ def _has_another_way(continuation: Continuation | None) -> bool:
 
 
 def _status(error: Exception) -> int | None:
-    """The status that LiteLLM's errors have, which are the OpenAI client's."""
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
 

@@ -71,6 +71,7 @@ _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 _ENDS, _CALLS = frozenset({"stop", "length", "tool_calls", "function_call"}), frozenset({"tool_calls", "function_call"})
 # An overflow without a number at less than this share of the window is not of this answer alone.
 _FAR_BELOW_RATIO = 0.5
+_DETAILS = "completion_tokens_details"
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 
 
@@ -78,14 +79,9 @@ class Answer:
     """One client's answer, over as many upstream requests as it takes.
 
     Args:
-        compactor: compacts and learns.
-        case: of the request.
-        upstream: its server.
-        asked: by the client.
-        prepared: what the engine found before the answer began.
-        listener: is told what goes out, and when a pause may come.
+        prepared: from the engine, before the answer began.
         room: its place beside other answers.
-        is_watched: whether the answer comes in pieces, and can be stopped.
+        is_watched: the answer comes in pieces, and can be stopped.
     """
 
     def __init__(
@@ -113,7 +109,8 @@ class Answer:
         self._callbacks = 0
         self._is_resumed = False
         self._is_closing = False
-        self._is_joined = False
+        # Of more than one upstream answer.
+        self.is_joined = False
         self._outcome: AnswerOutcome = "completed"
         self._progress = Progress()
         self._ways = upstream.ways
@@ -162,10 +159,8 @@ class Answer:
             relay = Relay(
                 self._progress,
                 guarded,
-                self._case.settings.streaming_ratio,
-                self._asked.stops,
-                is_whole=self._asked.is_whole,
-                said=self._asked.said,
+                self._asked,
+                streaming_ratio=self._case.settings.streaming_ratio,
                 most_thoughts_tokens=self._most_thoughts_tokens(guarded),
             )
             async with aclosing(self._part(guarded, relay)) as batches:
@@ -194,7 +189,7 @@ class Answer:
                 yield self._calling(relay)
                 return
             self._listener.may_pause = True
-            self._is_joined = self._is_joined or self._progress.delivered
+            self.is_joined = self.is_joined or self._progress.delivered
             if (prospect := await self._prospect(guarded, relay)) is None:
                 yield self._closing(guarded, relay)
                 return
@@ -224,11 +219,8 @@ class Answer:
         yield self._ending(relay)
 
     def _tell_background(self) -> None:
-        """Says that the answer is whole, so that what its conversation will need may be written while nobody waits.
-
-        An answer that was carried over the limit is compacted already.
-        """
-        if self._last is None or self._is_joined:
+        """Lets the answer's conversation be compacted ahead, unless a restart has done that already."""
+        if self._last is None or self.is_joined:
             return
         guarded, relay = self._last
         if relay.finish_reason in _ENDS:
@@ -242,12 +234,7 @@ class Answer:
             )
 
     async def _seated(self, guarded: PreparedRequest) -> PreparedRequest:
-        """What to send as soon as there is room for it; made anew where the window has become smaller meanwhile.
-
-        Raises:
-            Overloaded: there was no room in time.
-            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
-        """
+        """What to send, as soon as there is room for it; made anew if the window has become smaller meanwhile."""
         while True:
             limit = guarded.max_output_tokens(self._output_tokens_left())
             await self._room.take(guarded, limit, is_watched=self._is_watched)
@@ -261,12 +248,6 @@ class Answer:
                 )
 
     async def _part(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
-        """One upstream stream; `relay.end` says how it ended.
-
-        Raises:
-            UpstreamError: in a way that is not an overflow.
-            Overloaded: there was no room in time, and nothing has been sent.
-        """
         try:
             # Closed here and not by the garbage collector: the server generates for as long as it is open.
             async with aclosing(self._stream(guarded, relay)) as batches:
@@ -281,13 +262,13 @@ class Answer:
                 relay.end, relay.error = "failed", error
 
     def _refusal(self, guarded: PreparedRequest, relay: Relay) -> UpstreamError | None:
-        """Why the server has not gone on by itself, so that another way may do; None where it has, or was not asked."""
+        """The error of a server that does not go on by itself, so that another way may do; None for another end."""
         has_another = guarded.way in _OWN_WAYS or bool(guarded.closing)
         is_refused = relay.end == "failed" and has_another and not relay.has_begun
         return relay.error if is_refused else None
 
     def _begins_anew(self, relay: Relay) -> bool:
-        """Whether an answer that was cut for others is asked for again: the client has nothing of it yet."""
+        """Returns True if an answer that was cut for others is asked for again: the client has nothing of it yet."""
         if not relay.gives_way or self._progress.delivered:
             return False
         self._progress.lost_tokens = self._progress.completion_tokens
@@ -297,7 +278,6 @@ class Answer:
         return True
 
     async def _by_another_way(self, guarded: PreparedRequest, error: UpstreamError) -> PreparedRequest:
-        """What to send instead of what the server has not taken; its way is not tried again for this answer."""
         if guarded.closing or guarded.way is None:
             # The words alone.
             return replace(guarded, closing={})
@@ -309,9 +289,9 @@ class Answer:
         )
 
     async def _learn_way(self, guarded: PreparedRequest, relay: Relay) -> None:
-        """Takes note of how the server has gone on, and of the ways that it has refused.
+        """Notes how the server has gone on, and the ways that it has refused.
 
-        Of those only where it has taken another one: what it takes in no way says nothing about ways.
+        Of those only if it has taken another one: a server that takes no way at all says nothing about ways.
         """
         outcomes: dict[Way, Outcome] = {}
         if relay.has_begun:
@@ -326,11 +306,7 @@ class Answer:
             log_failure("learn", error)
 
     async def _harder(self, relay: Relay) -> PreparedRequest:
-        """What to send after an overflow of which nothing has been shown: compacted harder, once, and nobody notices.
-
-        Raises:
-            UpstreamError: that was not enough.
-        """
+        """What to send after an overflow of which the client has seen nothing: compacted harder, once."""
         if self._has_retried:
             raise relay.error or UpstreamError(_STILL_TOO_LARGE)
         self._has_retried = True
@@ -382,9 +358,9 @@ class Answer:
         relay.finish()
 
     def _is_called_back(self, guarded: PreparedRequest, relay: Relay) -> bool:
-        """Whether somebody waits for the answer's room, so that it has to stop; a document or a call is not cut.
+        """Returns True if the answer has to stop since others wait for its room; a document or a call is not cut.
 
-        Nor is one of which the client has so little that nobody could tell it from what a server repeats.
+        Nor is an answer of which the client has so little that it could not be told from what a server repeats.
         """
         if not self._room.is_waited_for:
             return False
@@ -395,7 +371,7 @@ class Answer:
         return self._room.is_called_back(guarded, relay.generated_tokens, can_be_cut=can_be_cut)
 
     async def _can_go_on(self, guarded: PreparedRequest, relay: Relay) -> bool:
-        """Whether an answer that is about to be stopped can go on; one that others wait for then runs to its end."""
+        """Returns True if an answer that is about to be stopped can go on; it runs to its end otherwise."""
         if relay.gives_way and not self._progress.delivered:
             return True
         if await self._prospect(guarded, relay) is not None:
@@ -405,7 +381,7 @@ class Answer:
         return False
 
     async def _prospect(self, guarded: PreparedRequest, relay: Relay) -> Prospect | None:
-        """How the answer can go on behind `relay`; None where nothing gains enough room to be worth a stop (P5)."""
+        """How the answer can go on behind `relay`; None if nothing gains enough room to be worth a stop (P5)."""
         if relay.is_stuck:
             return None
         partial = self._partial()
@@ -435,11 +411,17 @@ class Answer:
             return None
 
     def _note(self, guarded: PreparedRequest, relay: Relay) -> None:
-        """Takes note of a stream that has ended."""
         self._progress.completion_tokens += relay.completion_tokens()
         self._progress.lost_tokens += relay.lost_tokens
         is_others = self._is_overflow_of_all(guarded, relay)
-        self._learn(guarded, relay, is_others=is_others)
+        try:
+            self._learn(guarded, relay, is_others=is_others)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            # The client has its answer; a lesson that is lost must not take it away again.
+            log_failure("learn", error)
+        if not self._is_resumed:
+            self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
+        self._progress.usages.append(relay.usage_fields)
         if is_others:
             relay.end = "spent"
         if relay.gives_way:
@@ -454,18 +436,18 @@ class Answer:
         return replace(partial, closes=True) if self._is_closing and partial.is_thoughts else partial
 
     def _most_thoughts_tokens(self, guarded: PreparedRequest) -> float:
-        """How much a model may think that was told to think no more, where its server lets it."""
+        """The room for thoughts of a model that was told to think no more, if its server lets it think."""
         if guarded.closing is None:
             return math.inf
         return max(self._case.settings.reasoning_answer_min_tokens, guarded.max_output_tokens(None) // 2)
 
     def _pressed(self, relay: Relay) -> RequestContext:
-        """The case with a compaction in any case: the server has shown that our estimate is no guide here."""
+        """The context with a compaction in any case: the server has shown that our estimate is no guide here."""
         settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
         return replace(self._case, settings=settings, refusal=relay.refusal)
 
     def _relaxed(self) -> RequestContext:
-        """The case with a compaction only where there is no other way: the answer stopped for others, not for room."""
+        """The context with a compaction only if there is no other way: the answer stopped for others, not for room."""
         return replace(self._case, settings=self._case.settings.model_copy(update=_WHOLE_WINDOW))
 
     def _output_tokens_left(self) -> int | None:
@@ -475,10 +457,10 @@ class Answer:
         return max(self._asked.output_tokens - given_tokens, 1)
 
     def _is_overflow_of_all(self, guarded: PreparedRequest, relay: Relay) -> bool:
-        """Whether a context that several answers fill was full, and not this answer's window; takes note of that.
+        """Returns True if a context that several answers fill was full, and not this answer's window; notes that.
 
         LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
-        shared context, where nobody has said that there is one (four answers of 150 tokens over 4,096, 2026-11-22).
+        shared context even if the server lists none (four answers of 150 tokens over 4,096, 2026-11-22).
         """
         if relay.end != "overflow" or self._cuts >= _MAX_CUTS:
             return False
@@ -487,7 +469,7 @@ class Answer:
         if overflow is None or relay.is_crash or is_numbered or relay.looks_nearly_full():
             return False
         others = self._room.beside(guarded.window)
-        if self._is_shared(guarded):
+        if self._room.is_shared(guarded.window):
             return others > 0
         if others == 0 and (
             not self._progress.delivered or relay.filled_tokens >= _FAR_BELOW_RATIO * guarded.window.tokens
@@ -497,20 +479,10 @@ class Answer:
         return True
 
     def _learn(self, guarded: PreparedRequest, relay: Relay, *, is_others: bool) -> None:
-        try:
-            self._learn_from(guarded, relay, is_others=is_others)
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            # The client has its answer; a lesson that is lost must not take it away again.
-            log_failure("learn", error)
-        if not self._is_resumed:
-            self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
-        self._progress.usages.append(relay.usage_fields)
-
-    def _learn_from(self, guarded: PreparedRequest, relay: Relay, *, is_others: bool) -> None:
         if relay.end == "overflow":
             overflow = relay.overflow or Overflow(None, None)
             if not relay.is_crash:
-                is_shared = self._is_shared(guarded) or is_others
+                is_shared = is_others or self._room.is_shared(guarded.window)
                 overflow = taught(overflow, guarded, is_shared=is_shared)
             self._compactor.replies.learn_overflow(self._case, guarded, overflow)
         if relay.usage is not None:
@@ -521,10 +493,6 @@ class Answer:
                 completion_tokens=relay.usage.completion_tokens,
             )
             self._listener.answered(self._case, guarded, relay.usage.prompt_tokens, relay.usage.completion_tokens)
-
-    def _is_shared(self, guarded: PreparedRequest) -> bool:
-        """Whether others may have filled the context."""
-        return self._room.is_shared(guarded.window)
 
     def _tell(self, outcome: CarryOutcome, guarded: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, guarded.window.tokens)
@@ -585,12 +553,12 @@ class Answer:
             "total_tokens": prompt + completion,
         }
         if reported:
-            usage = {**reported[0], **usage, **_added_up(reported, "completion_tokens_details")}
+            usage = {**reported[0], **usage, **_added_up(reported)}
         details = self._details()
         return {**usage, "compaction": details} if details else usage
 
     def _details(self) -> dict[str, Any]:
-        """How the answer has ended, and what restarts it took; empty for one that was neither cut nor restarted."""
+        """{} for an answer that was neither cut nor restarted."""
         if not self._progress.restarts and not self.is_cut:
             return {}
         prompts = list(self._progress.prompt_tokens)
@@ -598,17 +566,12 @@ class Answer:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the window has ended the answer, and not the model or the client."""
+        """Returns True if the window has ended the answer, and not the model or the client."""
         return self._outcome != "completed"
-
-    @property
-    def is_joined(self) -> bool:
-        """Whether the answer consists of more than one upstream answer."""
-        return self._is_joined
 
 
 def continuation_of(guarded: PreparedRequest) -> Continuation | None:
-    """How the server is made to go on; None where an answer begins."""
+    """None if an answer begins."""
     if guarded.way is None:
         return None
     server = server_of(guarded.window.source)
@@ -616,14 +579,14 @@ def continuation_of(guarded: PreparedRequest) -> Continuation | None:
     return Continuation(way=guarded.way, prompt=guarded.prompt, needs_word=needs_word, closing=guarded.closing)
 
 
-def _added_up(usages: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, int]]:
-    """The details of all parts' usage, as far as they are numbers; empty where the server gave none."""
+def _added_up(usages: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The details of all parts' usage, as far as they are numbers; {} if the server gave none."""
     total: Counter[str] = Counter()
     for usage in usages:
-        details = usage.get(name)
+        details = usage.get(_DETAILS)
         if isinstance(details, Mapping):
             total.update({key: value for key, value in details.items() if isinstance(value, int)})
-    return {name: dict(total)} if total else {}
+    return {_DETAILS: dict(total)} if total else {}
 
 
 def _is_json(text: str) -> bool:

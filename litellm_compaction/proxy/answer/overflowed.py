@@ -1,8 +1,7 @@
-"""What an overflow teaches about the window, also one that never reaches the loop that carries the answer.
+"""The lesson of an overflow about the window, also of one that never reaches the loop that carries the answer.
 
-`loop.py` judges the streams that it reads. Where the hooks carry, a refusal, and with LiteLLM 1.109.1 also a stream
-that fails before its first chunk, goes to LiteLLM's own retry or to the client instead; the hooks that hear of it ask
-here.
+`loop.py` judges the streams that it reads. In the hooks a refusal, and with LiteLLM 1.109.1 also a stream that fails
+before its first chunk, goes to LiteLLM's own retry or to the client instead; the hooks that hear of it ask here.
 """
 
 from __future__ import annotations
@@ -23,21 +22,18 @@ _SHRINK_RATIO = 0.80
 
 
 class Judged(NamedTuple):
-    """What an error says of the window, and whether that is worth learning from."""
-
     overflow: Overflow
     teaches: bool
 
 
 def judged(text: str, said: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Judged | None:
-    """What an error text says of the window, as far as it is to be believed; None where it says nothing of it.
+    """An overflow in an error text, as far as it is to be believed; None if the text tells of none.
 
     A client must not teach anybody a window: its own words, quoted by the server, are none of the server's; and no
     server runs over a limit far above what it was sent.
 
     Args:
-        text: of the server.
-        said: gives what the client sent.
+        said: gives the client's texts.
         used_tokens: the prompt and what was generated, by our count, at most.
         window_tokens: as known.
     """
@@ -54,17 +50,15 @@ def judged(text: str, said: Callable[[], str], *, used_tokens: float, window_tok
 
 
 def most_tokens(guarded: PreparedRequest) -> float:
-    """How many tokens a prompt may have, if our count is too low."""
+    """Of a prompt, if our count is too low."""
     return guarded.count.tokens * (1 + guarded.count.error_ratio)
 
 
 def taught(overflow: Overflow, guarded: PreparedRequest, *, is_shared: bool) -> Overflow:
-    """`overflow` with what is to be believed of the window, also where the server named no number.
+    """`overflow` with what is to be believed of the window, also if the server named no number.
 
     Args:
-        overflow: what the server said.
-        guarded: what it was sent.
-        is_shared: whether others may have filled the context, so that nothing is known of the window.
+        is_shared: others may have filled the context, so that nothing is known of the window.
     """
     if overflow.window_tokens is not None or is_shared:
         return overflow
@@ -72,10 +66,9 @@ def taught(overflow: Overflow, guarded: PreparedRequest, *, is_shared: bool) -> 
 
 
 def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> Overflow | None:
-    """What an attempt that failed reveals of the window, None for nothing; what the loop has read it learns itself.
+    """The overflow that a failed attempt reveals, None for none; what the loop has read it learns itself.
 
     Args:
-        call: the request.
         message: of LiteLLM's error.
         details: LiteLLM's own of the attempt; they have the usage, if the server reported one.
     """

@@ -1,6 +1,4 @@
-"""What the loop and its carriers agree on: chunks, an upstream that gives them, what was asked, where notices go.
-
-`loop.py` is the loop; `transport.py` and `hooks.py` carry it.
+"""What the loop and its carriers agree on: chunks, an upstream that gives them, the client's wishes, places of notices.
 
 A client is told of compactions in its answer's text, in its thoughts, or not in the stream at all. A line in the text
 is for people who read it; a program takes it for the model's words. Measured with twenty clients on 2026-11-22: one
@@ -70,13 +68,13 @@ SILENT = Notices("off", "off", "off")
 def notices_for(
     configured: Choice, body: Mapping[str, Any], *, is_document: bool = False, is_whole: bool = False
 ) -> Notices:
-    """Where the client behind a request is told.
+    """The places of notices for the client of a request.
 
     Args:
         configured: the setting in force for the deployment.
         body: of the request, with LiteLLM's metadata and `proxy_server_request`.
-        is_document: whether the answer is JSON.
-        is_whole: whether the answer comes in one piece; its headers say what was done before it.
+        is_document: the answer is JSON.
+        is_whole: the answer comes in one piece; its headers say what was done before it.
     """
     metadata = metadata_of(body)
     chosen = _chosen_for_owner(metadata) or configured
@@ -96,7 +94,7 @@ def notices_for(
 
 
 def shows_text_to_people(headers: Mapping[str, Any]) -> bool:
-    """Whether a client says that a person reads its answers as they are; when in doubt it is a program."""
+    """Returns True if a client says that a person reads its answers as they are; it is a program otherwise."""
     for name, value in headers.items():
         if name.lower().startswith(_CHAT_HEADER_PREFIX):
             return True
@@ -108,16 +106,16 @@ def shows_text_to_people(headers: Mapping[str, Any]) -> bool:
 
 
 class Announced:
-    """Which requests were compacted, so that the next of the same conversation does not tell it again.
+    """Requests that were compacted, so that the next of the same conversation does not tell it again.
 
-    Where system and tools take nearly the whole target, every turn is compacted: one notice says that, seven are noise.
+    If system and tools take nearly the whole target, every turn is compacted: one notice says that, seven are noise.
     """
 
     def __init__(self) -> None:
         self._known: Bounded[tuple[str, str], None] = Bounded(_MAX_REMEMBERED)
 
     def is_next_in_a_row(self, pending: CompactionNeeded) -> bool:
-        """Whether the request before this one of its conversation was compacted, too; remembers this one."""
+        """Returns True if the request before this one of its conversation was compacted, too; remembers this one."""
         scope, conversation = pending.work.case.scope, pending.work.conversation
         roles = [message.role for message in conversation.rest]
         if not roles:
@@ -129,7 +127,7 @@ class Announced:
 
 
 def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
-    """What the operator has written for the key, else for its team: `{"compaction": {"notices": "content"}}`."""
+    """The operator's choice for the key, else for its team: `{"compaction": {"notices": "content"}}`."""
     for owner in _OWNERS:
         written = metadata.get(owner)
         section = written.get("compaction") if isinstance(written, Mapping) else None
@@ -159,7 +157,7 @@ Batch: TypeAlias = Sequence[Chunk]
 
 
 class Received(dict[str, Any]):
-    """A chunk with what it came as, which can go on to the client where nothing has to be changed.
+    """A chunk with what it came as, which can go on to the client if nothing has to be changed.
 
     Attributes:
         origin: the carrier's own: the bytes of an event, or LiteLLM's object.
@@ -178,7 +176,7 @@ class UpstreamError(Exception):
     Attributes:
         text: the body, for recognizing an overflow; never logged.
         response: the carrier's own error object, to be passed on unchanged.
-        status: of HTTP, or in the error itself; None where there is none.
+        status: of HTTP, or in the error itself; None for none.
     """
 
     def __init__(self, text: str, response: Any = None, *, status: int | None = None) -> None:
@@ -189,7 +187,7 @@ class UpstreamError(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the server has failed just now, or is too busy, and does not refuse requests like this one.
+        """Returns True if the server has failed just now, or is too busy, and does not refuse requests like this one.
 
         RFC 9110, sections 15.5 and 15.6: 4xx is the request's fault, 5xx the server's, except for 501, which says that
         it knows nothing of the kind.
@@ -204,19 +202,18 @@ class UpstreamDropped(UpstreamError):
 
     @property
     def may_pass(self) -> bool:
-        """Always."""
         return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """How a server is made to go on with an answer.
+    """The way in which a server is made to go on with an answer.
 
     Attributes:
         way: by a request of ours at the end of the messages, by their last one, or by `prompt`.
         prompt: instead of the messages, for the way `raw`; it ends inside the answer.
         needs_word: the server has to be told that the last message goes on (vLLM).
-        closing: what of the body has the server think no more; None for an answer that may think.
+        closing: fields of the body that have the server think no more; None for an answer that may think.
     """
 
     way: Way
@@ -226,12 +223,12 @@ class Continuation:
 
     @property
     def has_another_way(self) -> bool:
-        """Whether the server is to do what it may know nothing of, so that there is another way where it does not."""
+        """Returns True if the server is to do what it may not know, so that there is another way if it does not."""
         return self.way != "turn" or bool(self.closing)
 
     @property
     def begins_anew(self) -> bool:
-        """Whether nothing but thoughts has come of the answer, so that what comes now is all of it.
+        """Returns True if only thoughts have come of the answer, so that what comes now is all of it.
 
         A format that shapes a whole document is left out of everything else: servers apply it from the first token that
         they generate, and would begin a new document (llama.cpp, common/sampling.cpp; vLLM, structured outputs).
@@ -244,7 +241,7 @@ class Upstream(Protocol):
 
     @property
     def ways(self) -> frozenset[Way]:
-        """Those by which it can be made to go on."""
+        """Ways in which it can be made to go on."""
 
     def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
@@ -262,7 +259,7 @@ class Upstream(Protocol):
 
 
 class Listener(Protocol):
-    """Who has to know how an answer goes on."""
+    """Is told how an answer goes on."""
 
     may_pause: bool
 
@@ -283,16 +280,15 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the client asked for, as far as the loop has to know.
+    """The client's wishes, as far as the loop has to know.
 
     Attributes:
         request: the conversation, as the client sent it.
         output_tokens: its limit for the answer, None for none.
         is_json: structured output: one document, no notice in it.
-        notices: where a client is told of compactions.
-        wants_usage: whether the stream must end with a usage chunk.
+        wants_usage: the stream must end with a usage chunk.
         stops: strings at which the answer ends.
-        is_whole: whether the client gets the answer in one piece, so that nothing of it can be out before its end.
+        is_whole: the client gets the answer in one piece, so that nothing of it can be out before its end.
         said: gives every text that the client sent, in whatever field.
     """
 

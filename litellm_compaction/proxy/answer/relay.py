@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from litellm_compaction.core.continuation.text import (
 from litellm_compaction.engine import Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
-from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Place, Received, UpstreamError
+from litellm_compaction.proxy.answer.protocol import Asked, Chunk, Notices, Place, Received, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
@@ -52,7 +52,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Progress:
-    """What the client has of the answer, and what it has cost.
+    """An answer as far as its client has it, and its cost.
 
     Attributes:
         lost_tokens: of `completion_tokens`, what was generated and can never reach the client.
@@ -73,30 +73,23 @@ class Progress:
 
 
 class Relay:
-    """One upstream stream on its way to the client: what may be sent now, what is held, when to stop."""
-
     def __init__(
         self,
         progress: Progress,
         guarded: PreparedRequest,
-        streaming_ratio: float,
-        stops: Sequence[str] = (),
+        asked: Asked,
         *,
-        is_whole: bool = False,
-        said: Callable[[], str] = str,
-        most_thoughts_tokens: float = math.inf,
+        streaming_ratio: float,
+        most_thoughts_tokens: float,
     ) -> None:
         self._progress = progress
+        self._asked = asked
         self._most_thoughts_tokens = most_thoughts_tokens
-        self._stops = stops
-        self._said = said
         self._most_prompt_tokens = most_tokens(guarded)
-        # A call that no client has begun to receive can be cut, and asked for again.
-        self._holds_calls = is_whole
         self._window_tokens = guarded.window.tokens
         self._prompt_tokens = guarded.count.tokens
         # Nobody waits for the next word of a whole answer: it may fill the window, and has the server's own numbers.
-        self._stop_tokens = math.inf if is_whole else int(streaming_ratio * guarded.window.tokens)
+        self._stop_tokens = math.inf if asked.is_whole else int(streaming_ratio * guarded.window.tokens)
         self._generated = GeneratedTokens(guarded.count_text)
         partial, shown = progress.sent_text, guarded.shown
         self._joiner = Joiner(partial, shown=shown, is_trusted=guarded.is_trusted) if partial else None
@@ -137,12 +130,12 @@ class Relay:
         *,
         is_share: bool = False,
     ) -> None:
-        """Notes how the stream was asked for, before its first chunk.
+        """Notes how the stream was asked for.
 
         Args:
             limit_tokens: its `max_tokens`.
             asked_tokens: what the client's own limit leaves; None without one.
-            is_share: whether its `max_tokens` is only its part of the window, because of others.
+            is_share: its `max_tokens` is only its part of the window, because of others.
         """
         self._limit_tokens, self._asked_tokens, self._is_share = limit_tokens, asked_tokens, is_share
         window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
@@ -180,10 +173,7 @@ class Relay:
         return deltas
 
     def flush(self) -> list[Chunk]:
-        """What was held, at the stream's regular end."""
-        if self._breaks_off():
-            return []
-        return self.surrendered()
+        return [] if self._breaks_off() else self.surrendered()
 
     def surrendered(self) -> list[Chunk]:
         """Everything that is held and whole."""
@@ -197,7 +187,7 @@ class Relay:
         return deltas
 
     def closed_thoughts(self) -> list[Chunk]:
-        """The end of the thoughts inside which the text stops, so that what follows is none; nothing elsewhere."""
+        """The end of the thoughts inside which the text stops, so that what follows is none; [] elsewhere."""
         return self._sent({"content": f"\n{THINK_END}\n\n"}) if open_think(self._progress.sent_text) else []
 
     def whole_calls(self) -> list[Chunk]:
@@ -216,9 +206,9 @@ class Relay:
             self.end = "done"
 
     def has_overflowed(self, error: UpstreamError) -> bool:
-        """Whether the server's error means that the window is full; takes note of it."""
+        """Returns True if the server's error means that the window is full; takes note of it."""
         used_tokens = self._most_prompt_tokens + self.completion_tokens()
-        found = judged(error.text, self._said, used_tokens=used_tokens, window_tokens=self._window_tokens)
+        found = judged(error.text, self._asked.said, used_tokens=used_tokens, window_tokens=self._window_tokens)
         if found is not None:
             self.overflow, self.is_crash = found.overflow, not found.teaches
         if self.overflow is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):
@@ -230,21 +220,20 @@ class Relay:
         return True
 
     def completion_tokens(self) -> int:
-        """What this stream has generated: as reported, else as counted."""
+        """As reported, else as counted."""
         return self.usage.completion_tokens if self.usage is not None else self._generated.exact()
 
     @property
     def generated_tokens(self) -> int:
-        """What the stream has generated, as far as we can count."""
         return self._generated.tokens
 
     @property
     def is_full(self) -> bool:
-        """Whether the window, and not a share of it, has ended the answer."""
+        """Returns True if the window, and not a share of it, has ended the answer."""
         return self.end == "overflow" or self._looks_full(_DANGER_RATIO)
 
     def looks_nearly_full(self) -> bool:
-        """Whether prompt and answer alone fill so much of the window that this explains its end."""
+        """Returns True if prompt and answer alone fill so much of the window that this explains its end."""
         return self._looks_full(NEAR_FULL_RATIO)
 
     def stop(self) -> None:
@@ -268,12 +257,12 @@ class Relay:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether the answer could go on later where it stops now: not within a call."""
+        """Returns False within a call, which could not go on later."""
         return not self._call_open
 
     @property
     def lost_tokens(self) -> int:
-        """Of what was generated, what the client never gets: calls that were cut, and what the joiner has taken out."""
+        """Generated tokens that the client never gets: calls that were cut, and what the joiner has taken out."""
         return self.cut_call_tokens + self._removed_tokens()
 
     @property
@@ -288,46 +277,45 @@ class Relay:
         return min(echo_tokens + self._generated.of(self._joiner.removed_text), self.completion_tokens())
 
     def outcome(self) -> Outcome | None:
-        """What the stream teaches about the way by which it was asked for; None for nothing."""
+        """The lesson about the way by which the stream was asked for; None for none."""
         opening = self._judge.opening if self._judge is not None else "undecided"
         if opening == "undecided":
             return None
         return "began_anew" if opening == "anew" or self._has_generated_echo() else "went_on"
 
     def _has_generated_echo(self) -> bool:
-        """Whether the model has written again what the server was shown, by the server's own number."""
+        """Returns True if the model has written again what the server was shown, by the server's own number."""
         if self.usage is None or not self._echo_tokens:
             return False
         return self.usage.completion_tokens >= self._generated.exact() + self._echo_tokens / 2
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything has come of the answer."""
         return self._received > 0
 
     def used_tokens(self) -> int:
-        """How much of the window is taken, as far as we can count."""
+        """Of the window, as far as we can count."""
         return self._prompt_tokens + self._generated.tokens
 
     @property
     def filled_tokens(self) -> int:
-        """How much of the window was taken in the end: as the server says, else as we count."""
+        """Of the window in the end: as the server says, else as we count."""
         if self.usage is None:
             return self.used_tokens()
         return self.usage.prompt_tokens + self.usage.completion_tokens
 
     @property
     def is_stuck(self) -> bool:
-        """Whether going on would give the client something twice: a call that it has already begun to receive."""
+        """Returns True if going on would give the client something twice: a call that it has begun to receive."""
         return bool(self._flowing)
 
     @property
     def has_whole_calls(self) -> bool:
-        """Whether the client has calls that are whole, since the one that was cut came later and is held."""
+        """Returns True if the client has calls that are whole, since the one that was cut came later and is held."""
         return bool(self._flowing and self._calls)
 
     def _breaks_off(self) -> bool:
-        """Whether the answer ended because the window did, not because the model or the client wanted it to."""
+        """Returns True if the answer ended because the window did, not because the model or the client wanted it to."""
         if self.finish_reason == "length":
             removed = self._removed_tokens()
             # For a few words that were taken out nobody wants another request.
@@ -374,7 +362,8 @@ class Relay:
             self._tail.append(text)
             return []
         text = self._taken_tail() + text
-        settled = unstopped_length(text, self._stops) if self._stops else len(text)
+        stops = self._asked.stops
+        settled = unstopped_length(text, stops) if stops else len(text)
         if holds_words:
             settled = settled_length(text[:settled])
         if settled < len(text):
@@ -385,7 +374,6 @@ class Relay:
         return self._sent({"content": text[:settled]})
 
     def _taken_tail(self) -> str:
-        """What was held of the text; nothing is any more."""
         held, self._tail = "".join(self._tail), []
         return held
 
@@ -417,7 +405,7 @@ class Relay:
         return [*deltas, {"tool_calls": flowing}] if flowing else deltas
 
     def _others(self, delta: Mapping[str, Any]) -> Chunk:
-        """What only some servers send goes on as it came: a refusal, annotations, OpenAI's older `function_call`."""
+        """Fields of some servers only, as they came: a refusal, annotations, OpenAI's older `function_call`."""
         others = {key: value for key, value in delta.items() if value and key not in _KNOWN_FIELDS}
         if isinstance(call := others.get("function_call"), dict):
             self._count(f"{call.get('name') or ''}{call.get('arguments') or ''}")
@@ -433,19 +421,17 @@ class Relay:
             self.usage, self.usage_fields = usage, dict(chunk["usage"])
 
     def _flows(self, call: Any) -> bool:
-        """Whether a call's fragment is sent as it comes; decided once a call, and never before an earlier one."""
+        """Returns True if a call's fragment is sent as it comes; decided once a call, never before an earlier call."""
         index = call.get("index", 0) if isinstance(call, Mapping) else 0
-        if index not in self._flowing and not self._calls and self._has_room_for_a_call():
+        has_room = self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
+        # A call that no client has begun to receive can be cut, and asked for again.
+        is_held = self._asked.is_whole or not has_room or self.is_near_the_end()
+        if index not in self._flowing and not self._calls and not is_held:
             self._flowing.add(index)
         return index in self._flowing
 
-    def _has_room_for_a_call(self) -> bool:
-        if self._holds_calls or self.is_near_the_end():
-            return False
-        return self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
-
     def is_near_the_end(self) -> bool:
-        """Whether the window may end soon; our count of what the server has generated may be off by a quarter."""
+        """Returns True if the window may end soon; our count of generated tokens may be off by a quarter."""
         return self.finish_reason == "length" or self._generated.tokens >= self._danger_tokens
 
     def _sent(self, delta: Chunk) -> list[Chunk]:
@@ -484,13 +470,6 @@ def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
 
 
 class OneAnswer:
-    """Makes chunks of one answer out of deltas and notices.
-
-    Args:
-        progress: notes what has been delivered.
-        notices: where they go.
-    """
-
     def __init__(self, progress: Progress, notices: Notices) -> None:
         self._progress = progress
         self._notices = notices
@@ -512,7 +491,7 @@ class OneAnswer:
             self._closing.update((key, fields[key]) for key in fields if key not in self._base)
 
     def goes_on_as_it_came(self, chunk: Chunk, deltas: Sequence[Chunk]) -> bool:
-        """Whether `chunk` says what has to be said, and nothing else; notes that it was sent.
+        """Returns True if `chunk` says what has to be said, and nothing else; notes that it was sent.
 
         Most chunks do: reading and writing each anew would be most of what we cost a stream.
         """
@@ -539,7 +518,7 @@ class OneAnswer:
         return {**self._base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
 
     def notice(self, text: str) -> Chunk | None:
-        """`text` as a chunk, which delivers nothing of the answer; None where the client is not told here."""
+        """`text` as a chunk, which delivers nothing of the answer; None if the client is not told here."""
         return self._told(self._notices.within if self._progress.delivered else self._notices.before, text)
 
     def closing_notice(self, text: str) -> Chunk | None:
@@ -552,7 +531,7 @@ class OneAnswer:
         return self._undelivered("content" if place == "content" else "reasoning_content", text)
 
     def opening(self) -> Chunk:
-        """The first chunk of an answer that has to wait: it says nothing, and the client knows that one comes."""
+        """The first chunk of an answer that has to wait: empty, so that the client knows that one comes."""
         return self._undelivered("content", "")
 
     def _undelivered(self, key: str, text: str) -> Chunk:
@@ -564,12 +543,12 @@ class OneAnswer:
         return chunk
 
     def ending(self, reason: str, usage: Mapping[str, Any] | None, fields: Mapping[str, Any] = _NONE) -> list[Chunk]:
-        """The last chunks: why the answer ended, and its usage if it was asked for.
+        """The last chunks.
 
         Args:
             reason: the finish reason.
-            usage: None where nobody wants it.
-            fields: what else the server said of its choice.
+            usage: None if nobody wants it.
+            fields: the server's others of its choice.
         """
         choice = {**fields, "index": 0, "delta": {}, "finish_reason": reason}
         base = {**self._base, **self._closing}
@@ -578,7 +557,7 @@ class OneAnswer:
 
 
 def joined(chunks: Iterable[Chunk]) -> Chunk:
-    """The pieces of an answer as the one completion that a client gets who did not ask for a stream."""
+    """The pieces of an answer as the one completion for a client that did not ask for a stream."""
     envelope: Chunk = {}
     message: dict[str, Any] = {"role": "assistant"}
     texts: dict[str, list[str]] = {}

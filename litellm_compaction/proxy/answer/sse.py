@@ -43,7 +43,6 @@ class Bounds:
 
     @classmethod
     def of(cls, max_tokens: int) -> Bounds:
-        """For an answer of at most so many tokens."""
         return cls(8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens)
 
 
@@ -81,7 +80,7 @@ async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator
 
 
 async def pass_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator[bytes]:
-    """An event stream as it comes, line by line; of an error that is longer than an error may be, the beginning.
+    """An event stream as it comes, line by line; only the beginning of an error that is too long.
 
     Raises:
         httpx.RemoteProtocolError: it is out of bounds.
@@ -101,7 +100,7 @@ async def pass_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator
 
 
 def _short(line: bytes) -> bytes:
-    """A line of a stream; where it is long and no part of an answer, an error that says how it begins."""
+    """A line of a stream; for a long one that is no part of an answer, an error that says how it begins."""
     if len(line) <= ERROR_BYTES or not line.startswith(_FIELD):
         return line
     data = line[len(_FIELD) :]
@@ -116,7 +115,7 @@ def short_error(text: str) -> dict[str, Any]:
 
 
 async def read_body(response: httpx.Response, most_bytes: int) -> tuple[bytes, bool]:
-    """The body of a response, and whether that is all of it; the rest of a longer one is not read.
+    """The body of a response, and True if that is all of it; the rest of a longer one is not read.
 
     Raises:
         UpstreamDropped: the connection broke.
@@ -143,12 +142,11 @@ def unreadable(why: str) -> UpstreamError:
 
 
 def events_of(batch: Batch) -> bytes:
-    """Chunks as events: each as the bytes in which it came, where it goes on as it came."""
+    """Chunks as events: each as the bytes in which it came, if it goes on as it came."""
     return b"".join(map(event_of, batch))
 
 
 def event_of(chunk: Chunk) -> bytes:
-    """A chunk as an event."""
     if isinstance(chunk, Received):
         origin: bytes = chunk.origin
         return origin + b"\n\n"
@@ -156,7 +154,7 @@ def event_of(chunk: Chunk) -> bytes:
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """The JSON object in `content`; empty when it is something else."""
+    """{} for what is no JSON object."""
     try:
         # Decoded here: `json` guesses the encoding of bytes first, which takes as long as reading a chunk.
         body = json.loads(content.decode("utf-8", "surrogatepass"))
@@ -166,7 +164,7 @@ def json_object(content: bytes) -> dict[str, Any]:
 
 
 def is_chunk(chunk: Chunk) -> bool:
-    """Whether a JSON object has a chunk's shape, as far as it is read: a server may send anything.
+    """Returns True if a JSON object has a chunk's shape, as far as it is read: a server may send anything.
 
     `type` and not `isinstance`, since it is asked for each chunk of each answer.
     """
@@ -201,7 +199,7 @@ def _is_function(function: object) -> bool:
 
 
 def _chunks(lines: Iterable[bytes]) -> tuple[Batch, bool, UpstreamError | None]:
-    """The chunks in `lines` up to the first that has too many values, whether the stream ends there, and that error."""
+    """The chunks in `lines` up to the first that has too many values, True if the stream ends there, and that error."""
     chunks: list[Chunk] = []
     for line in lines:
         if not line.startswith(_FIELD):

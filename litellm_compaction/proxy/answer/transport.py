@@ -79,11 +79,8 @@ class GuardedTransport(ListTransport):
 
     Args:
         inner: the shared transport with the connection pool; never closed here.
-        compactor: compacts and learns.
-        case: of the request.
         asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
-        prepared: what the engine found before routing ended.
-        listener: is told what goes out.
+        prepared: found by the engine before routing ended.
         unsupported: what servers refuse of a request's shape.
     """
 
@@ -107,7 +104,6 @@ class GuardedTransport(ListTransport):
         self._upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The answer to LiteLLM's one call."""
         try:
             return await self._handled(request)
         except httpx.TransportError as error:
@@ -158,10 +154,10 @@ class GuardedTransport(ListTransport):
             return self._refused(TooDeep())
 
     async def aclose(self) -> None:
-        """Nothing: the inner transport belongs to everybody."""
+        """Does nothing: the inner transport belongs to everybody."""
 
     async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
-        """A text completion that the server itself knows, its answer as it comes; nothing of it is a conversation."""
+        """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
         prompt = body.get("prompt")
         long = is_long(prompt, [prompt])
         found = await off_loop_if(long, lambda: wire.decode_prompt(body, is_bridged=False))
@@ -241,7 +237,7 @@ class GuardedTransport(ListTransport):
         return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
 
     async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
-        """One JSON answer: the server's own where it gave one, else its pieces joined."""
+        """One JSON answer: the server's own if it gave one, else its pieces joined."""
         try:
             chunks = [chunk async for batch in answer.batches() for chunk in batch]
         except UpstreamError as error:
@@ -272,7 +268,7 @@ class _Held(httpx.AsyncByteStream):
 
 
 class _EventStream(httpx.AsyncByteStream):
-    """Chunks as server-sent events; closing it ends whatever is under way upstream."""
+    """Chunks as server-sent events; closing it ends the answer upstream."""
 
     def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], listener: Listener) -> None:
         self._first = first
@@ -305,9 +301,7 @@ class Clients:
         """The client for one call.
 
         Args:
-            transport: carries it.
-            api_base: of the deployment, resolved: LiteLLM's own argument may be None where it comes from the
-                environment.
+            api_base: of the deployment, resolved: LiteLLM's own argument may be None, if it is in the environment.
             api_key: likewise; LM Studio needs none.
         """
         if (made := self._made.get((api_base, api_key))) is None:
@@ -374,7 +368,6 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -
 
 
 async def _short_if_error(response: httpx.Response) -> httpx.Response:
-    """A response as it is, an error without its end."""
     if response.status_code < 400:
         return response
     try:
@@ -425,7 +418,7 @@ def _refusal(error: UpstreamError) -> httpx.Response:
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:
-    """The headers of the server's first answer, as far as it has come, for the body that the client gets."""
+    """The headers of the server's first answer, as far as it has come, for the client's body."""
     own = end_to_end(upstream.headers) if upstream.headers is not None else []
     return [*((key, value) for key, value in own if key.lower() != "content-type"), ("content-type", content_type)]
 
