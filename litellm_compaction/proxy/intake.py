@@ -30,7 +30,7 @@ from litellm_compaction.errors import (
     WindowUnknown,
 )
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, Whole, compacted, guarded_in_room
+from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, WholeUpstream, compacted, guarded_in_room
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
@@ -376,16 +376,17 @@ class Intake:
         case, guarded = call.case, call.guarded
         assert case is not None and guarded is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
         call.is_read = True
-        upstream = HookedUpstream(first, router, call.pins[call.tried], {**data, **_slim_tools(call, data)})
+        pin = call.pins.get(call.tried, call.client.group)
+        kind = HookedUpstream if stream else WholeUpstream
+        upstream = kind(first, router, pin, {**data, **_slim_tools(call, data)})
         asked = self._asked(call, case, data, wants_usage=call.client.asks_for_usage)
         if not stream:
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
-        carried = upstream if stream else Whole(upstream)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(guarded, action=call.action)
         # None if the deployment hook has failed open.
         room = call.room or self._compactor.room(case)
-        answer = Answer(self._compactor, case, carried, asked, told, call, room=room, is_watched=stream)
+        answer = Answer(self._compactor, case, upstream, asked, told, call, room=room, is_watched=stream)
         return Hooked(answer, upstream, guarded)
 
     def _asked(self, call: Call, case: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:

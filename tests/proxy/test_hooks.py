@@ -10,7 +10,7 @@ from litellm.exceptions import APIConnectionError, APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.proxy.answer.hooks import HookedUpstream, Whole
+from litellm_compaction.proxy.answer.hooks import HookedUpstream, WholeUpstream
 from litellm_compaction.proxy.answer.protocol import Continuation, Received, UpstreamError
 
 # LiteLLM's own types, which it builds when they are first used.
@@ -73,9 +73,11 @@ def _error(message: str) -> APIConnectionError:
     return APIConnectionError(message=message, llm_provider="openai", model="any")
 
 
-def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUpstream:
+def _upstream(
+    first: _Stream | None, router: _Router | None = None, *, kind: type[HookedUpstream] = HookedUpstream
+) -> HookedUpstream:
     log = first.logging_obj if first is not None else _Log()
-    return HookedUpstream(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
+    return kind(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
 
 
 async def _read(upstream: HookedUpstream) -> str:
@@ -152,8 +154,8 @@ async def test_what_a_server_does_not_go_on_with_itself_is_asked_otherwise(statu
     own: Way = "prefill"
     asking: Way = "turn"
     for way in (own, asking):
-        upstream = _upstream(None, _Router(error))
-        for opened in (upstream, Whole(upstream)):
+        for kind in (HookedUpstream, WholeUpstream):
+            opened = _upstream(None, _Router(error), kind=kind)
             with pytest.raises(UpstreamError if way == "prefill" else APIError) as raised:
                 async with opened.open(None, 100, continuation=Continuation(way=way)):
                     pass

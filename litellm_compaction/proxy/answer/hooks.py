@@ -165,17 +165,6 @@ class HookedUpstream:
                     await aclose()
             self._parts.append(part)
 
-    async def whole(
-        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None = None
-    ) -> Any:
-        """LiteLLM's own answer the first time, then one more."""
-        response, self._first = self._first, None
-        if response is None:
-            with _understood_whole(continuation):
-                response = await self._again(messages, max_tokens, continuation, stream=False)
-        self.responses.append(response)
-        return response
-
     async def log_partials(self, count: Callable[[str], int], prompt_tokens: int) -> None:
         """Logs the streams that were stopped: LiteLLM itself logs only streams that end.
 
@@ -212,21 +201,23 @@ class HookedUpstream:
         )
 
 
-class Whole:
-    """The same deployment, asked for whole answers: each is one chunk."""
-
-    def __init__(self, upstream: HookedUpstream) -> None:
-        self._upstream = upstream
-
-    @property
-    def ways(self) -> frozenset[Way]:
-        return WAYS_OF["hooks"]
+class WholeUpstream(HookedUpstream):
+    """The same deployment, asked for whole answers: LiteLLM's own the first time, then one more; each is one chunk."""
 
     @asynccontextmanager
     async def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> AsyncIterator[AsyncIterator[Batch]]:
-        yield _one(await self._upstream.whole(messages, max_tokens, continuation))
+        response, self._first = self._first, None
+        if response is None:
+            try:
+                response = await self._again(messages, max_tokens, continuation, stream=False)
+            except Exception as error:
+                if not _has_another_way(continuation):
+                    raise
+                raise UpstreamError(str(error), error, status=_status(error)) from error
+        self.responses.append(response)
+        yield _one(response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,17 +318,6 @@ def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None
         if overflow_from_text(text) is None and not is_crash(text) and not _has_another_way(continuation):
             raise
         raise UpstreamError(text, error, status=_status(error)) from error
-
-
-@contextmanager
-def _understood_whole(continuation: Continuation | None) -> Iterator[None]:
-    """Turns LiteLLM's error for a whole answer into what the loop judges, if another way may do."""
-    try:
-        yield
-    except Exception as error:
-        if not _has_another_way(continuation):
-            raise
-        raise UpstreamError(str(error), error, status=_status(error)) from error
 
 
 def _has_another_way(continuation: Continuation | None) -> bool:
