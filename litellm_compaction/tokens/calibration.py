@@ -2,23 +2,21 @@
 
 The server's number is `prompt_tokens` of its answers. A ratio is trusted only for requests like the ones that it was
 seen on: of the same mix of scripts, and as far as they are not much longer. A deployment has one calibration for each
-way in which its prompts were counted, and all of them are kept together, in a form that processes can merge
-(`samples.py`).
+way in which its prompts were counted, and all of them are kept together.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from math import log, log2
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from litellm_compaction.tokens.growth import Growths
 from litellm_compaction.tokens.media import MediaPrices
-from litellm_compaction.tokens.samples import Stamped, Stamps, newest, values
+from litellm_compaction.tokens.samples import Samples, Stamps
 
 # An exact count may still meet a server that renders a little differently.
 EXACT_ERROR = 0.02
@@ -29,7 +27,6 @@ MIN_TRUNCATED_TOKENS = 1024
 _KEPT = 16
 # Text that is a little shorter than we count looks like tools that take less than nothing.
 _TOOLS_TOLERANCE = 0.2
-_MAX_NUMBER = 1e9
 _DOUBTS = 6
 # Where a server cuts prompts to its window or to a part of it, the longer one keeps a clearly smaller share: at 0.8,
 # prompts that differ by a quarter are 5 % apart if the cut takes the same text from both.
@@ -41,7 +38,7 @@ _SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
 _FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.10, 0.03, 3
 _NEW = "|new"
 _MAX_BASES = 8
-_VERSION = 1
+_VERSION = 2
 
 
 class Prediction(NamedTuple):
@@ -84,34 +81,63 @@ PLAIN = Mix(other_share=0.0, digit_share=0.0)
 class _Sample(NamedTuple):
     ratio: float
     raw_tokens: float
-    mix: Mix
+    other_share: float
+    digit_share: float
+
+    @property
+    def mix(self) -> Mix:
+        return Mix(self.other_share, self.digit_share)
 
 
-@dataclass(slots=True)
+def _sample(numbers: Sequence[float]) -> _Sample | None:
+    if len(numbers) != len(_Sample._fields):
+        return None
+    sample = _Sample(*numbers)
+    is_mix = all(0 <= share <= 1 for share in sample.mix)
+    return sample if is_plausible(sample.ratio) and sample.raw_tokens > 0 and is_mix else None
+
+
+def _extra(numbers: Sequence[float]) -> tuple[float, ...] | None:
+    return tuple(numbers) if len(numbers) == 1 and abs(numbers[0]) < TINY_TOKENS * MAX_RATIO else None
+
+
+def _tools(numbers: Sequence[float]) -> tuple[float, ...] | None:
+    return tuple(numbers) if len(numbers) == 1 and 0 <= numbers[0] <= MAX_RATIO else None
+
+
 class Calibration:
     """The last ratios of one deployment, longer prompts and tiny ones apart, and those that looked like a cut.
 
-    The event loop teaches it while threads that count texts ask it: what they read is replaced, and never changed.
+    The event loop teaches it while threads that count texts ask it.
 
     Attributes:
-        stamps: say when something was learned.
         media: what images and sound took, where no stand-in counts; of the whole deployment.
         growths: what new messages took, where a stand-in counts.
+        kept: all that it has learned, by name.
+        since_us: when it was last found that this server counts otherwise than its samples said; 0 for never. Samples
+            from before are another template's or server's, whoever still has them.
     """
 
-    stamps: Stamps = field(default_factory=Stamps)
-    media: MediaPrices = field(default_factory=MediaPrices)
-    _samples: tuple[Stamped[_Sample], ...] = ()
-    # Samples from before are another template's or server's, whoever still has them.
-    _since_us: int = 0
-    _doubts: tuple[_Sample, ...] = ()
-    _extra_tokens: tuple[Stamped[float], ...] = ()
-    _was_low: bool = False
-    _tools_ratios: tuple[Stamped[float], ...] = ()
-    growths: Growths = field(init=False)
+    def __init__(self, stamps: Stamps | None = None, media: MediaPrices | None = None) -> None:
+        stamps = stamps or Stamps()
+        self.media = media or MediaPrices(stamps)
+        self.growths = Growths(stamps)
+        self.since_us = 0
+        self._stamps = stamps
+        self._samples = Samples(stamps, _KEPT, _sample, digits=5)
+        self._extra_tokens = Samples(stamps, _KEPT, _extra, digits=1)
+        self._tools_ratios = Samples(stamps, _KEPT, _tools, digits=4)
+        self._doubts: tuple[_Sample, ...] = ()
+        self._was_low = False
 
-    def __post_init__(self) -> None:
-        self.growths = Growths(self.stamps)
+    @property
+    def kept(self) -> dict[str, Samples[Any]]:
+        return {
+            "samples": self._samples,
+            "extra_tokens": self._extra_tokens,
+            "tools_ratios": self._tools_ratios,
+            "growths": self.growths.samples,
+        }
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.
@@ -130,13 +156,13 @@ class Calibration:
     def _by_samples(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         # The model's own vocabulary fits all scripts about equally: a sample with a little more of one misleads less.
         more_share = _NEAR_SHARE if family_error <= EXACT_ERROR else _SAME_SHARE
-        everything = values(self._samples)
+        everything = self._samples.values
         usable = [sample for sample in everything if not sample.mix.says_nothing_of(mix, more_share)]
         near = [sample for sample in usable if sample.mix.is_near(mix)]
         usable = near or usable
         if not usable:
             # A tiny prompt shows what the template adds, never how well the vocabulary fits.
-            extra_tokens = max((0.0, *values(self._extra_tokens)))
+            extra_tokens = max((0.0, *(tokens for (tokens,) in self._extra_tokens.values)))
             factor = 1 + extra_tokens / max(1.0, raw_tokens)
             # Text of another kind may not be so dear: a doubt, about which the server is asked.
             dearest = max((sample.ratio for sample in everything), default=1.0)
@@ -179,7 +205,7 @@ class Calibration:
         doubts = (-allowance_tokens, left_out_tokens)
         # Either all of it was really used or none: the reading that is nearest to what we knew.
         readings = [raw_tokens + doubt for doubt in doubts if 0.1 * raw_tokens < abs(doubt) and raw_tokens + doubt > 0]
-        known = median([sample.ratio for sample in values(self._samples)] or [1.0])
+        known = median([sample.ratio for sample in self._samples.values] or [1.0])
         ratio = min(
             (prompt_tokens / reading for reading in (*readings, raw_tokens)),
             key=lambda reading: abs(log(max(reading, 1e-9) / known)),
@@ -187,9 +213,9 @@ class Calibration:
         if not is_plausible(ratio):
             return ratio
         if min(prompt_tokens, raw_tokens) < TINY_TOKENS:
-            self._extra_tokens = newest(_KEPT, self._extra_tokens, [self.stamps.stamp(prompt_tokens - raw_tokens)])
+            self._extra_tokens.add((prompt_tokens - raw_tokens,))
         else:
-            self._samples = newest(_KEPT, self._samples, [self.stamps.stamp(_Sample(ratio, raw_tokens, mix))])
+            self._samples.add(_Sample(ratio, raw_tokens, *mix))
         return ratio
 
     def explains(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> bool:
@@ -199,10 +225,10 @@ class Calibration:
         shows the same ratio on prompts of clearly different size, or on one that is too short to have been cut.
         Otherwise the number is kept as a doubt, for the next one.
         """
-        doubt = _Sample(prompt_tokens / raw_tokens, raw_tokens, mix)
+        doubt = _Sample(prompt_tokens / raw_tokens, raw_tokens, *mix)
         if doubt.ratio < _MIN_CUT_RATIO or allowance_tokens > 0.1 * raw_tokens:
             return False
-        known = values(self._samples)
+        known = self._samples.values
         short = [sample for sample in known if TINY_TOKENS <= sample.raw_tokens < MIN_TRUNCATED_TOKENS]
         others = [
             other
@@ -216,8 +242,8 @@ class Calibration:
             self._doubts = (*self._doubts, doubt)[-_DOUBTS:]
             return False
         # The higher ratios are those of another template or server under this name.
-        self._samples = tuple(self.stamps.stamp(sample) for sample in (*others, doubt)[-_KEPT:])
-        self._since_us = self._samples[0].stamp_us
+        self.since_us = self._samples.add(*(*others, doubt)[-_KEPT:])
+        self._samples.forget_before(self.since_us)
         self._doubts = ()
         return True
 
@@ -234,7 +260,7 @@ class Calibration:
     @property
     def tools_ratio(self) -> float | None:
         """Of the estimate of tools that the template drops, what the server makes of them; None where nobody knows."""
-        return max(values(self._tools_ratios), default=None)
+        return max((ratio for (ratio,) in self._tools_ratios.values), default=None)
 
     def note_tools(self, ratio: float, sure_tokens: float) -> None:
         """Takes over what the server has made of such tools.
@@ -244,75 +270,34 @@ class Calibration:
             sure_tokens: of the rest of that prompt; a share of it may be the server's own.
         """
         if -_TOOLS_TOLERANCE <= ratio <= MAX_RATIO and sure_tokens > 0:
-            self._tools_ratios = newest(_KEPT, self._tools_ratios, [self.stamps.stamp(max(0.0, round(ratio, 4)))])
+            self._tools_ratios.add((max(0.0, round(ratio, 4)),))
 
-    def as_json(self) -> list[list[float]]:
-        """All that it has learned, in short: samples, tokens that tiny prompts had more, growths, tools.
+    def as_json(self) -> dict[str, object]:
+        return {"since": self.since_us} | {name: samples.as_json() for name, samples in self.kept.items()}
 
-        Told by length: 4, 1, all others, and 3.
-        """
-        samples = [
-            [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
-            for sample in values(self._samples)
-        ]
-        extras = [[extra_tokens] for extra_tokens in values(self._extra_tokens)]
-        tools = [[ratio, 0.0, 0.0] for ratio in values(self._tools_ratios)]
-        return [*samples, *extras, *self.growths.as_json(), *tools]
-
-    def stamps_us(self) -> list[int]:
-        """When each row of `as_json` was learned."""
-        samples, extras, tools = (
-            [each.stamp_us for each in kept] for kept in (self._samples, self._extra_tokens, self._tools_ratios)
-        )
-        return [*samples, *extras, *self.growths.stamps_us(), *tools]
-
-    @property
-    def since_us(self) -> int:
-        """When it was last found that this server counts otherwise than its samples said; 0 for never."""
-        return self._since_us
+    def take_over(self, facts: object) -> None:
+        """Adds what `as_json` once gave, and skips what it cannot have written."""
+        if not isinstance(facts, dict):
+            return
+        for name, samples in self.kept.items():
+            samples.merge(facts.get(name))
+        self.since_us = max(self.since_us, self._stamps.see(facts.get("since")))
+        self._samples.forget_before(self.since_us)
 
     @property
     def newest_us(self) -> int:
         """When it last learned anything; 0 for never."""
-        return max(self.stamps_us(), default=0)
-
-    def take_over(self, rows: object, stamps: object = None, since_us: object = 0) -> None:
-        """Adds what `as_json`, `stamps_us` and `since_us` once gave; skips rows that it cannot have written."""
-        samples: list[Stamped[_Sample]] = []
-        extras: list[Stamped[float]] = []
-        tools: list[Stamped[float]] = []
-        for stamp_us, row in self.stamps.read(rows, stamps):
-            if not isinstance(row, list) or not all(_is_number(value) for value in row):
-                continue
-            if len(row) == 1 and abs(row[0]) < TINY_TOKENS * MAX_RATIO:
-                extras.append(Stamped(stamp_us, row[0]))
-            elif len(row) == 3 and 0 <= row[0] <= MAX_RATIO:
-                tools.append(Stamped(stamp_us, row[0]))
-            elif len(row) == 4 and is_plausible(row[0]) and row[1] > 0 and max(row[2:]) <= 1 and min(row[2:]) >= 0:
-                samples.append(Stamped(stamp_us, _Sample(row[0], row[1], Mix(*row[2:]))))
-        self._since_us = max(self._since_us, self.stamps.time_of(since_us))
-        newer = [each for each in (*samples, *self._samples) if each.stamp_us >= self._since_us]
-        self._samples = newest(_KEPT, newer)
-        self._extra_tokens = newest(_KEPT, extras, self._extra_tokens)
-        self._tools_ratios = newest(_KEPT, tools, self._tools_ratios)
-        self.growths.take_over(rows, stamps)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been learned yet."""
-        has_tools = bool(self._tools_ratios)
-        has_text = bool(self._samples or self._extra_tokens)
-        return not has_text and not has_tools and self.growths.is_empty
+        return max(samples.newest_us for samples in self.kept.values())
 
     def gist(self) -> tuple[int, ...]:
-        """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
-        samples = values(self._samples)
+        """Changes only if the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
+        samples = self._samples.values
         ratios = [sample.ratio for sample in samples] or [1.0]
         longest = max((sample.raw_tokens for sample in samples), default=1.0)
         shares = max((max(sample.mix) for sample in samples), default=0.0)
         return (
             min(len(samples), _SETTLED_SAMPLES),
-            min(len(self._extra_tokens), 1),
+            min(len(self._extra_tokens.values), 1),
             round(100 * log(max(ratios))),
             round(100 * log(min(ratios))),
             round(log2(longest)),
@@ -320,10 +305,6 @@ class Calibration:
             round(20 * (self.tools_ratio if self.tools_ratio is not None else -1)),
             *self.growths.gist(),
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def is_between_plausible(prompt_tokens: float, least_raw: float, most_raw: float) -> bool:
@@ -345,7 +326,7 @@ class Calibrations:
         stamps: say when something was learned.
 
     Attributes:
-        has_warned: whether it has been told that the deployment's exact family is off.
+        has_warned: it has been told that the deployment's exact family is off.
         media: the prices of images, for all of them.
     """
 
@@ -368,43 +349,34 @@ class Calibrations:
         return self.of(basis + _NEW)
 
     def gist(self) -> tuple[object, ...]:
-        """Changes only when what was learned has changed noticeably."""
-        prices = () if self.media.is_empty else (self.media.gist(),)
+        """Changes only if what was learned has changed noticeably."""
+        prices = (self.media.gist(),) if self.media.samples.values else ()
         return (*prices, *sorted((basis, found.gist()) for basis, found in self._learned()))
 
     def as_json(self) -> str:
         """What was learned, for another process; no text of anybody."""
-        learned = self._learned()
-        facts = {
-            "version": _VERSION,
-            "calibrations": {basis: found.as_json() for basis, found in learned},
-            "stamps": {basis: found.stamps_us() for basis, found in learned},
-            "since": {basis: found.since_us for basis, found in learned if found.since_us},
-            "media": [self.media.as_json(), self.media.stamps_us()],
-        }
-        return json.dumps(facts)
+        learned = {basis: found.as_json() for basis, found in self._learned()}
+        return json.dumps({"version": _VERSION, "calibrations": learned, "media": self.media.samples.as_json()})
 
     def take_over(self, text: str) -> None:
-        """Adds what another process has learned; whatever `as_json` cannot have written is ignored."""
+        """Adds what another process has learned, and skips what `as_json` cannot have written."""
         try:
             facts = json.loads(text)
         except (RecursionError, ValueError):
             return
         if not isinstance(facts, dict) or facts.get("version") != _VERSION:
             return
-        by_basis, stamps, since = (_as_dict(facts.get(key)) for key in ("calibrations", "stamps", "since"))
-        for basis, rows in list(by_basis.items())[:_MAX_BASES]:
-            self.of(basis).take_over(rows, stamps.get(basis), since.get(basis))
-        match facts.get("media"):
-            case [rows, media_stamps]:
-                self.media.take_over(rows, media_stamps)
+        by_basis = facts.get("calibrations")
+        for basis, known in list(by_basis.items())[:_MAX_BASES] if isinstance(by_basis, dict) else ():
+            self.of(basis).take_over(known)
+        self.media.samples.merge(facts.get("media"))
 
     def _learned(self) -> list[tuple[str, Calibration]]:
         """Those that know something, the newest last, as many as are kept."""
         # A copy at once: a thread that counts a text may add a basis meanwhile.
         known = list(self._by_basis.items())
-        learned = [(basis, found) for basis, found in known if not found.is_empty]
-        return sorted(learned, key=lambda each: (each[1].newest_us, each[0]))[-_MAX_BASES:]
+        learned = [(found.newest_us, basis, found) for basis, found in known if found.newest_us]
+        return [(basis, found) for _, basis, found in sorted(learned, key=lambda each: each[:2])[-_MAX_BASES:]]
 
 
 def joined(kept: str, learned: str, *, clock: Callable[[], float] = time.time) -> str:
@@ -422,7 +394,3 @@ def joined(kept: str, learned: str, *, clock: Callable[[], float] = time.time) -
     both.take_over(kept)
     both.take_over(learned)
     return both.as_json()
-
-
-def _as_dict(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import sqrt
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
-from litellm_compaction.tokens.samples import Stamped, Stamps, newest, values
+from litellm_compaction.tokens.samples import Samples, Stamps
 
 # True tokens per unit of each part of a profile, and how far models differ in that: cl100k against eleven families, and
 # what their templates put around messages and calls (measured 2026-11).
@@ -36,9 +35,8 @@ _OUTLIER = 3.0
 # Numbers that a fit of fewer is not trusted for what it has not seen.
 _SETTLED = 6
 # The oldest are forgotten some at a time, since fitting anew takes 1 ms.
-_KEPT, _FORGOTTEN = 48, 12
+_KEPT, _FORGOTTEN = 48, 13
 _SIZE = len(_USUAL)
-_MAX_NUMBER = 1e15
 
 
 class Profile(NamedTuple):
@@ -80,31 +78,25 @@ class Growth(NamedTuple):
     doubt_tokens: float
 
 
-class _Sample(NamedTuple):
-    profile: Profile
-    tokens: float
-    variance: float
-
-
 class _Fit(NamedTuple):
-    """What is known of the coefficients: their means and covariances."""
+    """The coefficients' means and covariances."""
 
     means: tuple[float, ...]
     covariances: tuple[tuple[float, ...], ...]
 
-    def mean(self, of: Profile) -> float:
-        """Tokens of messages."""
+    def mean(self, of: Sequence[float]) -> float:
         return _dot(self.means, of)
 
-    def variance(self, of: Profile) -> float:
+    def variance(self, of: Sequence[float]) -> float:
         """How far `mean` may be wrong because the coefficients are, squared."""
         return max(0.0, _dot(of, [_dot(row, of) for row in self.covariances]))
 
-    def after(self, sample: _Sample) -> _Fit:
-        """What is known with one sample more (Kalman's rule: no matrix to invert)."""
-        gains = [_dot(row, sample.profile) for row in self.covariances]
-        total = sample.variance + _dot(sample.profile, gains)
-        step = (sample.tokens - self.mean(sample.profile)) / total
+    def after(self, sample: tuple[float, ...]) -> _Fit:
+        """With one sample more (Kalman's rule: no matrix to invert)."""
+        *profile, tokens, variance = sample
+        gains = [_dot(row, profile) for row in self.covariances]
+        total = variance + _dot(profile, gains)
+        step = (tokens - self.mean(profile)) / total
         return _Fit(
             tuple(mean + gain * step for mean, gain in zip(self.means, gains, strict=True)),
             tuple(
@@ -120,14 +112,18 @@ _PRIOR = _Fit(
 )
 
 
-@dataclass(slots=True)
-class Growths:
-    """What one deployment's prompts took of late, in short."""
+def _sample(numbers: Sequence[float]) -> tuple[float, ...] | None:
+    """A profile, the tokens that its messages took, and how far those may be off the line, squared."""
+    return tuple(numbers) if len(numbers) == _SIZE + 2 and numbers[-1] > 0 else None
 
-    stamps: Stamps = field(default_factory=Stamps)
-    _samples: tuple[Stamped[_Sample], ...] = ()
-    # None where it has to be fitted anew.
-    _known_fit: _Fit | None = _PRIOR
+
+class Growths:
+    """What one deployment's prompts took of late."""
+
+    def __init__(self, stamps: Stamps | None = None) -> None:
+        self.samples = Samples(stamps or Stamps(), _KEPT, _sample, digits=1)
+        self._fitted: tuple[tuple[float, ...], ...] = self.samples.values
+        self._known_fit = _PRIOR
 
     def predict(self, new: Profile) -> Growth:
         """What messages take."""
@@ -152,7 +148,7 @@ class Growths:
         variance = _noise(new)
         wrong = abs(tokens - self._fit.mean(new)) / (_OUTLIER * sqrt(variance + self._fit.variance(new)))
         if like_ends or wrong <= 1:
-            self._add(_Sample(new, tokens, variance * max(1.0, wrong) ** 2))
+            self._add((*new, tokens, variance * max(1.0, wrong) ** 2))
 
     def note_whole(self, profile: Profile, tools_tokens: float, tokens: float) -> None:
         """Takes over what the server counted for a prompt of which no beginning was known.
@@ -162,56 +158,40 @@ class Growths:
             tools_tokens: our count of the tools, which may be far too high.
             tokens: the server's, of all.
         """
-        variance = _whole_noise(profile, tools_tokens)
-        self._add(_Sample(profile, tokens - _TOOLS_RATIO * tools_tokens, variance))
-
-    def as_json(self) -> list[list[float]]:
-        """All that it has learned."""
-        return [[round(value, 1) for value in (*sample.profile, *sample[1:])] for sample in values(self._samples)]
-
-    def stamps_us(self) -> list[int]:
-        """When each row of `as_json` was learned."""
-        return [each.stamp_us for each in self._samples]
-
-    def take_over(self, rows: object, stamps: object = None) -> None:
-        """Adds what `as_json` and `stamps_us` once gave; skips rows that it cannot have written."""
-        found = self.stamps.read(rows, stamps)
-        learned = [
-            Stamped(stamp_us, _Sample(Profile(*row[:_SIZE]), *row[_SIZE:])) for stamp_us, row in found if _is_row(row)
-        ]
-        both = newest(_KEPT, learned, self._samples)
-        if both != self._samples:
-            self._samples, self._known_fit = both, None
+        variance = (
+            _noise(profile)
+            + (_WHOLE_RATIO * profile.tokens) ** 2
+            + _WHOLE_TOKENS**2
+            + (_TOOLS_DOUBT * tools_tokens) ** 2
+        )
+        self._add((*profile, tokens - _TOOLS_RATIO * tools_tokens, variance))
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has seen so many messages that their doubt is one."""
-        return len(self._samples) >= _SETTLED
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been learned yet."""
-        return not self._samples
+        """So many messages were seen that their doubt is one."""
+        return len(self.samples.values) >= _SETTLED
 
     def gist(self) -> tuple[int, ...]:
-        """Changes only where the next prediction changes noticeably: by 2 % of a text, or two tokens of a message."""
-        return min(len(self._samples), 4), round(50 * self._fit.means[0]), round(self._fit.means[3] / 2)
+        """Changes only if the next prediction changes noticeably: by 2 % of a text, or two tokens of a message."""
+        return min(len(self.samples.values), 4), round(50 * self._fit.means[0]), round(self._fit.means[3] / 2)
 
     @property
     def _fit(self) -> _Fit:
-        if self._known_fit is None:
+        if self._fitted is not self.samples.values:
             fit = _PRIOR
-            for sample in values(self._samples):
+            for sample in self.samples.values:
                 fit = fit.after(sample)
-            self._known_fit = fit
+            self._fitted, self._known_fit = self.samples.values, fit
         return self._known_fit
 
-    def _add(self, sample: _Sample) -> None:
+    def _add(self, sample: tuple[float, ...]) -> None:
         fit = self._fit.after(sample)
-        samples = (*self._samples, self.stamps.stamp(sample))
-        is_full = len(samples) > _KEPT
-        self._samples = samples[len(samples) - _KEPT + _FORGOTTEN :] if is_full else samples
-        self._known_fit = None if is_full else fit
+        if len(self.samples.values) < _KEPT:
+            self.samples.add(sample)
+            self._fitted, self._known_fit = self.samples.values, fit
+        else:
+            self.samples.forget(_FORGOTTEN)
+            self.samples.add(sample)
 
 
 def _noise(new: Profile) -> float:
@@ -219,19 +199,5 @@ def _noise(new: Profile) -> float:
     return text_tokens**2 + media_tokens**2 + _NOISE_TOKENS**2
 
 
-def _whole_noise(profile: Profile, tools_tokens: float) -> float:
-    return (
-        _noise(profile) + (_WHOLE_RATIO * profile.tokens) ** 2 + _WHOLE_TOKENS**2 + (_TOOLS_DOUBT * tools_tokens) ** 2
-    )
-
-
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
     return sum((one * other for one, other in zip(left, right, strict=True)), start=0.0)
-
-
-def _is_row(row: object) -> TypeGuard[list[float]]:
-    return isinstance(row, list) and len(row) == _SIZE + 2 and all(map(_is_number, row)) and row[-1] > 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER

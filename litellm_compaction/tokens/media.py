@@ -15,13 +15,12 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import inf, isfinite
-from typing import NamedTuple, TypeGuard
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue
-from litellm_compaction.tokens.samples import Stamped, Stamps, newest, values
+from litellm_compaction.tokens.samples import Samples, Stamps
 
 # Enough for a JPEG with a large EXIF block before its frame header.
 _HEADER_CHARS = 128 * 1024
@@ -43,7 +42,6 @@ _LEAST_PRICED_TOKENS = 16
 _KEPT = 8
 _FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.15, 0.05, 3
 _OPTIMISM_ERROR = 0.5
-_MAX_NUMBER = 1e9
 
 
 class Pixels(NamedTuple):
@@ -173,18 +171,23 @@ class _Sample(NamedTuple):
     each_tokens: float
 
 
-@dataclass(slots=True)
-class MediaPrices:
-    """The last ratios of one deployment, true tokens per estimated one; replaced, never changed."""
+def _sample(numbers: Sequence[float]) -> _Sample | None:
+    if len(numbers) != 2 or not 0 <= numbers[0] <= _MAX_RATIO or numbers[1] <= 0:
+        return None
+    return _Sample(*numbers)
 
-    stamps: Stamps = field(default_factory=Stamps)
-    _samples: tuple[Stamped[_Sample], ...] = ()
+
+class MediaPrices:
+    """True tokens per estimated one, of one deployment's images and sound."""
+
+    def __init__(self, stamps: Stamps | None = None) -> None:
+        self.samples = Samples(stamps or Stamps(), _KEPT, _sample, digits=4)
 
     def price(self) -> Price:
-        """What the next image is expected to cost, relative to its estimate."""
-        if not self._samples:
+        """The expected price of the next image."""
+        ratios = [sample.ratio for sample in self.samples.values]
+        if not ratios:
             return UNKNOWN
-        ratios = [sample.ratio for sample in values(self._samples)]
         factor = max(ratios)
         doubt = _SETTLED_ERROR * factor
         if len(ratios) < _SETTLED_SAMPLES:
@@ -193,16 +196,17 @@ class MediaPrices:
         return Price(factor, max(doubt, factor - min(ratios)))
 
     def between(self, estimated_tokens: float, images: int) -> tuple[float, float]:
-        """The least and the most that media take, with inf where nothing is known.
+        """The least and the most that media take; inf if nothing is known.
 
         Servers charge by area, or the same for each image; without knowing which, only what both say is known.
         """
         if not images:
             return 0.0, 0.0
-        if not self._samples:
+        samples = self.samples.values
+        if not samples:
             return 0.0, inf
-        by_area = max(sample.ratio for sample in values(self._samples)) * estimated_tokens
-        by_number = max(sample.ratio * sample.each_tokens for sample in values(self._samples)) * images
+        by_area = max(sample.ratio for sample in samples) * estimated_tokens
+        by_number = max(sample.ratio * sample.each_tokens for sample in samples) * images
         return min(by_area, by_number), max(by_area, by_number)
 
     def note(self, estimated_tokens: float, observed_tokens: float, doubt_tokens: float, *, images: float = 1) -> None:
@@ -218,38 +222,8 @@ class MediaPrices:
         ratio = observed_tokens / estimated_tokens
         # Text that is a little shorter than we count looks like a price below nothing.
         if -_MAX_DOUBT_RATIO <= ratio <= _MAX_RATIO:
-            sample = _Sample(max(0.0, ratio), estimated_tokens / images)
-            self._samples = newest(_KEPT, self._samples, [self.stamps.stamp(sample)])
-
-    def as_json(self) -> list[list[float]]:
-        """All that it has learned."""
-        return [[round(sample.ratio, 4), round(sample.each_tokens)] for sample in values(self._samples)]
-
-    def stamps_us(self) -> list[int]:
-        """When each row of `as_json` was learned."""
-        return [each.stamp_us for each in self._samples]
-
-    def take_over(self, rows: object, stamps: object = None) -> None:
-        """Adds what `as_json` and `stamps_us` once gave; skips rows that it cannot have written."""
-        found = self.stamps.read(rows, stamps)
-        learned = [Stamped(stamp_us, _Sample(*row)) for stamp_us, row in found if _is_row(row)]
-        self._samples = newest(_KEPT, learned, self._samples)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been learned yet."""
-        return not self._samples
+            self.samples.add(_Sample(max(0.0, ratio), estimated_tokens / images))
 
     def gist(self) -> tuple[int, ...]:
-        """Changes only where the next price changes noticeably: by 5 % of the estimate."""
-        return min(len(self._samples), _SETTLED_SAMPLES), round(20 * self.price().factor)
-
-
-def _is_row(row: object) -> TypeGuard[list[float]]:
-    return (
-        isinstance(row, list)
-        and len(row) == 2
-        and all(isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) for value in row)
-        and 0 <= row[0] <= _MAX_RATIO
-        and 0 < row[1] < _MAX_NUMBER
-    )
+        """Changes only if the next price changes noticeably: by 5 % of the estimate."""
+        return min(len(self.samples.values), _SETTLED_SAMPLES), round(20 * self.price().factor)

@@ -1,32 +1,29 @@
-"""What was learned last, in a form that processes can merge: samples by when they were learned, the newest ones.
+"""The newest samples of what was learned, in a form that processes can merge.
 
-`calibration.py`, `growth.py` and `media.py` keep theirs in it. Merging is the union of what both know, cut to the
-newest: in whatever order and however often it is done, the same comes out (a join semilattice; Shapiro et al.,
-"Conflict-free replicated data types", 2011), so that an outage's facts may be handed over twice. Moments (a mean and
-its variance) would merge as well, but what is asked for is the highest and the lowest ratio of requests like this one.
+Merging is the union of what both know, cut to the newest: in whatever order and however often it is done, the same
+comes out (a join semilattice; Shapiro et al., "Conflict-free replicated data types", 2011). Moments (a mean and its
+variance) would merge as well, but what is asked for is the highest and the lowest ratio of requests like this one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 # A clock that was ahead when it learned must not keep everybody's later samples away.
 _AHEAD_US = 3600 * 10**6
+_MAX_NUMBER = 1e15
 
-
-_Value = TypeVar("_Value")
+_Sample = TypeVar("_Sample", bound="tuple[float, ...]")
 
 
 # Python 3.10 has no generic NamedTuple.
 @dataclass(frozen=True, slots=True)
-class Stamped(Generic[_Value]):
-    """A sample and when it was learned, in µs since 1970, which also is its name."""
-
+class _Stamped(Generic[_Sample]):
     stamp_us: int
-    value: _Value
+    value: _Sample
 
 
 class Stamps:
@@ -42,47 +39,88 @@ class Stamps:
         self._clock = clock
         self._last_us = 0
 
-    def stamp(self, value: _Value) -> Stamped[_Value]:
-        """A sample that has just been learned."""
+    def stamp(self) -> int:
+        """µs since 1970."""
         self._last_us = max(round(self._clock() * 1e6), self._last_us + 1)
-        return Stamped(self._last_us, value)
+        return self._last_us
 
-    def read(self, rows: object, stamps: object) -> list[tuple[int, object]]:
-        """Rows of JSON, each behind the stamp that was written with it.
-
-        Args:
-            rows: as a process has written them, oldest first; nothing where it is no list.
-            stamps: of each. Rows that have none, as those of earlier versions, and rows of a time that has not come are
-                the oldest, in the order in which they stand there.
-        """
-        if not isinstance(rows, list):
-            return []
-        known = stamps if isinstance(stamps, list) and len(stamps) == len(rows) else [None] * len(rows)
-        read = [
-            (self.time_of(stamp) or position, row)
-            for position, (stamp, row) in enumerate(zip(known, rows, strict=True), 1)
-        ]
-        self._last_us = max(self._last_us, *(stamp_us for stamp_us, _ in read), 0)
-        return read
-
-    def time_of(self, stamp: object) -> int:
-        """A stamp of another process; 0 where it is none, or of a time that has not come."""
+    def see(self, stamp: object) -> int:
+        """A stamp of another process; 0 if it is none, or of a time that has not come."""
         latest_us = round(self._clock() * 1e6) + _AHEAD_US
-        return stamp if type(stamp) is int and 0 < stamp <= latest_us else 0
+        seen_us = stamp if type(stamp) is int and 0 < stamp <= latest_us else 0
+        self._last_us = max(self._last_us, seen_us)
+        return seen_us
 
 
-def newest(most: int, *groups: Iterable[Stamped[_Value]]) -> tuple[Stamped[_Value], ...]:
-    """The newest of several groups, oldest first; what is in more than one of them counts once."""
-    found: dict[int, Stamped[_Value]] = {}
-    for group in groups:
-        for each in group:
-            known = found.setdefault(each.stamp_us, each)
-            # Rounded and not, or two processes in the same microsecond: the same one, whoever comes first.
-            if known.value != each.value and repr(known.value) < repr(each.value):
-                found[each.stamp_us] = each
-    return tuple(found[stamp_us] for stamp_us in sorted(found)[-most:])
+class Samples(Generic[_Sample]):
+    """The newest samples of one kind; `values` is replaced and never changed, so that threads may read it.
+
+    Args:
+        stamps: of the deployment.
+        most: so many are kept.
+        parse: makes a sample of its numbers; None if no process can have learned it.
+        digits: behind the point, of what is written.
+    """
+
+    def __init__(
+        self, stamps: Stamps, most: int, parse: Callable[[Sequence[float]], _Sample | None], digits: int
+    ) -> None:
+        self._stamps = stamps
+        self._most = most
+        self._parse = parse
+        self._digits = digits
+        self._keep(())
+
+    def add(self, *values: _Sample) -> int:
+        """Adds what has just been learned, and returns the first stamp."""
+        added = [_Stamped(self._stamps.stamp(), value) for value in values]
+        self._keep(self._newest(self._kept, added))
+        return added[0].stamp_us
+
+    def forget(self, number: int) -> None:
+        """Drops so many of the oldest."""
+        self._keep(self._kept[number:])
+
+    def forget_before(self, stamp_us: int) -> None:
+        """Drops what was learned earlier."""
+        self._keep(tuple(each for each in self._kept if each.stamp_us >= stamp_us))
+
+    def merge(self, rows: object) -> None:
+        """Adds what `as_json` once gave, and skips what it cannot have written.
+
+        Rows without a possible stamp are the oldest, in the order in which they stand there.
+        """
+        learned = []
+        for position, row in enumerate(rows if isinstance(rows, list) else [], 1):
+            if isinstance(row, list) and row and all(map(_is_number, row[1:])):
+                value = self._parse(row[1:])
+                if value is not None:
+                    learned.append(_Stamped(self._stamps.see(row[0]) or position, value))
+        self._keep(self._newest(learned, self._kept))
+
+    def as_json(self) -> list[list[float]]:
+        """All of them, each behind its stamp."""
+        return [[each.stamp_us, *(round(number, self._digits) for number in each.value)] for each in self._kept]
+
+    @property
+    def newest_us(self) -> int:
+        """The last stamp; 0 if there is none."""
+        return self._kept[-1].stamp_us if self._kept else 0
+
+    def _keep(self, kept: tuple[_Stamped[_Sample], ...]) -> None:
+        self._kept = kept
+        self.values = tuple(each.value for each in kept)
+
+    def _newest(self, *groups: Iterable[_Stamped[_Sample]]) -> tuple[_Stamped[_Sample], ...]:
+        found: dict[int, _Stamped[_Sample]] = {}
+        for group in groups:
+            for each in group:
+                known = found.setdefault(each.stamp_us, each)
+                # Rounded and not, or two processes in the same microsecond: the same one, whoever comes first.
+                if known.value != each.value and repr(known.value) < repr(each.value):
+                    found[each.stamp_us] = each
+        return tuple(found[stamp_us] for stamp_us in sorted(found)[-self._most :])
 
 
-def values(samples: Iterable[Stamped[_Value]]) -> tuple[_Value, ...]:
-    """Without their stamps."""
-    return tuple(each.value for each in samples)
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER

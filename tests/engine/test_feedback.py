@@ -87,8 +87,8 @@ async def test_two_workers_that_learn_at_the_same_time_lose_nothing() -> None:
         made = await counted(counter, 9)
         worker.learn("t", "served", made, round(made.raw_tokens * ratio))
     await settled()
-    samples = json.loads(store.writes[-1])["calibrations"]["unknown|cl100k_base|"]
-    assert [round(sample[0], 1) for sample in samples if len(sample) == 4] == [1.1, 1.3]
+    samples = json.loads(store.writes[-1])["calibrations"]["unknown|cl100k_base|"]["samples"]
+    assert [round(ratio, 1) for _, ratio, *_ in samples] == [1.1, 1.3]
     # The second has seen the first one's when it wrote.
     assert (await counted(counters[1], 5)).calibrated
     for worker in workers:
@@ -153,8 +153,8 @@ async def test_a_slow_store_holds_nobody_up() -> None:
     store.gate.set()
     await settled()
     await feedback.aclose()
-    samples = json.loads(store.writes[-1])["calibrations"]["unknown|cl100k_base|"]
-    assert [round(sample[0], 1) for sample in samples if len(sample) == 4] == [1.1, 1.3]
+    samples = json.loads(store.writes[-1])["calibrations"]["unknown|cl100k_base|"]["samples"]
+    assert [round(ratio, 1) for _, ratio, *_ in samples] == [1.1, 1.3]
 
 
 @pytest.mark.parametrize("error", [StoreError("down"), RuntimeError("odd"), TimeoutError()])
@@ -174,7 +174,11 @@ async def test_a_broken_store_is_told_once(error: Exception, caplog: pytest.LogC
     assert (await counted(counter, 9)).calibrated
 
 
-GOOD = [1.3, 5000, 0.0, 0.0]
+GOOD = {"samples": [[1, 1.3, 5000, 0.0, 0.0]]}
+
+
+def kept(known: object, *, version: int = 2, basis: str = "unknown|cl100k_base|") -> str:
+    return json.dumps({"version": version, "calibrations": {basis: known}})
 
 
 @pytest.mark.parametrize(
@@ -185,26 +189,28 @@ GOOD = [1.3, 5000, 0.0, 0.0]
         "[]",
         "{",
         "[" * 100_000,
-        json.dumps({"version": 99, "calibrations": {"unknown|cl100k_base|": [GOOD]}}),
-        json.dumps({"version": 1}),
-        json.dumps({"version": 1, "calibrations": [GOOD]}),
-        json.dumps({"version": 1, "calibrations": {"unknown|cl100k_base|": 7}}),
-        json.dumps({"version": 1, "calibrations": {"other family": [GOOD]}}),
+        kept(GOOD, version=99),
+        json.dumps({"version": 2}),
+        json.dumps({"version": 2, "calibrations": [GOOD]}),
+        kept(7),
+        kept([GOOD]),
+        kept({"samples": 7, "growths": {}, "since": "x"}),
+        kept({"extra_tokens": [[1, 10**9]], "tools_ratios": [[1, 10**9]]}),
+        kept(GOOD, basis="other family"),
         *(
-            json.dumps({"version": 1, "calibrations": {"unknown|cl100k_base|": [row]}})
+            kept({"samples": [row]})
             for row in (
                 [],
                 7,
-                [1.3, 5000],
-                ["1.3", 5000, 0, 0],
-                [True, 5000, 0, 0],
-                [50, 5000, 0, 0],
-                [1.3, -1, 0, 0],
-                [1.3, 5000, 2, 0],
-                [float("nan"), 5000, 0, 0],
-                [1.3, float("inf"), 0, 0],
-                [1.3, 10**400, 0, 0],
-                [10**9],
+                [1, 1.3, 5000],
+                [1, "1.3", 5000, 0, 0],
+                [1, True, 5000, 0, 0],
+                [1, 50, 5000, 0, 0],
+                [1, 1.3, -1, 0, 0],
+                [1, 1.3, 5000, 2, 0],
+                [1, float("nan"), 5000, 0, 0],
+                [1, 1.3, float("inf"), 0, 0],
+                [1, 1.3, 10**400, 0, 0],
             )
         ),
     ],
@@ -218,6 +224,13 @@ async def test_a_foreign_fact_is_ignored(text: str) -> None:
     fresh = TokenCounter()
     for turns in (1, 9):
         assert await counted(counter, turns) == await counted(fresh, turns)
+
+
+async def test_a_fact_of_this_version_is_taken_over() -> None:
+    """The one that the foreign ones above differ from."""
+    counter = TokenCounter()
+    counter.take_over("t", kept(GOOD))
+    assert (await counted(counter, 9)).calibrated
 
 
 @pytest.mark.slow

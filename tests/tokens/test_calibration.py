@@ -34,9 +34,9 @@ class _Asked(Calibration):
     known = Calibrations()
 
     @property
-    def is_empty(self) -> bool:
+    def newest_us(self) -> int:
         self.known.of("another")
-        return False
+        return 1
 
 
 def test_a_number_that_comes_during_a_prediction_changes_the_next_one() -> None:
@@ -144,13 +144,16 @@ def test_what_processes_learn_is_added_up(one: str, other: str, third: str) -> N
 
 def test_what_two_learned_in_the_same_moment_is_one_sample() -> None:
     """The same one, whoever writes first."""
-    rows = [[100, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 110, 25.0]], [[101, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 111, 25.2]]
+    rows = (
+        [7, 100, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 110, 25.0],
+        [7, 101, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 111, 25.2],
+    )
     known = [Growths(Stamps(_Clock())) for _ in rows]
     for growths, order in zip(known, (rows, rows[::-1]), strict=True):
         for each in order:
-            growths.take_over(each, [7])
-    assert known[0].as_json() == known[1].as_json()
-    assert len(known[0].as_json()) == 1
+            growths.samples.merge([each])
+    assert known[0].samples.as_json() == known[1].samples.as_json()
+    assert len(known[0].samples.values) == 1
 
 
 def test_old_knowledge_fades() -> None:
@@ -162,8 +165,8 @@ def test_old_knowledge_fades() -> None:
         workers[number % 2].of("a").add(1000 + number, 0, PLAIN, 1100 + number)
     for worker in workers:
         facts = joined(facts, worker.as_json(), clock=clock)
-    rows = json.loads(facts)["calibrations"]["a"]
-    assert [row[1] for row in rows] == [1000 + number for number in range(84, 100)]
+    rows = json.loads(facts)["calibrations"]["a"]["samples"]
+    assert [row[2] for row in rows] == [1000 + number for number in range(84, 100)]
 
 
 def test_a_server_that_was_replaced_is_not_taught_by_those_who_know_the_old_one() -> None:
@@ -179,24 +182,15 @@ def test_a_server_that_was_replaced_is_not_taught_by_those_who_know_the_old_one(
     assert {known.of("a").predict(3000, PLAIN, 0.1).factor for known in (late, found)} == {0.6}
 
 
-def test_what_an_earlier_version_has_kept_is_read() -> None:
-    """It has no stamps: its samples are the oldest. And it reads what is kept now, by the same names."""
-    old = json.dumps({"version": 1, "calibrations": {"a": [[1.2, 5000, 0.0, 0.0], [1.3, 5000, 0.0, 0.0]]}})
-    known = Calibrations(Stamps(_Clock()))
-    known.of("a").add(5000, 0, PLAIN, 7000)
-    rows = json.loads(joined(old, known.as_json()))["calibrations"]["a"]
-    assert [row[0] for row in rows] == [1.2, 1.3, 1.4]
-
-
-@pytest.mark.parametrize("stamps", [None, 1, [1], ["x"] * 2, [True, None], [10**30, -1], [1.5, 2.5], [[], {}]])
-def test_stamps_that_nobody_can_have_written_make_old_samples(stamps: Any) -> None:
+@pytest.mark.parametrize("stamps", [[None, 1], [0, 0], ["x", "x"], [True, None], [10**30, -1], [1.5, 2.5], [[], {}]])
+def test_stamps_that_nobody_can_have_written_make_old_samples(stamps: list[Any]) -> None:
     """A clock far ahead does not keep what is learned later away."""
-    rows = [[1.2, 5000, 0.0, 0.0], [1.3, 5000, 0.0, 0.0]]
+    rows = [[stamps[0], 1.2, 5000, 0.0, 0.0], [stamps[1], 1.3, 5000, 0.0, 0.0]]
     known = Calibrations(Stamps(_Clock()))
-    known.take_over(json.dumps({"version": 1, "calibrations": {"a": rows}, "stamps": {"a": stamps}, "since": stamps}))
+    known.take_over(json.dumps({"version": 2, "calibrations": {"a": {"samples": rows, "since": stamps[0]}}}))
     for _ in range(15):
         known.of("a").add(5000, 0, PLAIN, 7000)
-    kept = [row[0] for row in known.of("a").as_json()]
+    kept = [ratio for _, ratio, *_ in json.loads(known.as_json())["calibrations"]["a"]["samples"]]
     assert kept == [1.3] + [1.4] * 15
 
 
@@ -212,4 +206,6 @@ def test_a_clock_that_was_set_back_does_not_make_old_what_is_learned_now() -> No
     other.take_over(before)
     for _ in range(16):
         other.of("a").add(5000, 0, PLAIN, 7000)
-    assert {row[0] for row in json.loads(joined(before, other.as_json(), clock=clock))["calibrations"]["a"]} == {1.4}
+    assert {
+        row[1] for row in json.loads(joined(before, other.as_json(), clock=clock))["calibrations"]["a"]["samples"]
+    } == {1.4}

@@ -180,7 +180,7 @@ def test_text_that_may_be_wrong_teaches_no_price() -> None:
     prices.note(440, 440 * 5, doubt_tokens=0)
     prices.note(440, -440, doubt_tokens=0)
     prices.note(3, 3, doubt_tokens=0)
-    assert prices.is_empty
+    assert not prices.samples.values
     assert prices.price() == UNKNOWN
     prices.note(440, -20, doubt_tokens=30)
     assert prices.price().factor == 0.0
@@ -214,12 +214,12 @@ def test_whatever_a_store_gives_is_bounded(rows: Any) -> None:
     """No exception, no price outside of what can be learned, and what is kept can be written again."""
     prices = MediaPrices()
     prices.note(440, 500, doubt_tokens=0)
-    prices.take_over(rows)
+    prices.samples.merge(rows)
     price = prices.price()
     assert 0 <= price.factor <= 4
     assert price.doubt_ratio is not None
     assert 0 <= price.doubt_ratio <= 4
-    kept = json.loads(json.dumps(prices.as_json(), allow_nan=False))
+    kept = json.loads(json.dumps(prices.samples.as_json(), allow_nan=False))
     assert 1 <= len(kept) <= 8
     # What was learned here is the newest.
-    assert kept[-1] == [round(500 / 440, 4), 440]
+    assert kept[-1][1:] == [round(500 / 440, 4), 440]
