@@ -9,28 +9,21 @@ from collections.abc import Callable
 import pytest
 
 from litellm_compaction.core import ledger
-from litellm_compaction.tokens import formula, prefix, rendered
+from litellm_compaction.tokens import formula, prefix
 from litellm_compaction.tokens.calibration import Mix
 from litellm_compaction.tokens.count import Anchor
 from litellm_compaction.tokens.growth import Profile
 
 # `docs/scale.md` says so.
-WORKER_MB = 80
+WORKER_MB = 50
 VOCABULARY = "o200k_base"
 FEW = 2000
 
 
-def fill_measures(count: int) -> object:
-    measures = formula.Measures()
-    measures.get_now(VOCABULARY, [formula.Item((f"message {number} of a conversation",)) for number in range(count)])
-    return measures
-
-
-def fill_segments(count: int) -> object:
-    lengths = rendered.SegmentLengths()
-    texts = [f"message {number} of a conversation " * 10 for number in range(count)]
-    lengths.complete(VOCABULARY, lengths.look_up(VOCABULARY, texts))
-    return lengths
+def fill_texts(count: int) -> object:
+    texts = formula.TextCounts()
+    texts.get_now(VOCABULARY, [[formula.Written(f"message {number} of a conversation")] for number in range(count)])
+    return texts
 
 
 def fill_anchors(count: int) -> object:
@@ -48,8 +41,7 @@ def fill_words(count: int) -> object:
 
 # The most of each that a worker keeps.
 MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
-    "measures": (fill_measures, formula._MAX_ENTRIES),
-    "segments": (fill_segments, rendered._MAX_ENTRIES),
+    "texts": (fill_texts, formula._MAX_ENTRIES),
     "anchors": (fill_anchors, prefix._MAX_ANCHORS),
     "words": (fill_words, ledger._atom.cache_parameters()["maxsize"] or 0),
 }

@@ -46,16 +46,12 @@ class Family:
         text_ratio: tokens of this family per token of `vocabulary`, for English text and code.
         single_digits: every digit is a token of its own.
         message_tokens: what the template puts around each message, role included.
-        system_tokens: what it adds to a system message, besides `message_tokens`.
-        assistant_tokens: what it adds to an assistant message, besides `message_tokens`.
         request_tokens: what it puts around the conversation: start, built-in header, generation prompt.
         default_system_tokens: what it adds when the client sends no system message.
         call_tokens: what it puts around each tool call, besides name and arguments.
         result_tokens: what it puts around each tool result, besides `message_tokens`.
         tools_tokens: the instructions that it adds once when the request has tools.
-        tool_tokens: what it puts around each tool's schema.
-        escapes_results: tool results are rendered as JSON strings.
-        renders_ids: ids of tool calls and their results are rendered.
+        renders_most: tool results count as JSON strings, and the ids of calls are counted.
         image_tokens: one part that is not text, at the usual upper limit of its size.
         image_patch_px: pixels on a side of what one image token sees; 0 where every image costs the limit.
         rereads: a server reads a whole prompt of it again after any change (sliding windows, running states).
@@ -75,16 +71,12 @@ class Family:
     text_ratio: float = 1.0
     single_digits: bool = False
     message_tokens: int = 6
-    system_tokens: int = 0
-    assistant_tokens: int = 0
     request_tokens: int = 16
     default_system_tokens: int = 0
     call_tokens: int = 24
     result_tokens: int = 12
     tools_tokens: int = 250
-    tool_tokens: int = 8
-    escapes_results: bool = False
-    renders_ids: bool = False
+    renders_most: bool = False
     image_tokens: int = 4096
     image_patch_px: int = 14
     rereads: bool = False

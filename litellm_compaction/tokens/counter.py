@@ -37,7 +37,7 @@ from litellm_compaction.tokens.count import (
     least_ratio_of,
     solid_tokens,
 )
-from litellm_compaction.tokens.formula import Item, Measure, mix_of, raw_tokens
+from litellm_compaction.tokens.formula import Measure, Written, mix_of, raw_tokens
 from litellm_compaction.tokens.prefix import Anchored, Anchors, fingerprints
 from litellm_compaction.tokens.rendered import Counting
 from litellm_compaction.tokens.samples import Stamps
@@ -194,7 +194,7 @@ class TokenCounter:
     async def count_text(self, target_key: str, family: Family, text: str) -> int:
         """Calibrated tokens of a text by itself, without any template around it."""
         family = await usable_soon(family)
-        (measure,) = await self._counting.measures.get(family.vocabulary, [Item((text,))])
+        (measure,) = await self._counting.texts.get(family.vocabulary, [[Written(text)]])
         return self._text_tokens(target_key, family, measure)
 
     def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
@@ -202,16 +202,16 @@ class TokenCounter:
 
         Of a longer text eight pieces stand for all of it: whatever is sent is counted as a request before.
         """
-        measures = self._counting.of(asker).measures
+        texts = self._counting.of(asker).texts
 
         def count_text_now(text: str) -> int:
             usual = usable(family)
             if len(text) > _EXACT_TEXT_CHARS:
                 pieces = _pieces(text)
-                counted = measures.get_now(usual.vocabulary, [Item((piece,)) for piece in pieces])
+                counted = texts.get_now(usual.vocabulary, [[Written(piece)] for piece in pieces])
                 tokens = sum(self._text_tokens(target_key, usual, measure) for measure in counted)
                 return ceil(tokens * len(text) / sum(map(len, pieces)))
-            (measure,) = measures.get_now(usual.vocabulary, [Item((text,))])
+            (measure,) = texts.get_now(usual.vocabulary, [[Written(text)]])
             return self._text_tokens(target_key, usual, measure)
 
         return count_text_now
@@ -415,7 +415,7 @@ async def _extras_tokens(counting: Counting, family: Family, extras: JsonObject)
     is_long = chars_of(extras) > _EXTRAS_THREAD_CHARS
     text = await asyncio.to_thread(_as_text, extras) if is_long else _as_text(extras)
     pieces = _pieces(text) if len(text) > _EXACT_TEXT_CHARS else [text]
-    measured = await counting.measures.get(family.vocabulary, [Item((piece,)) for piece in pieces])
+    measured = await counting.texts.get(family.vocabulary, [[Written(piece)] for piece in pieces])
     tokens = sum(raw_tokens(measure, family) for measure in measured)
     return tokens * len(text) / max(1, sum(map(len, pieces)))
 

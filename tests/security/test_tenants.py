@@ -463,7 +463,7 @@ async def test_what_was_counted_for_another_tenant_is_counted_anew(model: str) -
     counter._note_anchor("t", alice, alice.tokens + 100, is_sure=True)
     assert (await counter.count("t", family, request, asker="alice")).tokens == alice.tokens + 100
     memories = _sizes(counter)
-    assert memories["SegmentLengths" if alice.rendered else "Measures"]
+    assert memories["texts"]
     assert alice.rendered is (model != "unheard-of")
     assert await counter.count("t", family, request, asker="bob") == replace(fresh, prints=ANY)
     assert _sizes(counter) == {name: 2 * size for name, size in memories.items()}
@@ -474,9 +474,7 @@ async def test_what_was_counted_for_another_tenant_is_counted_anew(model: str) -
 def _sizes(counter: TokenCounter) -> dict[str, int]:
     """Entries of all memories that a request's text is looked up in, but the server's numbers."""
     counting = counter._counting
-    memories = (counting.measures, counting._segments)
-    sizes = {type(each).__name__: len(each._entries) for each in memories}
-    return {**sizes, "tools": len(counting._tools), "recent": len(counter._recent)}
+    return {"texts": len(counting.texts._entries), "tools": len(counting._tools), "recent": len(counter._recent)}
 
 
 # Larger than every number of `_LIES` that is to be no more than unlikely.

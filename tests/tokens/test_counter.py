@@ -222,7 +222,7 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = TokenCounter()
     turns = [user(f"{index}") for index in range(10)]
     first = await counter.count("t", STAND_IN, request(*turns))
-    assert len(counter._counting.measures._entries) == 3
+    assert len(counter._counting.texts._entries) == 3
     assert await counter.count("t", STAND_IN, request(*turns)) == first
 
 
