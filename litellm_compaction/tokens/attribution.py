@@ -1,4 +1,4 @@
-"""Where the tokens of a rendered prompt belong: to which message, to the tools, to none.
+"""Divides the tokens of a rendered prompt among messages, tools and the rest.
 
 Texts are searched for in the prompt, in order; what cannot be told apart is shared out by length. What is sent is
 counted whole, so these sizes only steer where a conversation is cut.
@@ -38,7 +38,6 @@ class Scale:
     """
 
     def __init__(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
-        """Takes the segments and the tokens of those that are texts."""
         self._ends = [segment.end for segment in segments]
         self._is_special = bytearray(segment.is_special for segment in segments)
         self._tokens = [0]
@@ -50,7 +49,6 @@ class Scale:
         self.total = self._tokens[-1]
 
     def before(self, position: int) -> int:
-        """Tokens before a character."""
         index = bisect_right(self._ends, position)
         if index == len(self._ends):
             return self.total
@@ -59,12 +57,12 @@ class Scale:
         return self._tokens[index] + inside * (position - start) // (self._ends[index] - start)
 
     def follows_header(self, position: int) -> bool:
-        """Whether at most a role and the like stands between a special token and a character."""
+        """Returns True if at most a role and the like stands between a special token and a character."""
         index = bisect_right(self._ends, position)
         return index < len(self._ends) and position - self._start(index) <= _HEADER_GAP_CHARS
 
     def header_start(self, position: int, lower: int) -> int:
-        """Where the header begins that ends at a character: at most a role stands between its special tokens."""
+        """The start of the header that ends at a character: at most a role stands between its special tokens."""
         start = position
         index = bisect_right(self._ends, position - 1)
         while 0 <= index < len(self._ends):
@@ -83,17 +81,12 @@ class Scale:
 
 
 class Shares(NamedTuple):
-    """Where the tokens of a prompt belong; all parts together are `tokens`.
+    """The parts of a prompt, as in `Count`.
 
     Attributes:
-        tokens: of the whole prompt.
-        sizes: sizes[i] belongs to messages[i].
-        tools_tokens: the schemas and what introduces them.
-        overhead_tokens: before the first message, behind the last one.
         reasoning_tokens: the part of `sizes` that is reasoning, about.
     """
 
-    tokens: int
     sizes: tuple[int, ...]
     tools_tokens: int
     overhead_tokens: int
@@ -107,14 +100,7 @@ class _Places(NamedTuple):
 
 
 def share(request: Request, text: str, scale: Scale, tools_tokens: int) -> Shares:
-    """What each message takes of the prompt.
-
-    Args:
-        request: that was rendered.
-        text: its prompt.
-        scale: of it.
-        tools_tokens: what the prompt would lose without tools.
-    """
+    """Divides a request's prompt (`text`, `scale`), which would lose `tools_tokens` without tools."""
     places = _places(request.messages, text, scale)
     if places is None:
         return _by_length(request, scale.total, tools_tokens)
@@ -133,11 +119,11 @@ def share(request: Request, text: str, scale: Scale, tools_tokens: int) -> Share
     if overhead_tokens < 0:
         tools_tokens += overhead_tokens
         overhead_tokens = 0
-    return Shares(scale.total, tuple(sizes), tools_tokens, overhead_tokens, places.reasoning_tokens)
+    return Shares(tuple(sizes), tools_tokens, overhead_tokens, places.reasoning_tokens)
 
 
 def _places(messages: Sequence[Message], text: str, scale: Scale) -> _Places | None:
-    """Where each message begins, with its header; None where too much was dropped, changed, or is out of order."""
+    """The start of each message with its header; None if too much was dropped, changed, or is out of order."""
     starts: list[int] = []
     end = lower = scale.first_special_end
     reasoning_tokens, lost_chars, chars = 0, 0, 1
@@ -169,7 +155,7 @@ def _places(messages: Sequence[Message], text: str, scale: Scale) -> _Places | N
 
 
 def _find(text: str, wanted: str, position: int, scale: Scale) -> int:
-    """Where a text is first, as it is or escaped as in JSON; -1 if nowhere."""
+    """The first place of a text, as it is or escaped as in JSON; -1 if there is none."""
     probe = wanted[:_PROBE_CHARS]
     forms = {probe, json.dumps(probe, ensure_ascii=False)[1:-1]}
     last = len(text)
@@ -196,7 +182,7 @@ def _find(text: str, wanted: str, position: int, scale: Scale) -> int:
 
 
 def _by_length(request: Request, total: int, tools_tokens: int) -> Shares:
-    """Shares in proportion to the characters of messages, where they cannot be told apart in the prompt."""
+    """Divides in proportion to characters, if messages cannot be told apart in the prompt."""
     weights = [_MESSAGE_CHARS + len(message.text) + _call_chars(message) for message in request.messages]
     tools_tokens = min(tools_tokens, total)
     left, weight_left = total - tools_tokens, sum(weights) + _MESSAGE_CHARS
@@ -206,7 +192,7 @@ def _by_length(request: Request, total: int, tools_tokens: int) -> Shares:
         left -= sizes[-1]
         weight_left -= weight
     reasoning = sum(len(message.reasoning) for message in request.messages)
-    return Shares(total, tuple(sizes), tools_tokens, left, min(sum(sizes), reasoning // 4))
+    return Shares(tuple(sizes), tools_tokens, left, min(sum(sizes), reasoning // 4))
 
 
 def _call_chars(message: Message) -> int:
@@ -214,7 +200,7 @@ def _call_chars(message: Message) -> int:
 
 
 def _tools_position(tools: Sequence[JsonValue], text: str) -> int:
-    """Where the first schema is, or 0; by its description, since calls repeat the name."""
+    """The place of the first schema, or 0; by its description, since calls repeat the name."""
     tool = tools[0]
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):

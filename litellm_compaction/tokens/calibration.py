@@ -1,8 +1,7 @@
-"""How far our count of a deployment's prompts was from the server's, and what that says about the next one.
+"""Corrects counts by the ratios that a deployment's server has shown (`prompt_tokens` of its answers).
 
-The server's number is `prompt_tokens` of its answers. A ratio is trusted only for requests like the ones that it was
-seen on: of the same mix of scripts, and as far as they are not much longer. A deployment has one calibration for each
-way in which its prompts were counted, and all of them are kept together.
+A ratio is trusted only for requests like the ones that it was seen on: of the same mix of scripts, and as far as they
+are not much longer. A deployment has one calibration for each way in which its prompts were counted.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _VERSION = 2
 
 
 class Prediction(NamedTuple):
-    """What the samples say about a request.
+    """A request's correction.
 
     Attributes:
         factor: true tokens per raw token, at least as much as in any like request of late.
@@ -56,7 +55,7 @@ class Prediction(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """What a text consists of, as far as stand-in vocabularies fit it differently: parts of its tokens, 0–1.
+    """The parts of a text's tokens that stand-in vocabularies fit differently, 0–1.
 
     Attributes:
         other_share: beyond ASCII.
@@ -67,11 +66,11 @@ class Mix(NamedTuple):
     digit_share: float
 
     def says_nothing_of(self, request: Mix, more_share: float = _SAME_SHARE) -> bool:
-        """Whether a sample of this mix holds more of what stand-ins count too high, and so would mislead."""
+        """Returns True if a sample of this mix holds more that stand-ins count too high, and so would mislead."""
         return any(mine > theirs + more_share for mine, theirs in zip(self, request, strict=True))
 
     def is_near(self, request: Mix) -> bool:
-        """Whether a sample of this mix is about as good as one of the request's own."""
+        """Returns True if a sample of this mix is about as good as one of the request's own."""
         return all(mine >= theirs - _NEAR_SHARE for mine, theirs in zip(self, request, strict=True))
 
 
@@ -140,13 +139,7 @@ class Calibration:
         }
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
-        """The factor for a request.
-
-        Args:
-            raw_tokens: our uncalibrated count.
-            mix: what it consists of.
-            family_error: the family's own error_ratio; holds for whatever no sample covers.
-        """
+        """The correction of a request; `family_error`, the family's own, holds for all that no sample covers."""
         found = self._by_samples(raw_tokens, mix, family_error)
         if family_error <= EXACT_ERROR and abs(found.factor - 1) <= EXACT_ERROR:
             # The server agrees, so few samples are no reason for doubt.
@@ -193,15 +186,7 @@ class Calibration:
         prompt_tokens: int,
         left_out_tokens: float = 0.0,
     ) -> float:
-        """Takes a true count over, unless its ratio is nonsense; gives the ratio.
-
-        Args:
-            raw_tokens: our uncalibrated count.
-            allowance_tokens: the part of `raw_tokens` that the server may have counted as nothing at all.
-            mix: what it consists of.
-            prompt_tokens: the server's.
-            left_out_tokens: not in `raw_tokens`, and the server may have counted them all the same.
-        """
+        """Learns a true count, unless its ratio is nonsense, and returns the ratio; arguments as in `Count`."""
         doubts = (-allowance_tokens, left_out_tokens)
         # Either all of it was really used or none: the reading that is nearest to what we knew.
         readings = [raw_tokens + doubt for doubt in doubts if 0.1 * raw_tokens < abs(doubt) and raw_tokens + doubt > 0]
@@ -219,11 +204,11 @@ class Calibration:
         return ratio
 
     def explains(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> bool:
-        """Whether a number so low that the prompt seems cut is how this server counts; then it is a sample.
+        """Learns a number so low that the prompt seems cut, and returns True, if it is how this server counts.
 
-        A cut leaves about as much of every prompt, or takes about as much from it. A server that counts otherwise
-        shows the same ratio on prompts of clearly different size, or on one that is too short to have been cut.
-        Otherwise the number is kept as a doubt, for the next one.
+        A cut leaves about as much of every prompt, or takes about as much from it. A server that counts differently
+        shows the same ratio on prompts of clearly different size, or on one that is too short to have been cut. A
+        number that nothing confirms yet is kept as a doubt, for the next one.
         """
         doubt = _Sample(prompt_tokens / raw_tokens, raw_tokens, *mix)
         if doubt.ratio < _MIN_CUT_RATIO or allowance_tokens > 0.1 * raw_tokens:
@@ -248,10 +233,10 @@ class Calibration:
         return True
 
     def believes(self, prompt_tokens: int, least_tokens: float) -> bool:
-        """Whether a number is the whole prompt's, and not without what the server had in its cache.
+        """Returns True if a number is the whole prompt's, with the part that the server had in its cache.
 
-        Of numbers below `least_tokens`, the second in a row is believed: templates that render less of what is old
-        look the same, once in a while.
+        Of numbers below `least_tokens`, the second in a row is believed: templates that render less of old turns look
+        the same, once in a while.
         """
         believed = prompt_tokens >= least_tokens or self._was_low
         self._was_low = not believed
@@ -259,16 +244,11 @@ class Calibration:
 
     @property
     def tools_ratio(self) -> float | None:
-        """Of the estimate of tools that the template drops, what the server makes of them; None where nobody knows."""
+        """True tokens per estimated one, of tools that the template drops; None if unknown."""
         return max((ratio for (ratio,) in self._tools_ratios.values), default=None)
 
     def note_tools(self, ratio: float, sure_tokens: float) -> None:
-        """Takes over what the server has made of such tools.
-
-        Args:
-            ratio: true tokens per estimated one.
-            sure_tokens: of the rest of that prompt; a share of it may be the server's own.
-        """
+        """Learns a `tools_ratio`, seen in a prompt with `sure_tokens` besides the tools."""
         if -_TOOLS_TOLERANCE <= ratio <= MAX_RATIO and sure_tokens > 0:
             self._tools_ratios.add((max(0.0, round(ratio, 4)),))
 
@@ -308,26 +288,21 @@ class Calibration:
 
 
 def is_between_plausible(prompt_tokens: float, least_raw: float, most_raw: float) -> bool:
-    """Whether a vocabulary can explain a number by any count between two."""
+    """Returns True if a vocabulary can explain a number by any count between two."""
     return _MIN_RATIO * least_raw <= prompt_tokens <= MAX_RATIO * most_raw
 
 
 def is_plausible(ratio: float) -> bool:
-    """Whether a vocabulary can explain the ratio; otherwise something else happened to the prompt."""
+    """Returns True if a vocabulary can explain the ratio; if not, something else happened to the prompt."""
     return _MIN_RATIO <= ratio <= MAX_RATIO
 
 
 class Calibrations:
-    """A deployment's calibrations by basis, which is how prompts were counted: of other ways they say nothing.
-
-    Images have one price at a server, whatever vocabulary and template count the text.
-
-    Args:
-        stamps: say when something was learned.
+    """A deployment's calibrations by basis: the way in which prompts were counted, which says nothing about others.
 
     Attributes:
-        has_warned: it has been told that the deployment's exact family is off.
-        media: the prices of images, for all of them.
+        has_warned: the log says that the deployment's exact family is off.
+        media: the prices of images, which are the server's, whatever counts the text.
     """
 
     def __init__(self, stamps: Stamps | None = None) -> None:
@@ -337,7 +312,7 @@ class Calibrations:
         self._by_basis: dict[str, Calibration] = {}
 
     def of(self, basis: str) -> Calibration:
-        """What whole prompts take."""
+        """Of whole prompts."""
         found = self._by_basis.get(basis)
         if found is None:
             # A thread that counts a text may ask for the same one in between.
@@ -345,7 +320,7 @@ class Calibrations:
         return found
 
     def of_new(self, basis: str) -> Calibration:
-        """What new messages take by themselves, without what a server adds to every prompt."""
+        """Of new messages by themselves, without the server's additions to every prompt."""
         return self.of(basis + _NEW)
 
     def gist(self) -> tuple[object, ...]:
@@ -354,7 +329,7 @@ class Calibrations:
         return (*prices, *sorted((basis, found.gist()) for basis, found in self._learned()))
 
     def as_json(self) -> str:
-        """What was learned, for another process; no text of anybody."""
+        """All that was learned, for another process; no text of anybody."""
         learned = {basis: found.as_json() for basis, found in self._learned()}
         return json.dumps({"version": _VERSION, "calibrations": learned, "media": self.media.samples.as_json()})
 
@@ -372,7 +347,7 @@ class Calibrations:
         self.media.samples.merge(facts.get("media"))
 
     def _learned(self) -> list[tuple[str, Calibration]]:
-        """Those that know something, the newest last, as many as are kept."""
+        """Those that know something, as many as are kept, the newest last."""
         # A copy at once: a thread that counts a text may add a basis meanwhile.
         known = list(self._by_basis.items())
         learned = [(found.newest_us, basis, found) for basis, found in known if found.newest_us]
@@ -380,15 +355,10 @@ class Calibrations:
 
 
 def joined(kept: str, learned: str, *, clock: Callable[[], float] = time.time) -> str:
-    """What two processes know of a deployment together, each in the form of `Calibrations.as_json`.
+    """Merges what two processes know of a deployment, each in the form of `Calibrations.as_json`.
 
-    The same comes out in whatever order, and however often: of each kind of sample the newest stay, so that what a
-    server did long ago fades. (Of more than eight ways to count, the oldest go; only then the order matters.)
-
-    Args:
-        kept: one of them.
-        learned: the other.
-        clock: seconds since 1970.
+    The same comes out in whatever order, and however often: of each kind of sample the newest stay, so that old ones
+    fade. (Of more than eight ways to count, the oldest go; only then the order matters.)
     """
     both = Calibrations(Stamps(clock))
     both.take_over(kept)

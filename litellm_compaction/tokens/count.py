@@ -1,7 +1,4 @@
-"""Counts as values: a request's tokens before any calibration, and what a count says of one request in the end.
-
-A count knows how it was made, and how far below it a server's own number can be without any trouble.
-"""
+"""Counts as values: a request's tokens before any calibration and after it, and the bounds of the server's number."""
 
 from __future__ import annotations
 
@@ -25,24 +22,19 @@ _LEAST_DOUBT, _SAFE_ERROR = 0.05, 0.10
 # Foreign vocabularies and templates counted 0.7 to 2.0 times what the family named by the model does (issue 25).
 _UNCONFIRMED_ERROR = 1.0
 
-# One per number of messages, none included. Hashes of this process: 64 bit, seeded, and cached by the interpreter in
-# each string, so that the second hook that counts a request gets them for nothing.
+# Entry i stands for the first i messages. Hashes of this process: 64 bit, seeded, and cached by the interpreter in each
+# string, so that the second hook that counts a request gets them for nothing.
 Fingerprints: TypeAlias = tuple[int, ...]
 
 
 class Anchor(NamedTuple):
-    """What a server counted for a prompt, and what we did.
+    """A server's number for a prompt, beside our count (as in `Count`).
 
     Attributes:
         prompt_tokens: the server's number.
-        raw_tokens: ours, before calibration.
-        mix: what the prompt consists of.
-        profile: likewise, where a stand-in counted it.
-        role: of its last message: some templates leave out a part of the prompt that depends on it (Mistral Nemo's
-            and v3's the system message, where the last one is a tool's).
-        media_tokens: the part of `raw_tokens` that images, sound and pages take.
+        role: of the last message: some templates leave out a part of the prompt that depends on it (Mistral Nemo's and
+            v3's the system message, if the last one is a tool's).
         is_sure: the server was asked for the number, which holds however far it is from ours.
-        left_out_tokens: of text that the template leaves out, as in `Count`.
     """
 
     prompt_tokens: int
@@ -54,13 +46,25 @@ class Anchor(NamedTuple):
     is_sure: bool = False
     left_out_tokens: float = 0.0
 
+    @classmethod
+    def of(cls, count: Count, prompt_tokens: int, *, is_sure: bool) -> Anchor:
+        return cls(
+            prompt_tokens,
+            count.raw_tokens,
+            count.mix,
+            count.profile,
+            count.role,
+            count.media_tokens,
+            is_sure,
+            count.left_out_tokens,
+        )
+
     @property
     def text_tokens(self) -> float:
-        """The other part of `raw_tokens`."""
         return self.raw_tokens - self.media_tokens
 
     def new_mix(self, raw_tokens: float, mix: Mix) -> Mix:
-        """What the rest of a longer prompt consists of, from its own size and mix."""
+        """The mix of the rest of a longer prompt, from that prompt's size and mix."""
         new_tokens = raw_tokens - self.raw_tokens
         if new_tokens <= 0:
             return mix
@@ -73,18 +77,11 @@ class Anchor(NamedTuple):
 
 
 class RawCount(NamedTuple):
-    """Tokens before calibration; `sizes`, `tools_tokens`, `overhead_tokens` as in `Count`.
+    """Tokens before calibration; the fields are those of `Count`.
 
     Attributes:
-        allowance_tokens: the part of them that may be rendered as far less: images, reasoning of older turns.
-        error_ratio: true count ≤ tokens × (1 + error_ratio).
-        rendered: they were counted in the rendered prompt.
         exact: nothing in them is an estimate.
-        mix: of the text, as far as a stand-in vocabulary counted it.
-        profile: of the messages, likewise.
-        doubtful_tools_tokens: the part of `tools_tokens` that a template may not render at all.
-        left_out_tokens: of text that the template leaves out, not in `tokens`; its server's may be another one.
-        media: of images, sound and pages, by estimate; media[i] is a part of sizes[i]; empty where there are none.
+        media: of images, sound and pages, by estimate; media[i] is a part of sizes[i]; empty if there are none.
     """
 
     sizes: tuple[float, ...]
@@ -102,21 +99,18 @@ class RawCount(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """All of them."""
         return self.overhead_tokens + self.tools_tokens + sum(self.sizes)
 
     @property
     def media_tokens(self) -> float:
-        """Those of images, sound and pages."""
         return sum(self.media)
 
     @property
     def text_tokens(self) -> float:
-        """All others."""
         return self.tokens - self.media_tokens
 
     def with_extras(self, tokens: float) -> RawCount:
-        """The same with text around the messages that a server may render, or may not."""
+        """Adds text around the messages that a server may render, or may not."""
         return self._replace(
             overhead_tokens=self.overhead_tokens + tokens,
             allowance_tokens=self.allowance_tokens + tokens,
@@ -125,12 +119,7 @@ class RawCount(NamedTuple):
         )
 
     def with_tools_priced(self, ratio: float, *, exact: bool) -> RawCount:
-        """The same where a server has shown what it makes of tools: so much of their estimate.
-
-        Args:
-            ratio: true tokens per estimated one.
-            exact: the rest is.
-        """
+        """Prices tools by the ratio of their estimate that a server has shown; `exact`: the rest is."""
         is_left_out = ratio <= _LEFT_OUT_RATIO
         return self._replace(
             tools_tokens=0.0 if is_left_out else self.tools_tokens * ratio,
@@ -140,7 +129,6 @@ class RawCount(NamedTuple):
         )
 
     def sizes_by(self, factor: float, media_factor: float) -> list[float]:
-        """Sizes with text and media each by its own factor."""
         if not self.media:
             return [size * factor for size in self.sizes]
         return [
@@ -161,22 +149,21 @@ class Count:
         text_error_ratio: the same for other prompts of this kind of text, whose beginning the server has not counted.
         text_ratio: by how much sizes and tools_tokens may be larger in such prompts, as a factor of at least 1.
         exact: the vocabulary is the model's own and the template is known for everything in this request.
-        rendered: the template was rendered; otherwise a formula stands for it.
+        rendered: the template was rendered; if not, a formula stands for it.
         raw_tokens: the count before calibration.
-        media_tokens: the part of raw_tokens that images, sound and pages take by estimate; media_factor: of that, what
-            is in `tokens`; images: of how many.
+        media_tokens: the part of raw_tokens that images, sound and pages take by estimate; media_factor: of that, the
+            part in `tokens`; images: of how many.
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
         extras_tokens: the part of them that the request's extras take, which a server may not render at all.
         doubtful_tools_tokens: the part of raw_tokens that tools take by estimate; the template may leave them out.
-        left_out_tokens: of text that the template leaves out, not in raw_tokens; as far as the server has not counted
-            it, error_ratio covers it.
-        mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
+        left_out_tokens: of text that the template leaves out, not in raw_tokens; the server's own template may not.
+        mix: of the text: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
-        basis: how raw_tokens were counted: what is learned holds only for what is counted in the same way.
-        profile: what the messages consist of, where a stand-in counted them.
+        basis: of raw_tokens; what is learned holds only for what is counted in the same way.
+        profile: of the messages, if a stand-in counted them.
         role: of the last message.
         lead_tokens: of the system messages that it begins with.
-        prints: entry i stands for the first i messages, to the letter, with tools and extras; empty where it has none.
+        prints: of the messages with tools and extras, to the letter; empty if it has none.
         anchor: the prompt that it begins with and that the server has counted, if any.
     """
 
@@ -208,12 +195,12 @@ class Count:
 
     @property
     def is_told(self) -> bool:
-        """Whether the server has counted exactly this prompt."""
+        """Returns True if the server has counted exactly this prompt."""
         return self.anchor is not None and self.anchor.raw_tokens == self.raw_tokens
 
     @property
     def fingerprint(self) -> int:
-        """Of all that was counted, 0 where it has none."""
+        """Of all that was counted; 0 if it has none."""
         return self.prints[-1] if self.prints else 0
 
     @property
@@ -242,10 +229,10 @@ def solid_tokens(count: Count) -> float:
 
 
 def holding(count: Count, known: Sequence[Count]) -> Count:
-    """`count` of a prompt that holds the texts of others, which the server has counted: only the rest is in doubt.
+    """The count of a prompt that holds the texts of others, which the server has counted: only the rest is in doubt.
 
-    Unlike an anchor it need not begin with them. `count` as it is, where that says more. Errs high by what templates
-    put around each of the others.
+    Unlike an anchor it need not begin with them. Errs high by what templates put around each of the others; `count`
+    itself if that says more.
 
     Args:
         count: of the larger prompt.
@@ -284,7 +271,7 @@ def holding(count: Count, known: Sequence[Count]) -> Count:
 
 
 def most_tokens(count: Count) -> int:
-    """What a prompt takes at most, with an answer of one token.
+    """The most that a prompt takes, with an answer of one token.
 
     Text like none that the server has counted may take twice our count, whichever family the model is of.
     """
@@ -300,10 +287,7 @@ def most_tokens(count: Count) -> int:
 
 
 def least_tokens(count: Count) -> float:
-    """What the prompt takes at least, however wrong our estimate is: no more than that is sure.
-
-    Images, and tools that the template may leave out, may take nothing at all.
-    """
+    """The least that a prompt takes, however wrong our estimate is; images and doubtful tools may take nothing."""
     doubt_ratio = min(count.error_ratio, 1.0)
     if count.anchor is not None:
         return max(count.anchor.prompt_tokens * (1 - _OLD_TURNS_RATIO), count.tokens * (1 - doubt_ratio))
@@ -317,7 +301,7 @@ def least_tokens(count: Count) -> float:
 
 
 def least_ratio(mix: Mix, error_ratio: float, *, is_sure: bool) -> float:
-    """Of a count, what a server's number reaches at least if it has counted the same."""
+    """The least part of a count that a server's number reaches if it has counted the same."""
     if is_sure:
         return 1 - max(0.15, 3 * error_ratio)
     # Beyond ASCII a stand-in counts up to 4 times too much, without anything being cut.
@@ -325,5 +309,4 @@ def least_ratio(mix: Mix, error_ratio: float, *, is_sure: bool) -> float:
 
 
 def least_ratio_of(count: Count) -> float:
-    """`least_ratio` of a request's count."""
     return least_ratio(count.mix, count.error_ratio, is_sure=count.calibrated or count.exact)

@@ -1,8 +1,4 @@
-"""How many tokens a request takes, message by message, and how far that can be from the truth; and a running answer.
-
-Called by the engine on every request, and with the server's `prompt_tokens` after every answer; for every delta of a
-guarded stream.
-"""
+"""Counts requests, message by message, with the margin of error; learns from servers' own counts; counts a stream."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil
 
@@ -79,7 +76,7 @@ class TokenCounter:
         wall_clock: seconds since 1970; of what several processes have learned, the newest counts.
 
     Attributes:
-        told: what LM Studio's protocol has counted.
+        told: the counts of LM Studio's protocol.
     """
 
     def __init__(self, *, wall_clock: Callable[[], float] = time.time) -> None:
@@ -94,9 +91,9 @@ class TokenCounter:
         """The tokens of a request. Raises on nothing in its messages and tools.
 
         Args:
-            target_key: the deployment, for what its server has counted.
+            target_key: the deployment, whose server's numbers are used.
             family: of its model.
-            request: what is sent to it.
+            request: to be sent.
             asker: the tenant (`Target.asker`); what was remembered of another's requests is not used.
 
         Raises:
@@ -114,7 +111,7 @@ class TokenCounter:
         if raw.rendered and raw.doubtful_tools_tokens:
             ratio = calibrations.of(basis).tools_ratio
             if ratio is None:
-                # Numbers of prompts with tools of which nothing is known say nothing about those without.
+                # Numbers of prompts with tools of unknown price say nothing about those without.
                 basis += _WITH_TOOLS
             else:
                 raw = raw.with_tools_priced(ratio, exact=family.exact and raw.allowance_tokens == 0)
@@ -177,7 +174,7 @@ class TokenCounter:
         )
 
     async def _raw(self, counting: Counting, family: Family, request: Request, prints: Fingerprints) -> RawCount:
-        """The uncalibrated count; a request that has just been counted, as two hooks do, is not counted again."""
+        """Remembers whole counts, since two hooks count the same request."""
         if not prints:
             return await counting.count(family, request)
         key = (family, prints[-1])
@@ -188,7 +185,7 @@ class TokenCounter:
         return found
 
     async def prepare(self, family: Family) -> None:
-        """Loads what counts a family, so that no request is the first one: some calls hold the interpreter lock."""
+        """Loads vocabulary and templates, so that no request is the first one: some calls hold the interpreter lock."""
         await usable_soon(family)
 
     async def count_text(self, target_key: str, family: Family, text: str) -> int:
@@ -217,19 +214,19 @@ class TokenCounter:
         return count_text_now
 
     def learn(self, target_key: str, count: Count, prompt_tokens: int) -> Deviation | None:
-        """Takes over what the server counted for the request that `count` belongs to.
+        """Learns from the server's number for the request that `count` belongs to.
 
         Not learned: no number (≤ 0), a ratio that no vocabulary explains, a prompt that was probably cut, and the first
-        number that may leave out what the server had in its cache.
+        number that may leave out the part that the server had in its cache.
 
         Returns:
-            A deviation where the number was refused, and the first time that an exact family is off by more than 5 %.
+            A deviation if the number was refused, and the first time that an exact family is off by more than 5 %.
         """
         if prompt_tokens <= 0 or count.raw_tokens <= 0:
             return None
         self.told.compare(target_key, count, prompt_tokens)
         if count.extras_tokens:
-            # Whether a server writes extras into the prompt is no measure of text, and a client's to choose.
+            # A server may write extras into the prompt or not, and clients choose them: no measure of text.
             return None
         deviation = Deviation(
             expected=round(count.raw_tokens), actual=prompt_tokens, ratio=prompt_tokens / count.raw_tokens
@@ -254,7 +251,7 @@ class TokenCounter:
         return deviation
 
     def take_over_exact(self, target_key: str, count: Count, prompt_tokens: int, *, is_confirmed: bool = False) -> bool:
-        """Takes over what the server says of a prompt that it cannot have cut: asked for, and shorter than its window.
+        """Learns the number of a prompt that the server cannot have cut: asked for, and shorter than its window.
 
         Unlike `learn` it believes the number at once, however far from ours: a template may leave out all the tools.
 
@@ -262,10 +259,10 @@ class TokenCounter:
             target_key: the deployment.
             count: ours.
             prompt_tokens: the server's.
-            is_confirmed: it is known to leave out nothing that it had in its cache.
+            is_confirmed: the number leaves out nothing that the server had in its cache.
 
         Returns:
-            Whether it did; not where the number is no vocabulary's.
+            False if no vocabulary explains the number.
         """
         if count.raw_tokens <= 0 or not count.fingerprint:
             return False
@@ -290,38 +287,29 @@ class TokenCounter:
         return True
 
     def is_suspicious(self, count: Count, prompt_tokens: int) -> bool:
-        """Whether the server's number is so far below ours that it has probably cut the prompt."""
+        """Returns True if the server's number is so far below ours that it has probably cut the prompt."""
         sure_tokens = solid_tokens(count)
         if prompt_tokens <= 0 or sure_tokens < MIN_TRUNCATED_TOKENS:
             return False
         return prompt_tokens < least_ratio_of(count) * sure_tokens
 
     def may_be_cut(self, count: Count, prompt_tokens: int) -> bool:
-        """Whether the server's number is so far below ours that a part of the prompt may be missing."""
+        """Returns True if the server's number is so far below ours that a part of the prompt may be missing."""
         sure_tokens = solid_tokens(count)
         return sure_tokens >= MIN_TRUNCATED_TOKENS and prompt_tokens < _WHOLE_RATIO * sure_tokens
 
     def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
-        """Whether a suspicious number is how this server counts, after others like it; then it is learned."""
+        """Learns a suspicious number if it is how this server counts, by others like it; returns True if so."""
         calibration = self._of(target_key).of(count.basis)
         return calibration.explains(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
 
     def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int, *, is_sure: bool = False) -> None:
         if count.fingerprint:
-            anchor = Anchor(
-                prompt_tokens,
-                count.raw_tokens,
-                count.mix,
-                count.profile,
-                count.role,
-                count.media_tokens,
-                is_sure,
-                count.left_out_tokens,
-            )
+            anchor = Anchor.of(count, prompt_tokens, is_sure=is_sure)
             self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
 
     def gist(self, target_key: str) -> tuple[object, ...]:
-        """Changes only when what was learned of a deployment has changed noticeably."""
+        """Changes only if the next counts of a deployment change noticeably."""
         known = self._calibrations.get(target_key)
         return known.gist() if known is not None else ()
 
@@ -330,7 +318,7 @@ class TokenCounter:
         return self._calibrations.get(target_key, Calibrations()).as_json()
 
     def take_over(self, target_key: str, text: str) -> None:
-        """Adds what another process has learned; whatever `as_json` cannot have written is ignored."""
+        """Adds what another process has learned, and skips what `as_json` cannot have written."""
         self._of(target_key).take_over(text)
 
     def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
@@ -351,13 +339,9 @@ class TokenCounter:
 
 
 class GeneratedTokens:
-    """How many tokens a running answer has taken so far, at a constant cost for each delta.
+    """Counts a running answer at a constant cost for each delta.
 
-    Text is counted once, in pieces of a few hundred characters that end between words where there are any, with the
-    vocabulary of the model's family.
-
-    Args:
-        count: tokens of a text.
+    Text is counted once, in pieces of a few hundred characters that end between words if there are any.
 
     Attributes:
         tokens: so far; read several times for each delta, so worked out once for each.
@@ -383,11 +367,11 @@ class GeneratedTokens:
         self.tokens = self._counted_tokens + round(self._pending_chars / self._chars_per_token)
 
     def of(self, text: str) -> int:
-        """The tokens of a text, which is not added."""
+        """The tokens of a text that is not added."""
         return self._count(text)
 
     def anew(self) -> GeneratedTokens:
-        """A count that begins, of the same kind."""
+        """A new count of the same kind."""
         return GeneratedTokens(self._count)
 
     def exact(self) -> int:
@@ -397,7 +381,6 @@ class GeneratedTokens:
         return self._counted_tokens
 
     def _settle(self, *, keep_word: bool = False) -> None:
-        """Counts what is pending; the last word, which may go on, stays for the next piece when asked for."""
         piece = "".join(self._pending)
         end = piece.rfind(" ", len(piece) - _SETTLED_CHARS // 2) if keep_word else -1
         piece, rest = (piece[:end], piece[end:]) if end > 0 else (piece, "")
@@ -411,17 +394,14 @@ class GeneratedTokens:
 
 
 async def _extras_tokens(counting: Counting, family: Family, extras: JsonObject) -> float:
-    """What the text of a request's extras takes at most, if a template writes it once; long ones by pieces."""
+    """The most that a request's extras take, if a template writes them once; long ones by pieces."""
     is_long = chars_of(extras) > _EXTRAS_THREAD_CHARS
-    text = await asyncio.to_thread(_as_text, extras) if is_long else _as_text(extras)
+    as_text = partial(json.dumps, extras, ensure_ascii=False, default=str)
+    text = await asyncio.to_thread(as_text) if is_long else as_text()
     pieces = _pieces(text) if len(text) > _EXACT_TEXT_CHARS else [text]
     measured = await counting.texts.get(family.vocabulary, [[Written(piece)] for piece in pieces])
     tokens = sum(raw_tokens(measure, family) for measure in measured)
     return tokens * len(text) / max(1, sum(map(len, pieces)))
-
-
-def _as_text(extras: JsonObject) -> str:
-    return json.dumps(extras, ensure_ascii=False, default=str)
 
 
 def _pieces(text: str) -> list[str]:
@@ -438,7 +418,7 @@ async def _fingerprints(request: Request, asker: str) -> Fingerprints:
 
 
 def _note_tools(calibrations: Calibrations, count: Count, prompt_tokens: int) -> None:
-    """Takes over what a server makes of tools that the template drops, where nothing else in the prompt is in doubt."""
+    """Learns the price of tools that the template drops, if nothing else in the prompt is in doubt."""
     if count.rendered and count.doubtful_tools_tokens and not count.allowance_tokens and count.anchor is None:
         calibration = calibrations.of(count.basis.removesuffix(_WITH_TOOLS))
         sure_tokens = count.raw_tokens - count.doubtful_tools_tokens
@@ -446,7 +426,7 @@ def _note_tools(calibrations: Calibrations, count: Count, prompt_tokens: int) ->
 
 
 def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bool:
-    """Whether a vocabulary explains the number; if it says enough of text, that is a sample of what text takes."""
+    """Adds a sample of text if the number says enough of it; returns True if a vocabulary explains the number."""
     media_tokens, text_tokens = count.media_tokens, count.raw_tokens - count.media_tokens
     if not media_tokens:
         ratio = calibration.add(
@@ -457,19 +437,19 @@ def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bo
         )
     text_prompt_tokens = round(prompt_tokens - media_tokens * count.media_factor)
     is_mostly_text = media_tokens * count.media_factor <= _MOST_MEDIA_RATIO * text_tokens
-    # Of an exact count the difference is what media cost (`prefix.py`).
+    # Of an exact count the difference is the price of media (`prefix.py`).
     if count.profile is not None and is_mostly_text and text_prompt_tokens > 0:
         calibration.add(text_tokens, count.allowance_tokens - media_tokens, count.mix, text_prompt_tokens)
     return is_between_plausible(prompt_tokens, text_tokens, count.raw_tokens)
 
 
 def _basis(family: Family, *, rendered: bool) -> str:
-    """What was learned of rendered prompts says nothing about the formula, nor of one vocabulary about another."""
+    """Rendered prompts say nothing about the formula, nor one vocabulary about another."""
     return "|".join((family.name, family.vocabulary, family.template if rendered else ""))
 
 
 def _rounded(sizes: Iterable[float]) -> list[int]:
     """Sizes in whole tokens that add up to no more than one above the exact sum."""
-    # Less than what a sum of such numbers may be off.
+    # The floating-point sum may be a little too high.
     edges = [0, *(ceil(edge - 1e-6) for edge in accumulate(sizes))]
     return [after - before for before, after in pairwise(edges)]

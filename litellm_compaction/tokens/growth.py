@@ -1,8 +1,7 @@
-"""What a conversation's new messages take at a model that nobody knows, by what its server counted for others.
+"""Tokens of a conversation's new messages at an unknown model, by its server's numbers for others.
 
-Called by `prefix.py` where a stand-in vocabulary counts. The server's number for a prompt's beginning is known, so
-that only the difference is an estimate: a linear function of what the messages consist of, fitted by Bayesian
-regression. What it has not seen yet keeps the width of the prior, and so shows as an error.
+Used if a stand-in vocabulary counts. A linear function of the messages' contents is fitted by Bayesian regression. What
+it has not seen yet keeps the width of the prior, and so shows as an error.
 
 Measured 2026-11 on seven transcripts with eleven other families as the truth, each session on a fresh deployment, from
 its third request on: error 0.06 % in the median and 0.8 % at the 90th percentile; one ratio with a prior gets 1.3 %.
@@ -40,7 +39,7 @@ _SIZE = len(_USUAL)
 
 
 class Profile(NamedTuple):
-    """What messages consist of, in what decides how many tokens they are.
+    """The contents of messages that decide how many tokens they are.
 
     Attributes:
         tokens: of the stand-in vocabulary.
@@ -63,11 +62,9 @@ class Profile(NamedTuple):
     media_tokens: float = 0.0
 
     def plus(self, other: Profile) -> Profile:
-        """Both together."""
         return Profile(*map(operator.add, self, other))
 
     def since(self, before: Profile) -> Profile:
-        """What was added to the beginning `before`."""
         return Profile(*map(operator.sub, self, before))
 
 
@@ -126,24 +123,18 @@ class Growths:
         self._known_fit = _PRIOR
 
     def predict(self, new: Profile) -> Growth:
-        """What messages take."""
         return Growth(max(0.0, self._fit.mean(new)), sqrt(self._fit.variance(new) + _noise(new)))
 
     def media_ratio(self) -> float:
-        """What images and sound take of their upper limit, at the upper end of what is likely."""
+        """The part of their upper limit that images and sound take, at the upper end of what is likely."""
         one = Profile(media_tokens=1.0)
         return max(0.0, self._fit.mean(one)) + sqrt(self._fit.variance(one))
 
     def note(self, new: Profile, tokens: float, *, like_ends: bool = True) -> None:
-        """Takes over what the server counted for messages that were added to a prompt.
+        """Learns by how many tokens a prompt became longer with new messages.
 
-        A number that the fit does not explain counts less: templates drop what they rendered before.
-
-        Args:
-            new: the messages.
-            tokens: what the prompt became longer by.
-            like_ends: the prompt before ended in the same role; otherwise a number that the fit does not explain says
-                more about what a template makes of such an end.
+        A number that the fit does not explain counts less: templates drop what they rendered before. It is not learned
+        if the prompt before ended in another role (`like_ends`): then it says more about the template and such an end.
         """
         variance = _noise(new)
         wrong = abs(tokens - self._fit.mean(new)) / (_OUTLIER * sqrt(variance + self._fit.variance(new)))
@@ -151,13 +142,7 @@ class Growths:
             self._add((*new, tokens, variance * max(1.0, wrong) ** 2))
 
     def note_whole(self, profile: Profile, tools_tokens: float, tokens: float) -> None:
-        """Takes over what the server counted for a prompt of which no beginning was known.
-
-        Args:
-            profile: of all messages.
-            tools_tokens: our count of the tools, which may be far too high.
-            tokens: the server's, of all.
-        """
+        """Learns the tokens of a whole prompt; our count of its tools may be far too high."""
         variance = (
             _noise(profile)
             + (_WHOLE_RATIO * profile.tokens) ** 2

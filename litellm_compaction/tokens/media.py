@@ -1,9 +1,9 @@
-"""What images, sound and pages cost: an estimate from their first bytes or their size, and what servers really charge.
+"""Prices of images, sound and pages: an estimate from their first bytes or their size, and servers' own prices.
 
 Vision models pay by area (Qwen-VL, Pixtral) or a fixed price; only inline images show their size. Nothing is decoded
 but the header, whose layout is the formats' own (PNG 1.2 §11.2.2, JPEG ITU T.81 B.2.2, GIF89a §18, RIFF WebP).
 
-Real prices are learned from a deployment's usage and kept with its calibration. They differ by server and settings (an
+Real prices are learned from a deployment's usage. They differ by server and settings (an
 image scaled down before it is seen, a model that sees none), never much between two images of one client; the highest
 of late counts. Four conversations with an image in every third message, priced in six ways (2026-11-23): error 0.0 % at
 the 90th percentile, and 13 of 2,496 counts too low; by the estimate alone 7.5 % and 76.
@@ -52,12 +52,12 @@ class Pixels(NamedTuple):
 
 
 def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
-    """What one part that is not text costs: by area or length where that is known, else the family's upper limit.
+    """Tokens of one part that is not text: by area or length if that is known, else the family's upper limit.
 
     Args:
         part: of a message's content.
         limit_tokens: the most that one image costs.
-        patch_px: pixels on a side of what one token sees; 0 where every image costs the limit.
+        patch_px: pixels on a side of the square that one token sees; 0 if every image costs the limit.
     """
     sound = part.get("input_audio") if isinstance(part, Mapping) else None
     if isinstance(sound, Mapping):
@@ -152,11 +152,10 @@ def _jpeg_size(header: bytes) -> Pixels | None:
 
 
 class Price(NamedTuple):
-    """What media cost.
+    """True tokens of media, per estimated one.
 
     Attributes:
-        factor: true tokens per estimated one.
-        doubt_ratio: true tokens ≤ estimate × (factor + this); None where nothing is known.
+        doubt_ratio: true tokens ≤ estimate × (factor + this); None if nothing is known.
     """
 
     factor: float = 1.0
@@ -210,7 +209,7 @@ class MediaPrices:
         return min(by_area, by_number), max(by_area, by_number)
 
     def note(self, estimated_tokens: float, observed_tokens: float, doubt_tokens: float, *, images: float = 1) -> None:
-        """Takes over what a server has counted for media, unless other things may explain it.
+        """Learns a server's count of media, unless other things may explain it.
 
         Args:
             estimated_tokens: ours, of so many `images`.

@@ -1,9 +1,8 @@
-"""What servers counted for prompts that later requests begin with: prefix anchors, and what is read from them.
+"""Prefix anchors: servers' numbers for prompts that later requests begin with, and counts by them.
 
-Called by `counter.py`. An anchor absorbs whatever a server adds to prompts, for any model, known or not: only the new
-messages are an estimate (measured 2026-11: 0.1 % median error on agent sessions, against 1–2 % by calibration alone),
-by what such messages took at this deployment so far. The server's number for the whole teaches what they take.
-Conversations are not kept here: an anchor is a hash and four numbers.
+An anchor absorbs whatever a server adds to prompts, for any model, known or not: only the new messages are an estimate
+(measured 2026-11: 0.1 % median error on agent sessions, against 1–2 % by calibration alone). Conversations are not kept
+here: an anchor is a hash and some numbers.
 """
 
 from __future__ import annotations
@@ -45,14 +44,10 @@ class Anchors:
         self._entries: Bounded[tuple[str, str, int], Anchor] = Bounded(_MAX_ANCHORS)
 
     def note(self, target_key: str, basis: str, fingerprint: int, anchor: Anchor) -> None:
-        """Remembers a prompt's true count.
+        """Remembers the true count of a prompt by the last fingerprint of its request.
 
-        Args:
-            target_key: the deployment.
-            basis: how `raw_tokens` were counted; other ways of counting cannot be compared with it.
-            fingerprint: of the whole prompt, the last one of its request's.
-            anchor: a second number for the same prompt stands only where it is higher, or the server was asked for
-                it: some servers leave out what was in their cache.
+        A second number for the same prompt stands only if it is higher, or the server was asked for it: some servers
+        leave out the part that was in their cache.
         """
         key = (target_key, basis, fingerprint)
         known = self._entries.get(key)
@@ -66,7 +61,7 @@ class Anchors:
 
         Args:
             target_key: the deployment.
-            basis: how the request was counted.
+            basis: as in `Count`.
             prints: the request's.
             role: of the prompt's last message; None for any.
         """
@@ -80,14 +75,10 @@ class Anchors:
 
 
 def fingerprints(request: Request, asker: str = "") -> Fingerprints:
-    """Entry i stands for the first i messages, to the letter, with the request's tools and extras.
+    """Entry i stands for the first i messages, to the letter, with the request's tools and extras: 0.5 ms per new MB.
 
-    About 0.5 ms per new MB. Empty where the request cannot be written as JSON.
-
-    Args:
-        request: any.
-        asker: the tenant (`Target.asker`); the same request of two tenants has no entry in common, so that the count
-            and the time of one's request do not tell what the other has sent.
+    Empty if the request cannot be written as JSON. The same request of two tenants (`asker`) has no entry in common, so
+    that the count and the time of one's request do not tell what the other has sent.
     """
     try:
         beside = [request.tools, request.tool_choice, *([request.extras] if request.extras else [])]
@@ -115,7 +106,8 @@ class Reading(NamedTuple):
     """Tokens of a request by all that is known.
 
     Attributes:
-        factor: per raw token of text in its messages and tools; media_factor: per estimated token of images and sound.
+        factor: per raw token of text in its messages and tools.
+        media_factor: per estimated token of images and sound.
     """
 
     tokens: float
@@ -126,25 +118,20 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Anchored:
-    """Prompts that begin with an anchor.
-
-    Args:
-        calibrations: what their deployment has taught.
-        basis: how they are counted, and their anchors were.
-    """
+    """Reads counts from anchors, and learns from them, for prompts of one deployment and basis."""
 
     _calibrations: Calibrations
     _basis: str
 
     def price(self, raw: RawCount) -> Price:
-        """What the images and the sound of a request cost, relative to their estimate."""
+        """Of the images and the sound of a request."""
         if not raw.media:
             return UNKNOWN
         calibration = self._calibrations.of(self._basis)
         return calibration.media.price() if raw.profile is None else Price(calibration.growths.media_ratio())
 
     def read_alone(self, raw: RawCount, prediction: Prediction) -> Reading:
-        """The count of a prompt of which no beginning is known."""
+        """The count of a prompt without an anchor."""
         text_tokens, price = raw.text_tokens * prediction.factor, self.price(raw)
         media_tokens = raw.media_tokens * price.factor
         error_ratio = prediction.error_ratio
@@ -154,13 +141,7 @@ class Anchored:
         return Reading(text_tokens + media_tokens, prediction.factor, error_ratio, price.factor)
 
     def read(self, raw: RawCount, prediction: Prediction, anchor: Anchor) -> Reading | None:
-        """The count by the longest prefix that the server has counted; None where it cannot be trusted.
-
-        Args:
-            raw: our count.
-            prediction: what the deployment's calibration says of it.
-            anchor: the prefix.
-        """
+        """The count by the longest prefix that the server has counted; None if it cannot be trusted."""
         price = self.price(raw)
         new_tokens = raw.text_tokens - anchor.text_tokens
         estimated_tokens = max(0.0, raw.media_tokens - anchor.media_tokens)
@@ -191,7 +172,7 @@ class Anchored:
     def read_like_end(
         self, raw: RawCount, longest: tuple[Anchor, Reading], like: Anchor | None, missing_tokens: float
     ) -> tuple[Anchor, Reading]:
-        """The reading to go by where the longest prefix ends in another role than the request, and so may lack a part.
+        """The better anchor and reading if the longest prefix ends in another role, and so may lack a part.
 
         Without it 3 to 5 of 244 counts for Mistral Nemo's and v3's templates were too low, by up to 55 %, and 4 of 258
         requests were over a window of 8,192 tokens (2026-11-23).
@@ -217,7 +198,7 @@ class Anchored:
         return anchor, reading
 
     def _growth_error(self, raw: RawCount, growth: Growth, factor: float, anchor: Anchor) -> float:
-        """By how much new messages may be more than their growth.
+        """Tokens by which new messages may be more than their growth.
 
         New text of another kind may take as much as the stand-in's own count, which errs high. After few numbers it may
         take what was feared before anything was known, later no more than that.
@@ -238,7 +219,7 @@ class Anchored:
         )
 
     def least_tokens(self, count: Count) -> float:
-        """What the server has counted at least if it has counted all of the prompt; `count` may have no anchor."""
+        """The least that the server has counted if it has counted all of the prompt."""
         anchor = count.anchor
         if anchor is None:
             return least_ratio_of(count) * solid_tokens(count)
@@ -256,12 +237,7 @@ class Anchored:
         return (1 - _OLD_TURNS_ERROR) * anchor.prompt_tokens + new_tokens * least - count.allowance_tokens
 
     def learn(self, count: Count, prompt_tokens: int) -> None:
-        """Learns what new messages take by themselves: a ratio of whole prompts has a server's additions in it.
-
-        Args:
-            count: of the whole prompt, which may have no anchor.
-            prompt_tokens: the server's number for it.
-        """
+        """Learns what new messages take by themselves: a ratio of whole prompts has a server's additions in it."""
         if count.profile is not None:
             growths = self._calibrations.of(self._basis).growths
             if count.anchor is None or count.anchor.profile is None:
@@ -284,7 +260,7 @@ class Anchored:
             self._calibrations.of_new(self._basis).add(new_tokens, 0.0, mix, new_prompt_tokens, left_out_tokens)
 
     def _learn_price(self, count: Count, prompt_tokens: int) -> None:
-        """Learns what images and sound cost, where the text beside them is known well."""
+        """Learns the price of images and sound, if the text beside them is known well."""
         if not count.media_tokens:
             return
         anchor = count.anchor
@@ -316,7 +292,7 @@ class Anchored:
         return self._calibrations.of(self._basis).growths.predict(new)
 
     def _predict_new(self, raw: RawCount, new_tokens: float, anchor: Anchor) -> Prediction:
-        """What is known of messages behind an anchor, by such messages or else by whole prompts."""
+        """Of messages after an anchor, by such messages or else by whole prompts."""
         mix = anchor.new_mix(raw.tokens, raw.mix)
         new = self._calibrations.of_new(self._basis).predict(new_tokens, mix, raw.error_ratio)
         if new.calibrated:

@@ -1,8 +1,4 @@
-"""The exact prompt of a request: rendered, and cut at special tokens, ready to be counted, or to be sent as it is.
-
-Called by `rendered.py` to count it, by the engine to go on with an answer. Whatever a template refuses gives no count
-here, and is estimated there.
-"""
+"""The exact prompt of a request, rendered: to be counted (`rendered.py`), or to be sent so that an answer goes on."""
 
 from __future__ import annotations
 
@@ -56,10 +52,9 @@ def texts_of(text: str, segments: Sequence[Segment]) -> list[str]:
 
 
 def render(family: Family, request: Request) -> Prompt | None:
-    """The prompt; None where the family has no template, or it refuses the request.
+    """The prompt; None if the family has no template, or it refuses the request.
 
-    Without tools where the template drops them (`drops_tools`). Loads the vocabulary and the template when needed: up
-    to 2 s.
+    Without tools if the template drops them (`drops_tools`). Loads the vocabulary and the template: up to 2 s.
     """
     if not family.template:
         return None
@@ -71,7 +66,7 @@ def render(family: Family, request: Request) -> Prompt | None:
 
 
 def renders_exactly(family: Family) -> bool:
-    """Whether prompts of a family can be rendered here as its server does, so that it can go on inside them."""
+    """Returns True if prompts can be rendered here exactly as the server does, so that it can go on inside them."""
     return family.exact and bool(family.template)
 
 
@@ -83,10 +78,10 @@ def begun_prompt(
     *,
     adds_bos: bool = True,
 ) -> BegunPrompt | None:
-    """The prompt that ends with the last message, an answer that goes on; None where it cannot be known exactly.
+    """The prompt that ends with the last message, an answer that goes on; None if it cannot be known exactly.
 
     It is sent to servers that put no template around it and take the names of control tokens in it for these tokens, as
-    they do where they render the template themselves. So none may stand in anybody's text.
+    they do when they render the template themselves. So none may stand in a message's text.
 
     Args:
         family: of the model.
@@ -118,7 +113,7 @@ def begun_prompt(
 
 
 def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """What has to be rendered: up to where the model begins, a text that is found again there, and what ends it.
+    """The messages up to the answer, with a text that is found again in its place, and with a turn after it.
 
     The last message may be one that the server goes on with, so that nothing shows its end.
     """
@@ -149,7 +144,7 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _opening(prompt: str, written: str) -> str | None:
-    """What stands between a prompt and an answer to it; None where the template does not show it.
+    """The text between a prompt and an answer to it; None if the template does not show it.
 
     Args:
         prompt: up to where the model begins.
@@ -163,18 +158,18 @@ def _opening(prompt: str, written: str) -> str | None:
 
 
 def _end_of_turn(words: Vocabulary, behind: str) -> str:
-    """The special token that follows an answer, "" where there is none."""
+    """The special token that follows an answer; "" if there is none."""
     segment = next(iter(words.split(behind.lstrip())), None)
     return behind.lstrip()[: segment.end] if segment is not None and segment.is_special else ""
 
 
 def drops_tools(family: Family, request: Request) -> bool:
-    """Whether a request has tools of which its family's template says nothing; servers may show them all the same."""
+    """Returns True if the family's template drops a request's tools; servers may show them all the same."""
     return bool(request.tools) and not template(family.template_for(tools=True)).renders_tools
 
 
 def left_out_texts(family: Family, request: Request) -> list[str]:
-    """The texts beside calls where a family's template leaves them out; a server's own template may render them."""
+    """The texts beside calls if a family's template leaves them out; a server's own template may render them."""
     if template(family.template_for(tools=bool(request.tools))).renders_text_beside_calls:
         return []
     return [message.text for message in request.messages if message.calls and message.text]
@@ -210,7 +205,6 @@ def _render(
 
 
 def has_system(request: Request) -> bool:
-    """Whether the request begins with a system message."""
     return bool(request.messages) and request.messages[0].is_system
 
 

@@ -38,12 +38,7 @@ class _Told(NamedTuple):
 
 
 class ToldCounts:
-    """What LM Studio's protocol has counted, by deployment and fingerprint of the request.
-
-    Args:
-        prices_of: images, by deployment.
-        clock: seconds, monotonic.
-    """
+    """The counts of LM Studio's protocol, by deployment and fingerprint of the request."""
 
     def __init__(self, prices_of: Callable[[str], MediaPrices], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._prices_of = prices_of
@@ -56,7 +51,7 @@ class ToldCounts:
         return self._doubted.is_over(target_key)
 
     def take(self, target_key: str, label: str, count: Count, tokens: int, beside_tokens: int = 0) -> int | None:
-        """What an answer will count; its number is compared later.
+        """The number that an answer will have; it is compared later.
 
         Args:
             target_key: the deployment.
@@ -66,7 +61,7 @@ class ToldCounts:
             beside_tokens: of reasoning and extras, which it leaves out.
 
         Returns:
-            None if it has images whose price is unknown, or not known well enough.
+            None if it has images whose price is not known well enough.
         """
         if count.fingerprint:
             self._told[target_key, count.fingerprint] = _Told(tokens, beside_tokens, label)
@@ -88,7 +83,7 @@ class ToldCounts:
         return max(0, ceil(min(count.raw_tokens, _UNCONFIRMED_RATIO * count.tokens)) - count.tokens)
 
     def compare(self, target_key: str, count: Count, prompt_tokens: int) -> None:
-        """Holds a count against the number in the answer to the same request, and learns what its images took."""
+        """Compares a count with the answer to the same request, and learns the price of its images."""
         told = self._told.pop((target_key, count.fingerprint), None)
         if told is None:
             return
