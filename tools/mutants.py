@@ -84,7 +84,7 @@ def mutants(path: Path, source: bytes) -> Iterator[Mutant]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
             yield changed(node, str(not node.value))
         elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            yield changed(node, repr(node.value * 2 if isinstance(node.value, float) else node.value + 1))
+            yield changed(node, repr((node.value * 2 or 1.0) if isinstance(node.value, float) else node.value + 1))
 
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:
