@@ -19,7 +19,7 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.proxy.litellm_api import proxy_redis, redis_of
 from litellm_compaction.redis_address import is_redis, parse, store_url
 from litellm_compaction.stores import open_existing, open_store
-from litellm_compaction.stores.redis_server import client_of
+from litellm_compaction.stores.redis import client_of
 from tests.stores.compactions import compaction
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
-from litellm_compaction.cli.probing import Probe, probe
+from litellm_compaction.cli.servers import Probe, probe
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import GoingOn, Standing, shares_context
 from litellm_compaction.errors import (

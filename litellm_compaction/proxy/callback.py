@@ -20,8 +20,8 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords, log_observer
 from litellm_compaction.history import History
 from litellm_compaction.master_key import stretched
-from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
 from litellm_compaction.proxy.answer.overflowed import unread_overflow
+from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.call import Call, Calls
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake

@@ -4,12 +4,22 @@ It speaks LM Studio's HTTP API, and the protocol of its SDKs, with a real tokeni
 way of overflowing it. It imports nothing else of this project, so that it can witness what the project sends.
 """
 
-from litellm_compaction.simulator.script import RequestRecord
-
 from .catalog import Instance, Model
 from .rendering import Tokenizer
-from .script import ChatCall, Fault, Gate, Reply, numbered_words, summary_of_facts
-from .sdk import SDK_MODES, Sdk, SdkCall, SdkMode, SdkSocket
+from .script import (
+    SDK_MODES,
+    ChatCall,
+    Fault,
+    Gate,
+    Reply,
+    RequestRecord,
+    Sdk,
+    SdkCall,
+    SdkMode,
+    SdkSocket,
+    numbered_words,
+    summary_of_facts,
+)
 from .server import Address, serve
 from .simulator import Simulator
 

@@ -10,13 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from litellm_compaction.simulator.catalog import Instance
+from litellm_compaction.simulator.catalog import Flight, FlightFailed, Instance
 from litellm_compaction.simulator.refusals import POOL_EXCEEDED
-from litellm_compaction.simulator.rendering import call_opening
+from litellm_compaction.simulator.rendering import call_opening, count, encode, token_bytes
 from litellm_compaction.simulator.script import Fault, FinishReason, Gate, Outcome, ReasoningField, Reply, RequestRecord
 from litellm_compaction.simulator.simulator import Simulator
-from litellm_compaction.simulator.slots import Flight, FlightFailed
-from litellm_compaction.simulator.vocabulary import count, encode, token_bytes
 
 PieceKind = Literal["reasoning", "content", "tool_start", "tool_arguments", "hidden"]
 

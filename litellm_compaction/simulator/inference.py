@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from litellm_compaction.simulator.answers import Answer, Connection, Envelope
-from litellm_compaction.simulator.catalog import Instance
+from litellm_compaction.simulator.catalog import Flight, FlightFailed, Instance, Slot
 from litellm_compaction.simulator.generation import Ending, Generation, visible_reply
 from litellm_compaction.simulator.messages import ChatRequest, parse_chat, parse_completion, template_error
 from litellm_compaction.simulator.refusals import (
@@ -37,7 +37,6 @@ from litellm_compaction.simulator.rendering import (
 )
 from litellm_compaction.simulator.script import ChatCall, Fault, Reply, RequestRecord, default_reply
 from litellm_compaction.simulator.simulator import Simulator
-from litellm_compaction.simulator.slots import Flight, FlightFailed, Slot
 
 
 class Seat:

@@ -18,10 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from litellm_compaction.simulator.catalog import Instance, sdk_base_config, sdk_load_config, sdk_model, sdk_state
 from litellm_compaction.simulator.messages import Message, ToolCall, template_error
 from litellm_compaction.simulator.refusals import JsonObject, template_failed, unknown_path
-from litellm_compaction.simulator.rendering import render_chat
-from litellm_compaction.simulator.sdk import SdkCall, SdkSocket
+from litellm_compaction.simulator.rendering import encode, render_chat
+from litellm_compaction.simulator.script import SdkCall, SdkSocket
 from litellm_compaction.simulator.simulator import Simulator
-from litellm_compaction.simulator.vocabulary import encode
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -40,11 +40,10 @@ from litellm_compaction.simulator.refusals import (
     unauthorized,
     unknown_path,
 )
+from litellm_compaction.simulator.rendering import load_vocabulary
 from litellm_compaction.simulator.rpc import SdkConnection
-from litellm_compaction.simulator.script import RequestRecord
-from litellm_compaction.simulator.sdk import SdkSocket
+from litellm_compaction.simulator.script import RequestRecord, SdkSocket
 from litellm_compaction.simulator.simulator import Api, Simulator
-from litellm_compaction.simulator.vocabulary import load_vocabulary
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Closes the connection that comes from this client address.

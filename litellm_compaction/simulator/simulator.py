@@ -17,8 +17,7 @@ from typing import Literal
 
 from litellm_compaction.simulator.messages import TemplateRule, parse_chat
 from litellm_compaction.simulator.rendering import MidOverflow, Overflow, Prompt, render_chat
-from litellm_compaction.simulator.script import Outcome, ReasoningField, RequestRecord
-from litellm_compaction.simulator.sdk import Sdk
+from litellm_compaction.simulator.script import Outcome, ReasoningField, RequestRecord, Sdk
 
 from .catalog import Instance, Model, find_model, find_target, free_instance_id
 from .refusals import MODEL_UNLOADED, ErrorShape, JsonObject, NKeepWording, model_not_found, no_models_loaded

@@ -14,7 +14,7 @@ from litellm_compaction.master_key import Seal
 from litellm_compaction.paths import data_folder
 from litellm_compaction.redis_address import DEFAULT_PREFIX, PROXYS_OWN, is_redis, parse
 from litellm_compaction.stores.fallback import SteadyRows
-from litellm_compaction.stores.memory import MemoryRows
+from litellm_compaction.stores.rows import MemoryRows
 from litellm_compaction.stores.sqlite import SqliteRows
 from litellm_compaction.stores.store import (
     FACTS_SCOPE,
@@ -43,8 +43,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from litellm_compaction.stores.redis import RedisRows
-    from litellm_compaction.stores.redis_server import Client
+    from litellm_compaction.stores.redis import Client, RedisRows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -166,8 +165,7 @@ def open_existing(
 
 def _redis(url: str, redis: Callable[[], Client] | None, *, ttl_s: float, rests: bool) -> RedisRows:
     # Here: its client takes a tenth of a second to import.
-    from litellm_compaction.stores.redis import RedisRows
-    from litellm_compaction.stores.redis_server import LIMIT_S, PATIENT_LIMIT_S, OwnClients, RedisServer, client_of
+    from litellm_compaction.stores.redis import LIMIT_S, PATIENT_LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
 
     place, prefix = "redis", DEFAULT_PREFIX
     clients = redis

@@ -6,7 +6,10 @@ A backend implements `Rows` and nothing else: memory, SQLite, Redis, and one of 
 
 from __future__ import annotations
 
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeAlias
 
 # Rows of this scope are kept until they are replaced: they have no time to live and do not count for the bound.
@@ -94,3 +97,108 @@ class Rows(Protocol):
 
     async def aclose(self) -> None:
         """Ends it; any number of times."""
+
+
+_Key: TypeAlias = tuple[str, str]
+
+
+class MemoryRows:
+    """Rows in a dict, in the order of their last use."""
+
+    def __init__(self, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self._ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._rows: OrderedDict[_Key, Row] = OrderedDict()
+        self._bytes_by_scope: Counter[str] = Counter()
+        self._settings: dict[str, Row] = {}
+        self._logs: dict[str, deque[Line]] = defaultdict(deque)
+        self._last_number = 0
+
+    async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
+        if scope == SETTINGS:
+            return [self._settings[key] for key in keys if key in self._settings]
+        return [row for key in keys if (row := self._used((scope, key))) is not None]
+
+    async def put(self, scope: str, key: str, body: bytes) -> None:
+        now_s = self._clock()
+        if scope == SETTINGS:
+            self._settings[key] = Row(scope, key, body, now_s, now_s, 0)
+            return
+        self._drop((scope, key))
+        size_bytes = OVERHEAD_BYTES + len(key) + len(body)
+        self._rows[scope, key] = Row(scope, key, body, now_s, now_s, size_bytes)
+        self._bytes_by_scope[scope] += size_bytes
+        while self._bytes_by_scope.total() > self._max_bytes and len(self._rows) > 1:
+            # One tenant's records take nothing from those who have fewer.
+            [(largest, _)] = self._bytes_by_scope.most_common(1)
+            oldest = next(each for each in self._rows if each[0] == largest)
+            self._drop(oldest if oldest != (scope, key) else next(iter(self._rows)))
+
+    async def change(self, scope: str, key: str, change: Change) -> None:
+        row = self._used((scope, key))
+        before = None if row is None else row.body
+        after = change(before, self._clock())
+        if after is None:
+            self._drop((scope, key))
+        elif after != before:
+            await self.put(scope, key, after)
+
+    async def scan(self) -> list[Row]:
+        alive_since_s = self._clock() - self._ttl_s
+        return [row for row in reversed(self._rows.values()) if row.used_s >= alive_since_s]
+
+    async def delete(
+        self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
+    ) -> list[str]:
+        doomed = [
+            row
+            for row in self._rows.values()
+            if (scope is None or row.scope == scope)
+            and (before_s is None or row.used_s < before_s)
+            and (key is None or row.key == key)
+        ]
+        for row in doomed:
+            self._drop((row.scope, row.key))
+        if scope is None and key is None:
+            for log, lines in self._logs.items():
+                self._logs[log] = deque(line for line in lines if before_s is not None and line.when_s >= before_s)
+        return [row.key for row in doomed]
+
+    async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
+        self._last_number += 1
+        lines = self._logs[log]
+        lines.append(Line(self._last_number, when_s, body))
+        while len(lines) > most:
+            lines.popleft()
+
+    async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
+        since_s = self._clock() - LINES_TTL_S
+        newest = (
+            line
+            for line in reversed(self._logs[log])
+            if line.number > after and line.when_s >= since_s and containing in line.body
+        )
+        return list(islice(newest, most))[::-1]
+
+    async def aclose(self) -> None:
+        for kept in (self._rows, self._settings, self._logs, self._bytes_by_scope):
+            kept.clear()
+
+    def _used(self, name: _Key) -> Row | None:
+        row, now_s = self._rows.get(name), self._clock()
+        if row is None:
+            return None
+        if row.used_s < now_s - self._ttl_s:
+            self._drop(name)
+            return None
+        self._rows[name] = row = row._replace(used_s=now_s)
+        self._rows.move_to_end(name)
+        return row
+
+    def _drop(self, name: _Key) -> None:
+        row = self._rows.pop(name, None)
+        if row is not None:
+            self._bytes_by_scope[row.scope] -= row.size_bytes
+            if not self._bytes_by_scope[row.scope]:
+                del self._bytes_by_scope[row.scope]

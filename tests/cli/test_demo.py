@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from litellm_compaction.cli.demo import Look, demo
-from litellm_compaction.cli.demo_conversation import Conversation, scripted_summary, step_of
+from litellm_compaction.cli.demo import Conversation, Look, demo, scripted_summary, step_of
 from tests.cli import copied
 
 PLAIN = Look(trigger_ratio=0.8, color=False, unicode=False)

@@ -12,7 +12,7 @@ import pytest
 from litellm_compaction.core.messages import Message, Request, system_prefix_length
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.simulator.vocabulary import count
+from litellm_compaction.simulator.rendering import count
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows

@@ -17,7 +17,7 @@ import pytest
 
 from litellm_compaction.cli import main
 from litellm_compaction.simulator import ChatCall, Fault, Reply, RequestRecord
-from litellm_compaction.simulator.vocabulary import count
+from litellm_compaction.simulator.rendering import count
 from tests.builders import prose, tool_round
 from tests.integration.bench import KEY, Bench, Group, edit_plan, is_summary_call, open_bench, overrun
 from tests.integration.harness import CHAT

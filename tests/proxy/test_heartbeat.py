@@ -14,7 +14,7 @@ from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usa
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
+from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.call import Call, ClientRequest
 
 

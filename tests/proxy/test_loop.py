@@ -26,7 +26,7 @@ from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CarryEvent, CompactionEvent
 from litellm_compaction.proxy.answer.protocol import Notices, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
-from litellm_compaction.simulator.vocabulary import count, decode, encode
+from litellm_compaction.simulator.rendering import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.windows.windows import Target, Window

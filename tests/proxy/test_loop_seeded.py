@@ -19,11 +19,10 @@ from typing import Any, cast
 import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
-from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
-from litellm_compaction.proxy.answer.sse import event_of
+from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.simulator import Reply
-from litellm_compaction.simulator.vocabulary import count
+from litellm_compaction.simulator.rendering import count
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.core.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
 from tests.proxy.scripted import RESTARTED, SUMMARY, Read, Scene, Turn, chunks_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sim_bench import Bench, BenchFactory, assistant, long_chat, system, tool_round, user
 
-from litellm_compaction.simulator import Gate, Model, Reply, numbered_words, vocabulary
+from litellm_compaction.simulator import Gate, Model, Reply, numbered_words, rendering
 
 
 def test_a_growing_conversation_reuses_everything_before_its_tail(bench: BenchFactory) -> None:
@@ -152,14 +152,14 @@ def test_replaying_a_long_conversation_tokenizes_only_what_is_new(
     assert len(messages) == 142
     served.chat(*messages, max_tokens=1)
     tokenized: list[str] = []
-    known = vocabulary.load_vocabulary()
+    known = rendering.load_vocabulary()
 
     class Telling:
         def encode_ordinary(self, text: str) -> list[int]:
             tokenized.append(text)
             return known.encode_ordinary(text)
 
-    monkeypatch.setattr(vocabulary, "load_vocabulary", Telling)
+    monkeypatch.setattr(rendering, "load_vocabulary", Telling)
     served.chat(*messages, max_tokens=1)
     assert tokenized == []
     served.chat(*messages, assistant("It was the parser."), user("And what is new?"), max_tokens=1)

@@ -10,7 +10,7 @@ import tiktoken
 from sim_bench import KEY, BenchFactory, assistant, system, tool_round, user
 
 from litellm_compaction.simulator import summary_of_facts
-from litellm_compaction.simulator.vocabulary import count, decode, encode
+from litellm_compaction.simulator.rendering import count, decode, encode
 
 CALL = {"id": "1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}

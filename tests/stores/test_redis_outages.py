@@ -25,7 +25,7 @@ from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.litellm_api import redis_of
 from litellm_compaction.redis_address import parse
 from litellm_compaction.stores import Board, open_store
-from litellm_compaction.stores.redis_server import is_done
+from litellm_compaction.stores.redis import is_done
 from tests.engine.bench import usage
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore, RedisStore, SteadyStore

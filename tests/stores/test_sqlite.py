@@ -20,7 +20,7 @@ import pytest
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import open_existing, open_store, sqlite, sqlite_path
-from litellm_compaction.stores.memory import MemoryRows
+from litellm_compaction.stores.rows import MemoryRows
 from litellm_compaction.stores.sqlite import MIGRATIONS
 from litellm_compaction.stores.sqlite_file import SqliteFile
 from tests.stores.compactions import compaction

@@ -8,7 +8,7 @@ import pytest
 
 from litellm_compaction.simulator import Reply
 from litellm_compaction.simulator.generation import pieces
-from litellm_compaction.simulator.vocabulary import count
+from litellm_compaction.simulator.rendering import count
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
 from litellm_compaction.tokens.counter import GeneratedTokens, TokenCounter

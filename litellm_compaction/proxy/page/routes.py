@@ -31,7 +31,7 @@ from litellm_compaction.proxy.page.data import (
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, Content, Notice, page, plain_page
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
-from litellm_compaction.stores.memory import MemoryRows
+from litellm_compaction.stores.rows import MemoryRows
 
 PATH = "/compaction"
 # Browsers send a password to the folder of the address that has asked for it (RFC 7617, 2.2): asked for at `PATH`, it
