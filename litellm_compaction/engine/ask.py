@@ -302,7 +302,7 @@ class SummaryClient:
         begin = base.replaced_messages if base else 0
         if conversation.span_tokens(begin, decision.covered_messages) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
             return None
-        prefix, asked = await off_loop(messages, lambda: _in_append_mode(messages, base, cut, job))
+        kept, asked = await off_loop(messages, lambda: _in_append_mode(messages, base, cut, job))
         target, request = work.case.target, replace(work.request, messages=asked)
         counted = await self._counter.count(target.key, work.family, request, asker=target.asker)
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
@@ -316,7 +316,7 @@ class SummaryClient:
             messages=asked,
             tools=work.request.tools,
             tool_choice=work.request.tool_choice,
-            tokens=sum(counted.sizes[lead : len(prefix)]),
+            tokens=sum(counted.sizes[lead : len(kept)]),
         )
 
     async def prompt_limit(self, work: MeasuredRequest, model: PruningModel, answer_tokens: int) -> PromptLimit:

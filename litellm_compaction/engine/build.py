@@ -172,7 +172,7 @@ class CompactionBuilder:
 
     async def _summarized(self, work: MeasuredRequest, levels: Sequence[Level], effort: Effort) -> BuiltCompaction:
         """The first level's record; without a summary the second one's, if there is one."""
-        decision, *unwritten = (level for level in levels if isinstance(level, Summarize))
+        decision, *unwritten = (each for each in levels if isinstance(each, Summarize))
         rest, base = work.conversation.rest, decision.base
         covered, pinned = rest[: decision.covered_messages], decision.pinned
         segments = base.segments if base else ()

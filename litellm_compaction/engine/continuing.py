@@ -146,8 +146,8 @@ class ContinuationPlanner:
         """
         case = prospect.case
         # What was only asked is decided again, so that what is sent is told and kept.
-        prepared = await self._prepare(replace(prospect.request, messages=prospect.messages), prospect.roomy)
-        guarded = await self._finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
+        decided = await self._prepare(replace(prospect.request, messages=prospect.messages), prospect.roomy)
+        guarded = await self._finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
         sent = prospect.messages if guarded.messages is None else guarded.messages
         guarded = replace(guarded, messages=sent)
         if not prospect.ways:

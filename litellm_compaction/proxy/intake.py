@@ -105,16 +105,16 @@ class Intake:
         if call.client.bad_wish is not None:
             raise call.client.bad_wish
         try:
-            prepared = await self._compactor.prepare(call.client.original, cases[0])
-            call.foreseen = Foreseen(cases[0], prepared)
+            decided = await self._compactor.prepare(call.client.original, cases[0])
+            call.foreseen = Foreseen(cases[0], decided)
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
                 # It does the slow part itself, in the open response.
                 return
-            if isinstance(prepared, CompactionNeeded):
-                call.is_told = self._announced.is_next_in_a_row(prepared)
+            if isinstance(decided, CompactionNeeded):
+                call.is_told = self._announced.is_next_in_a_row(decided)
             room = self._compactor.room(cases[0])
             try:
-                guarded = await compacted(self._compactor, prepared, room)
+                guarded = await compacted(self._compactor, decided, room)
             finally:
                 room.leave()
         except DoesNotFit:

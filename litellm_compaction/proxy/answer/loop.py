@@ -134,16 +134,16 @@ class Answer:
         self._tell_background()
 
     async def _batches(self) -> AsyncGenerator[Batch, None]:
-        prepared = self._prepared
-        if isinstance(prepared, CompactionNeeded):
+        decided = self._prepared
+        if isinstance(decided, CompactionNeeded):
             if not self._asked.is_whole:
                 yield [self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()]
-            guarded = await self._compactor.finish(prepared, self._room)
+            guarded = await self._compactor.finish(decided, self._room)
             # What was announced may have been made by an alike request meanwhile.
             if guarded.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield [notice]
         else:
-            guarded = prepared
+            guarded = decided
             if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")):
                 yield [notice]
         relay: Relay | None = None

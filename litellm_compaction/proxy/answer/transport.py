@@ -197,7 +197,7 @@ class GuardedTransport(ListTransport):
     async def _passed(
         self,
         upstream: HttpUpstream,
-        prepared: PreparedRequest | CompactionNeeded,
+        decided: PreparedRequest | CompactionNeeded,
         asked: Asked,
         body: Mapping[str, Any],
         *,
@@ -208,7 +208,7 @@ class GuardedTransport(ListTransport):
         answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
         try:
             guarded = (
-                await self._compactor.finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
+                await self._compactor.finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
             )
             self._listener.sent(self._case, guarded)
             limit = guarded.max_output_tokens(asked.output_tokens)
