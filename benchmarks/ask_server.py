@@ -64,12 +64,12 @@ def engine(base: str, *, asks: bool) -> tuple[Compactor, Callable[[str, Request]
 
     async def prepare(key: str, request: Request) -> object:
         target = Target(key=key, model=key, api_base=base, api_key=None, context_length=None)
-        case = RequestContext(
+        context = RequestContext(
             label=key, target=target, settings=settings_from({}), scope="team", pruning_models=(),
             warm_up=loads_nothing, attempts=Attempts(summary_calls_left=4), measure=no_answer if asks else None,
         )  # fmt: skip
         try:
-            return await compactor.prepare(request, case)
+            return await compactor.prepare(request, context)
         except DoesNotFit:
             return None
 

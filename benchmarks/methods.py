@@ -101,9 +101,9 @@ def ours(kind: Kind, transcript: Transcript, window_tokens: int, *, background: 
     async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
         pruner.calls.clear()
         request = Request(messages=tuple(parsed[id(message)] for message in client), tools=tuple(transcript.tools))
-        case = bench.case(window_tokens, may_write_ahead=_yes, background=background, **settings)
+        context = bench.context(window_tokens, may_write_ahead=_yes, background=background, **settings)
         try:
-            guarded = await bench.compactor.guard(request, case)
+            guarded = await bench.compactor.guard(request, context)
         except DoesNotFit:
             return Turn(None)
         sent = client if guarded.messages is None else [message.raw for message in guarded.messages]
@@ -111,7 +111,7 @@ def ours(kind: Kind, transcript: Transcript, window_tokens: int, *, background: 
         pruner.calls.clear()
         if background == "idle":
             clock.now_s += _TURN_S
-            await _rest(bench, request, case, guarded, transcript.messages[len(client)])
+            await _rest(bench, request, context, guarded, transcript.messages[len(client)])
         is_new = guarded.action == "compacted"
         return Turn(sent, calls, guarded.action != "none", is_new, later=tuple(pruner.calls))
 
@@ -123,12 +123,12 @@ async def _yes() -> bool:
 
 
 async def _rest(
-    bench: Bench, request: Request, case: RequestContext, guarded: PreparedRequest, answer: JsonDict
+    bench: Bench, request: Request, context: RequestContext, guarded: PreparedRequest, answer: JsonDict
 ) -> None:
     """Lets what is written ahead behind an answer come to its end."""
     used_tokens = guarded.count.tokens + size(answer)
     text = "" if answer.get("tool_calls") else str(answer.get("content") or "")
-    bench.compactor.background.answered(request, case, guarded, answer=text, used_tokens=used_tokens)
+    bench.compactor.background.answered(request, context, guarded, answer=text, used_tokens=used_tokens)
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.gather(*others, return_exceptions=True)
 

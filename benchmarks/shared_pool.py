@@ -56,7 +56,7 @@ async def _compare(folder: Path, requests: int, redis: str | None) -> None:
                 _POOL, window_tokens=_WINDOW_TOKENS, tokens=1000, most_tokens=_WINDOW_TOKENS, timeout_s=60
             )
             entering_s[name].append(time.perf_counter() - begun_s)
-            seat.leave()
+            seat.release()
             await asyncio.sleep(_BETWEEN_S)
             whole_s[name].append(time.process_time() - begun_cpu_s)
     print(f"{requests:,} requests; ms, median / 95 %, and the median beside `alone`")

@@ -81,7 +81,7 @@ def _compaction(number: int) -> Compaction:
         round=1,
         segments=(segment,),
         ledger=_TEXT,
-        rung="summary",
+        level="summary",
     )
 
 

@@ -220,14 +220,14 @@ async def replayed(talk: Transcript, truth_name: str, name: str, window: int) ->
             continue
         found.turns += 1
         request = Request(messages=parsed(messages[:index]), tools=tools)
-        case = bench.case(window, measure=server, target=target, pruning_models=[pruning])
+        context = bench.context(window, measure=server, target=target, pruning_models=[pruning])
         try:
-            guarded = await bench.compactor.guard(request, case)
+            guarded = await bench.compactor.guard(request, context)
         except DoesNotFit as error:
             await _refused(found, request, truth, talk.name, str(error))
             continue
         tokens = await _answered(found, request, messages[: index + 1], guarded, truth)
-        bench.compactor.replies.learn(case, guarded, prompt_tokens=tokens, completion_tokens=1)
+        bench.compactor.replies.learn(context, guarded, prompt_tokens=tokens, completion_tokens=1)
     await bench.compactor.aclose()
     found.truncated, found.questions, found.summaries = truth.over, server.questions, server.summaries
     found.prefill, found.decode = truth.prefill_tokens, truth.decode_tokens

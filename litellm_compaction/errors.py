@@ -276,23 +276,23 @@ def ended_early(text: str) -> bool:
     return _ENDED_EARLY in text
 
 
-def overflow_from_text(text: str, said: str = "") -> Overflow | None:
+def overflow_from_text(text: str, client_text: str = "") -> Overflow | None:
     """The numbers in a server's `text` if it is one of the known overflow messages, else None.
 
     Args:
-        said: the client's text. Servers quote what they refuse (a chat template names the role that it does not know,
-            vLLM the argument), so words of the client's that look like such a message are not one.
+        client_text: servers quote what they refuse (a chat template names the role that it does not know, vLLM the
+            argument), so words of the client's that look like such a message are not one.
     """
     text = text[:_MAX_ERROR_CHARS]
     for pattern, prompt, window in _OVERFLOWS:
         for found in pattern.finditer(text):
-            if said and _has_said(said, found[0]):
+            if client_text and _holds(client_text, found[0]):
                 continue
             return Overflow(int(found[prompt]) if prompt else None, int(found[window]) if window else None)
     return None
 
 
-def _has_said(said: str, words: str) -> bool:
+def _holds(client_text: str, words: str) -> bool:
     """Returns True if a text has these words in a row, however they are written and quoted, or too many that are alike.
 
     Looks only where the longest of them stands: taking 50 MB apart would hold up the event loop.
@@ -302,7 +302,7 @@ def _has_said(said: str, words: str) -> bool:
     if not rarest:
         return False
     around = 4 * len(words) + 200
-    folded, at = said.casefold(), -1
+    folded, at = client_text.casefold(), -1
     for _ in range(_MOST_PLACES):
         at = folded.find(rarest, at + 1)
         if at < 0:

@@ -31,7 +31,7 @@ _LATEST, _TOO_MANY = 6, 4
 # Of an answer that the window has cut.
 Cut: TypeAlias = Literal["attempts", "aborted", "unanswered"]
 AnswerOutcome: TypeAlias = Literal["completed"] | Cut
-CarryOutcome: TypeAlias = Literal["restarted"] | Cut
+ContinuationOutcome: TypeAlias = Literal["restarted"] | Cut
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
 
@@ -109,7 +109,7 @@ class TruncationAlarm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarryEvent:
+class ContinuationEvent:
     """An answer that reached the limit while it was written.
 
     Attributes:
@@ -121,7 +121,7 @@ class CarryEvent:
         lost_tokens: of `tokens_before`, those of the answer that were thrown away, such as a call that was cut.
     """
 
-    outcome: CarryOutcome
+    outcome: ContinuationOutcome
     model: str
     window_tokens: int
     attempt: int
@@ -138,7 +138,7 @@ class CarryEvent:
         return max(self.tokens_before - self.lost_tokens - self.tokens_after, 0)
 
 
-Event: TypeAlias = CompactionEvent | TruncationAlarm | CarryEvent
+Event: TypeAlias = CompactionEvent | TruncationAlarm | ContinuationEvent
 Observer: TypeAlias = Callable[[Event], None]
 
 _LEVELS: dict[str, int] = {
@@ -154,7 +154,7 @@ _COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u206
 _NAMES: dict[type[Event], str] = {
     CompactionEvent: "compaction",
     TruncationAlarm: "truncation_alarm",
-    CarryEvent: "answer",
+    ContinuationEvent: "answer",
 }
 _READERS: dict[str, TypeAdapter[Event]] = {name: TypeAdapter(kind) for kind, name in _NAMES.items()}
 
@@ -246,7 +246,7 @@ def log_observer(logger: logging.Logger) -> Observer:
                 event.window_tokens,
             )
             return
-        if isinstance(event, CarryEvent):
+        if isinstance(event, ContinuationEvent):
             logger.log(
                 logging.WARNING if event.outcome == "restarted" else logging.ERROR,
                 "restart outcome=%s model=%s attempt=%d of %d before=%d after=%d gained=%d window=%d tokens",

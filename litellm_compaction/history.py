@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import CarryEvent, Event, event_to_json
+from litellm_compaction.events import ContinuationEvent, Event, event_to_json
 from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
@@ -29,7 +29,7 @@ class History:
 
     def __call__(self, event: Event) -> None:
         # What a restart compacted is an event of its own.
-        if not (isinstance(event, CarryEvent) and event.outcome == "restarted"):
+        if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
             self._add(partial(self._store.add_event, event.when_s, event_to_json(event)))
 
     def add_turn(self, when_s: float, text: str) -> None:

@@ -307,7 +307,9 @@ def _protected(original: Sequence[Message], upstream: Sequence[Message]) -> list
         for message in upstream
     ):
         found.append("the newest user message is not an unbroken suffix")
-    own = [message for message in original if message.role == "user" and not (message.is_ours or is_injected(message))]
+    own = [
+        message for message in original if message.role == "user" and not (message.is_synthetic or is_injected(message))
+    ]
     if own and not any(message.role == "user" and own[-1].text in message.text for message in upstream):
         found.append("the person's last request is not verbatim")
     tail = _open_tail(original)

@@ -9,9 +9,9 @@ import logging
 import pytest
 
 from litellm_compaction.events import (
-    CarryEvent,
-    CarryOutcome,
     CompactionEvent,
+    ContinuationEvent,
+    ContinuationOutcome,
     Event,
     Outcome,
     TruncationAlarm,
@@ -108,10 +108,10 @@ def test_an_alarm_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_a_restart_is_a_warning_and_a_cut_answer_an_error(
-    outcome: CarryOutcome, level: int, caplog: pytest.LogCaptureFixture
+    outcome: ContinuationOutcome, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line each; what was thrown away is no gain."""
-    carried = CarryEvent(
+    carried = ContinuationEvent(
         outcome=outcome,
         model="qwen",
         window_tokens=4096,
@@ -190,7 +190,7 @@ def test_an_event_is_a_frozen_record_without_text() -> None:
         TruncationAlarm(
             model="qwen", window_tokens=1, expected_tokens=2, reported_tokens=3, reason="empty", when_s=4.0
         ),
-        CarryEvent(
+        ContinuationEvent(
             outcome="attempts",
             model="qwen",
             window_tokens=4,

@@ -53,7 +53,7 @@ class Report:
     Attributes:
         originals: n, as they were read; sizes[i] are the tokens of originals[i].
         fixed_tokens: of tools, and of what the template adds.
-        decided: `Compaction.rung`, or why nothing is done.
+        decided: `Compaction.level`, or why nothing is done.
         tokens_after: of the new prompt; in a dry run its bound.
         compaction: None for none; in a dry run without its texts.
         messages: None for `originals`.
@@ -87,9 +87,9 @@ class Report:
         compaction = self.compaction
         if compaction is None:
             return ["kept"] * len(self.originals)
-        lead = system_prefix_length(self.originals)
+        prefix = system_prefix_length(self.originals)
         covered, replaced = compaction.covered_messages, compaction.replaced_messages
-        rest = self.originals[lead:]
+        rest = self.originals[prefix:]
         shown = edited_part(rest, compaction)
         repeated = superseded_reads(rest[:covered])
 
@@ -97,13 +97,13 @@ class Report:
             if position >= covered or position in compaction.pinned:
                 return "kept"
             if position < replaced:
-                return "dropped" if compaction.rung == "truncate" or position in repeated else "summarized"
-            if self.dry_run and chooses(compaction.rung) and not rest[position].is_system:
+                return "dropped" if compaction.level == "truncate" or position in repeated else "summarized"
+            if self.dry_run and chooses(compaction.level) and not rest[position].is_system:
                 return "offered"
             sent = shown[position - replaced]
             return "dropped" if sent is None else "kept" if sent is rest[position] else "edited"
 
-        system: list[Fate] = ["kept"] * lead
+        system: list[Fate] = ["kept"] * prefix
         return [*system, *map(fate, range(len(rest)))]
 
 
@@ -249,7 +249,7 @@ async def _compacted(
                 decided="gains_nothing" if needed.budget.triggers(count.tokens) else "below_trigger",
                 tokens_after=count.tokens,
             )
-        talk, decision = needed.work.conversation, needed.levels[0]
+        talk, decision = needed.measured.conversation, needed.levels[0]
         report = partial(report, originals=talk.messages, sizes=talk.sizes, fixed_tokens=talk.fixed_tokens)
         if dry_run:
             plan = (
@@ -257,13 +257,13 @@ async def _compacted(
                 if isinstance(decision, Summarize)
                 else decision.compaction
             )
-            return report(compaction=plan, decided=plan.rung, tokens_after=decision.predicted_tokens)
+            return report(compaction=plan, decided=plan.level, tokens_after=decision.predicted_tokens)
         asked = "editing" if isinstance(decision, Edit) else f"asking {model} for a summary"
         made = await _shown(compactor.finish(needed), asked)
         event = next((each for each in reversed(events) if isinstance(each, CompactionEvent)), None)
         done = _applied(needed, event, [stored.compaction for stored in await store.compactions()])
         return report(
-            compaction=done, decided=done.rung, tokens_after=made.count.tokens, messages=made.messages, event=event
+            compaction=done, decided=done.level, tokens_after=made.count.tokens, messages=made.messages, event=event
         )
     finally:
         await compactor.aclose()
@@ -272,13 +272,13 @@ async def _compacted(
 def _applied(needed: CompactionNeeded, event: CompactionEvent | None, stored: list[Compaction]) -> Compaction:
     """The compaction that was made: as stored, or the bare one, which no store gets."""
     made = (event.covered_messages, event.rung) if event else (0, "truncate")
-    same = (each for each in stored if (each.covered_messages, each.rung) == made)
+    same = (each for each in stored if (each.covered_messages, each.level) == made)
     return next(same, None) or _covering(needed, made[0], None)
 
 
 def _covering(needed: CompactionNeeded, covered: int, decision: Summarize | None) -> Compaction:
-    conversation = needed.work.conversation
-    rung = "truncate" if decision is None or decision.provisional else decision.strategy
+    conversation = needed.measured.conversation
+    level = "truncate" if decision is None or decision.provisional else decision.strategy
     pinned = conversation.pinned(covered)
     return Compaction(
         covered_messages=covered,
@@ -288,13 +288,13 @@ def _covering(needed: CompactionNeeded, covered: int, decision: Summarize | None
         round=1,
         segments=(),
         ledger="",
-        rung=rung,
+        level=level,
     )
 
 
-async def _shown(work: Awaitable[_Result], doing: str) -> _Result:
-    """The result of `work`; after a second stderr says every few seconds what takes so long."""
-    task = asyncio.ensure_future(work)
+async def _shown(measured: Awaitable[_Result], doing: str) -> _Result:
+    """The result of `measured`; after a second stderr says every few seconds what takes so long."""
+    task = asyncio.ensure_future(measured)
     started_s = time.monotonic()
     wait_s = _PROGRESS_S
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.events import CarryEvent, CompactionEvent, TruncationAlarm, event_from_json, harmless
+from litellm_compaction.events import CompactionEvent, ContinuationEvent, TruncationAlarm, event_from_json, harmless
 from litellm_compaction.proxy.litellm_api import redis_of
 from litellm_compaction.stores import Store, StoredCompaction, StoredEvent, open_existing
 from litellm_compaction.stores.sqlite import SqliteRows
@@ -97,7 +97,7 @@ def _as_line(stored: StoredEvent) -> str:
             f"{when}  truncation_alarm  {event.model}  server saw {event.reported_tokens:,} of "
             f"{event.expected_tokens:,} tokens, window {event.window_tokens:,}, {event.reason}"
         )
-    if isinstance(event, CarryEvent):
+    if isinstance(event, ContinuationEvent):
         return (
             f"{when}  {event.outcome}  {event.model}  answer cut at {event.tokens_before:,} of "
             f"{event.window_tokens:,} tokens after {event.attempt} of {event.attempts} restarts"
@@ -212,7 +212,7 @@ def _table(known: Sequence[StoredCompaction]) -> Iterator[str]:
         yield (
             f"{stored.id:16}  {stored.scope[:8]:8}  {_age(now_s - stored.created_s):>8}  "
             f"{_age(now_s - stored.used_s):>8}  {compaction.round:5}  {compaction.covered_messages:6}  "
-            f"{compaction.rung:8}  {stored.size_bytes:9,}"
+            f"{compaction.level:8}  {stored.size_bytes:9,}"
         )
     total_bytes = sum(stored.size_bytes for stored in known)
     yield f"{len(known)} compactions, {total_bytes:,} bytes, {len({stored.scope for stored in known})} scopes"
@@ -223,7 +223,7 @@ def _details(stored: StoredCompaction) -> Iterator[str]:
     yield f"id        {stored.id}"
     yield f"scope     {stored.scope}"
     yield f"made      {_time(stored.created_s)}, last used {_time(stored.used_s)}"
-    yield f"round     {compaction.round}, {compaction.rung}, window {compaction.window_tokens:,} tokens"
+    yield f"round     {compaction.round}, {compaction.level}, window {compaction.window_tokens:,} tokens"
     yield f"covers    {compaction.covered_messages} messages, {compaction.summarized_messages} of them summarized"
     for segment in compaction.segments:
         yield f"\n--- summary of round {segment.round}, to message {segment.covered_messages}\n{segment.text}"

@@ -61,36 +61,36 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
 
 
 def plan_ahead(
-    conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
+    conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
 ) -> Summarize | None:
     """Plans the summary that a conversation of `turn_ended` will need at its trigger; arguments as `plan`.
 
     It covers every message, since that is what the server's cache holds. None if a record exists, stubs suffice, or it
     would not go deep enough: a compaction that gains half as much comes twice as often.
     """
-    budget = deep(budget) if depth.rereads else budget
+    budget = deep(budget) if options.rereads else budget
     known = usable(conversation, stored)
     base = next((each for each in known if not each.provisional and not each.ahead), None)
     covered = base.covered_messages if base else 0
-    if depth.strategy.chooses or any(each.ahead and each.covered_messages > covered for each in known):
+    if options.strategy.chooses or any(each.ahead and each.covered_messages > covered for each in known):
         return None
     now_tokens = min([conversation.tokens, *(applied_tokens(conversation, each) for each in known)])
     trigger_tokens = budget.trigger_tokens
     growth_tokens = max(trigger_tokens - now_tokens, 0)
-    planner = Planner(conversation=conversation, budget=budget, options=depth, base=base)
+    planner = Planner(conversation=conversation, budget=budget, options=options, base=base)
     fresh = planner.summary(growth_tokens=growth_tokens)
     if fresh is None or fresh.provisional or fresh.covered_messages <= covered:
         return None
     later_tokens = fresh.predicted_tokens + growth_tokens
     if later_tokens > (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2:
         return None
-    if depth.edits and planner.edit() is not None:
+    if options.edits and planner.edit() is not None:
         return None
     return replace(fresh, ahead=True)
 
 
 def plan_reading(
-    conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
+    conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
 ) -> Reading | None:
     """Plans what the server should read for the turn after `turn_ended`; None if its cache holds what will be sent.
 
@@ -98,7 +98,7 @@ def plan_reading(
     compacted conversation. Its cache holds one of the two, so what it was made to read has to be sent, though the turn
     may end just below the trigger. Arguments as `plan`.
     """
-    now = plan(conversation, budget, depth, stored)
+    now = plan(conversation, budget, options, stored)
     new = _new(now)
     if new is not None:
         return Reading(decision=new, is_certain=True)
@@ -111,7 +111,7 @@ def plan_reading(
     if expected_growth_tokens(conversation, budget.window_tokens) <= left_tokens:
         return None
     later = grown(conversation, max(left_tokens + 1, 0))
-    new = _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), depth, stored))
+    new = _new(plan(later, replace(budget, floor_tokens=later.floor_tokens), options, stored))
     return None if new is None else Reading(decision=new, is_certain=False)
 
 

@@ -67,7 +67,7 @@ class PartialCoverage:
     text_hash: str
 
 
-def begun_by(text: str) -> PartialCoverage | None:
+def part_covered_by(text: str) -> PartialCoverage | None:
     """Returns what is begun by an answer that opens with `text` (without our notices) and goes on.
 
     None for nothing that a later turn would show.
@@ -80,22 +80,22 @@ def begun_by(text: str) -> PartialCoverage | None:
     return PartialCoverage(chars=len(seen), text_hash=_hash(seen)) if seen else None
 
 
-def begins(message: Message, begun: PartialCoverage) -> bool:
+def begins(message: Message, part: PartialCoverage) -> bool:
     """Returns True if `message` is an answer that opens with exactly what was covered, and goes on."""
     text = normal_text(message)
-    return message.role == "assistant" and len(text) > begun.chars and _hash(text[: begun.chars]) == begun.text_hash
+    return message.role == "assistant" and len(text) > part.chars and _hash(text[: part.chars]) == part.text_hash
 
 
-def behind(message: Message, begun: PartialCoverage) -> Message:
+def behind(message: Message, part: PartialCoverage) -> Message:
     """`message` from there on; its calls stay."""
-    return with_text(message, normal_text(message)[begun.chars :])
+    return with_text(message, normal_text(message)[part.chars :])
 
 
-def shown_behind(messages: Sequence[Message], position: int, begun: PartialCoverage | None) -> Sequence[Message]:
-    """The same messages; of the one at `position` only what is behind `begun`."""
-    if begun is None or position >= len(messages):
+def shown_behind(messages: Sequence[Message], position: int, part: PartialCoverage | None) -> Sequence[Message]:
+    """The same messages; of the one at `position` only what is behind `part`."""
+    if part is None or position >= len(messages):
         return messages
-    return [*messages[:position], behind(messages[position], begun), *messages[position + 1 :]]
+    return [*messages[:position], behind(messages[position], part), *messages[position + 1 :]]
 
 
 def _hash(text: str) -> str:
@@ -123,7 +123,7 @@ class Compaction:
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
-        rung: how the newest part was condensed: by a strategy, by its name; `edit` without a model; `truncate` where no
+        level: how the newest part was condensed: by a strategy, by its name; `edit` without a model; `truncate` if no
             model gave anything usable.
         window_tokens: of the window that it was made for.
         provisional: made while one huge result left hardly any room; good for this very conversation, but the next
@@ -134,7 +134,7 @@ class Compaction:
             one of those that the record replaces, if it is pinned.
         omissions: what a pruning model says of messages that are gone or shorter; it covers nothing on its own, so a
             later summary reads the originals.
-        begun: how much of the first message that is shown the record stands for as well, or None: an answer was
+        covered_part: how much of the first message that is shown the record stands for as well, or None: an answer was
             carried over the limit inside it.
         ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
         early: was `ahead`, and takes effect at once, since the server was made to read what it leaves; not used yet.
@@ -148,13 +148,13 @@ class Compaction:
     round: int
     segments: tuple[Segment, ...]
     ledger: str
-    rung: str
+    level: str
     window_tokens: int = 0
     provisional: bool = False
     edited_from: int | None = None
     shown: tuple[Shown, ...] = ()
     omissions: str = ""
-    begun: PartialCoverage | None = None
+    covered_part: PartialCoverage | None = None
     ahead: bool = False
     early: bool = False
     images: tuple[ImagePlace, ...] = ()
@@ -170,7 +170,7 @@ class Compaction:
         return tuple(position for position, how in self.shown if how == "gone")
 
     @property
-    def carried_images(self) -> tuple[ImagePlace, ...]:
+    def record_images(self) -> tuple[ImagePlace, ...]:
         """The images that travel beside the record."""
         return tuple(place for place in self.images if place[0] < self.replaced_messages)
 
@@ -199,7 +199,7 @@ class Compaction:
         """The text that travels before the first kept words; "" where stubs alone say everything."""
         if not (self.replaced_messages or self.segments or self.ledger or self.dropped or self.omissions):
             return ""
-        return frame(self.said, self.ledger, round_number=self.round) + lead_in(self.rung)
+        return frame(self.said, self.ledger, round_number=self.round) + lead_in(self.level)
 
 
 def is_sound(compaction: Compaction) -> bool:
@@ -212,7 +212,7 @@ def is_sound(compaction: Compaction) -> bool:
         and all(isinstance(how, str) or (start <= position and how >= 0) for position, how in compaction.shown)
         and all(0 <= segment.covered_messages <= covered for segment in compaction.segments)
         and all(index >= 0 for _, index in compaction.images)
-        and (compaction.begun is None or compaction.begun.chars >= 0)
+        and (compaction.covered_part is None or compaction.covered_part.chars >= 0)
     )
 
 
@@ -233,14 +233,14 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
         compaction: made for a conversation that begins with the same messages.
         record: what travels in place of the compaction's own record, or None.
     """
-    lead = system_prefix_length(messages)
+    prefix = system_prefix_length(messages)
     start = compaction.replaced_messages
-    rest = _shown(messages[lead:], compaction)
+    rest = _shown(messages[prefix:], compaction)
     shown = [message for message in edited_part(rest, compaction) if message is not None]
     tail = [*shown, *rest[compaction.covered_messages :]]
     record = compaction.record if record is None else record
     if not record:
-        return (*messages[:lead], *map(_without_null, tail))
+        return (*messages[:prefix], *map(_without_null, tail))
     pinned = [position for position in compaction.pinned if position < start]
     behind = [
         without_data(rest[position]) if position in compaction.stubbed else rest[position]
@@ -251,8 +251,8 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     if tail and tail[0].role == "user":
         behind.append(tail[0])
         tail = tail[1:]
-    carrier = _carrier(record, behind, _labelled(rest, compaction.carried_images), lead_in(compaction.rung))
-    return (*messages[:lead], carrier, *map(_without_null, tail))
+    carrier = _carrier(record, behind, _labelled(rest, compaction.record_images), lead_in(compaction.level))
+    return (*messages[:prefix], carrier, *map(_without_null, tail))
 
 
 def _carrier(record: str, behind: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:
@@ -321,7 +321,7 @@ def _shown(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]
     if isinstance(dict(compaction.shown).get(start), int):
         # A pruning has chosen pieces of the whole message since.
         return rest
-    return shown_behind(rest, start, compaction.begun)
+    return shown_behind(rest, start, compaction.covered_part)
 
 
 def _without_null(message: Message) -> Message:

@@ -131,7 +131,7 @@ class Conversation:
             for index, message in enumerate(self.rest[:covered_messages], self.prefix)
             if message.role == "user"
             and index not in self.requests
-            and not message.is_ours
+            and not message.is_synthetic
             and (words := own_words(message))
         )
 
@@ -179,10 +179,10 @@ def usable(conversation: Conversation, stored: Iterable[Compaction]) -> list[Com
     cuts = frozenset(conversation.cuts)
 
     def holds(compaction: Compaction) -> bool:
-        covered, begun = compaction.covered_messages, compaction.begun
+        covered, covered_part = compaction.covered_messages, compaction.covered_part
         if covered not in cuts:
             return False
-        if begun is not None and not begins(conversation.rest[compaction.replaced_messages], begun):
+        if covered_part is not None and not begins(conversation.rest[compaction.replaced_messages], covered_part):
             return False
         requests = pinned_among(conversation.requests, conversation.prefix, covered)
         return set(requests) <= set(compaction.pinned)
@@ -195,8 +195,8 @@ def applied_tokens(conversation: Conversation, compaction: Compaction) -> int:
     start, covered = compaction.replaced_messages, compaction.covered_messages
     beside_record = [position for position in compaction.pinned if position < start]
     kept = kept_tokens(conversation, start, beside_record, whole=set(beside_record) - set(compaction.stubbed))
-    kept -= conversation.span_tokens(start, covered) + _begun_tokens(conversation, compaction)
-    kept += carried_image_tokens(conversation, compaction.carried_images)
+    kept -= conversation.span_tokens(start, covered) + _covered_part_tokens(conversation, compaction)
+    kept += image_tokens_of(conversation, compaction.record_images)
     return kept + sum(_edited_sizes(conversation, compaction)) + conversation.count_text(compaction.record) + 8
 
 
@@ -215,7 +215,7 @@ def kept_tokens(
     )
 
 
-def carried_image_tokens(conversation: Conversation, images: Iterable[ImagePlace]) -> int:
+def image_tokens_of(conversation: Conversation, images: Iterable[ImagePlace]) -> int:
     """What images weigh that travel with a record, and the words before them."""
     return sum(_part_tokens(conversation, conversation.prefix + at) + _LABEL_TOKENS for at, _ in images)
 
@@ -246,7 +246,7 @@ def newest_images(
     for place in reversed(_going_order(conversation, positions)):
         if len(chosen) >= left:
             break
-        tokens = carried_image_tokens(conversation, (place,))
+        tokens = image_tokens_of(conversation, (place,))
         if tokens <= most_tokens:
             most_tokens -= tokens
             chosen.append(place)
@@ -285,12 +285,12 @@ def _part_tokens(conversation: Conversation, index: int) -> int:
     return -(-left_tokens // max(len(message.other_parts), 1))
 
 
-def _begun_tokens(conversation: Conversation, compaction: Compaction) -> int:
+def _covered_part_tokens(conversation: Conversation, compaction: Compaction) -> int:
     """What the first message that is shown weighs less for what the record stands for."""
     start = compaction.replaced_messages
-    if compaction.begun is None or dict(compaction.shown).get(start, "stub") != "stub":
+    if compaction.covered_part is None or dict(compaction.shown).get(start, "stub") != "stub":
         return 0
-    head = normal_text(conversation.rest[start])[: compaction.begun.chars]
+    head = normal_text(conversation.rest[start])[: compaction.covered_part.chars]
     return min(conversation.count_text(head), max(conversation.sizes[conversation.prefix + start] - 4, 0))
 
 

@@ -86,9 +86,9 @@ def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
 
     The round is closed by that answer, and may be covered with it; but what the model is saying is about these results.
     """
-    if not messages or not messages[-1].is_ours:
+    if not messages or not messages[-1].is_synthetic:
         return ()
-    ours = next(index for index, message in enumerate(messages) if message.is_ours)
+    ours = next(index for index, message in enumerate(messages) if message.is_synthetic)
     # The answer's first part stands before our first request to go on.
     answer = ours - 1 if messages[ours].asks_to_go_on else ours
     start = open_round_start(messages[: max(answer, 0)])
@@ -128,11 +128,11 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     * a request of ours never opens the tail: the record travels with the user's own words;
     * images of tool results stay with them.
     """
-    lead = system_prefix_length(messages)
+    prefix = system_prefix_length(messages)
     last = latest_cut(messages)
     return tuple(
         k
-        for k in range(lead + 1, last + 1)
+        for k in range(prefix + 1, last + 1)
         if messages[k].role in ("user", "assistant") and not (messages[k].asks_to_go_on or shows_results(messages[k]))
     )
 
@@ -146,13 +146,13 @@ def protected_indices(messages: Sequence[Message]) -> frozenset[int]:
     return frozenset({*range(system_prefix_length(messages)), *tail, *request_indices(messages)})
 
 
-def pinned_among(indices: Iterable[int], lead: int, covered_messages: int) -> tuple[int, ...]:
-    """The positions after the first `lead` messages of those among `indices` that are covered, ascending."""
-    return tuple(index - lead for index in sorted(indices) if lead <= index < lead + covered_messages)
+def pinned_among(indices: Iterable[int], prefix: int, covered_messages: int) -> tuple[int, ...]:
+    """The positions after the first `prefix` messages of those among `indices` that are covered, ascending."""
+    return tuple(index - prefix for index in sorted(indices) if prefix <= index < prefix + covered_messages)
 
 
 def _may_be_own(message: Message) -> bool:
-    return message.role == "user" and not message.is_ours and not is_injected(message)
+    return message.role == "user" and not message.is_synthetic and not is_injected(message)
 
 
 def _is_certainly_own(messages: Sequence[Message], index: int) -> bool:

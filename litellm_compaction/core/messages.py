@@ -74,8 +74,8 @@ class Message:
         reasoning: `reasoning_content` or `reasoning` of an assistant message, "" when absent.
         calls: tool calls of an assistant message.
         call_id: of a tool result, the call that it answers.
-        is_ours: put there by us to carry an answer over the limit: a request to go on, never the user's newest message
-            and never cut at; or the end of the answer, where the model goes on with that itself.
+        is_synthetic: put there by us so that an answer goes on: a request to go on, never the user's newest message and
+            never cut at; or the end of the answer, if the model goes on with that itself.
         raw: the client's JSON object, never changed in place.
     """
 
@@ -85,7 +85,7 @@ class Message:
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
-    is_ours: bool = False
+    is_synthetic: bool = False
     raw: JsonObject
 
     @property
@@ -95,7 +95,7 @@ class Message:
     @property
     def asks_to_go_on(self) -> bool:
         """True for a request of ours in the user's place."""
-        return self.is_ours and self.role == "user"
+        return self.is_synthetic and self.role == "user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ def open_round_start(messages: Sequence[Message]) -> int | None:
 def newest_user_index(messages: Sequence[Message]) -> int | None:
     """The index of the newest message with the role `user` that is not ours, whoever wrote it, or None."""
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].role == "user" and not messages[index].is_ours:
+        if messages[index].role == "user" and not messages[index].is_synthetic:
             return index
     return None
 

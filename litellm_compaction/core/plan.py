@@ -20,7 +20,7 @@ from litellm_compaction.core.conversation import (
     RECORD_TOKENS,
     Conversation,
     applied_tokens,
-    carried_image_tokens,
+    image_tokens_of,
     images_of_the_user,
     kept_tokens,
     newest_images,
@@ -202,20 +202,20 @@ class CompactionOptions:
     strategy: Strategy = STRATEGIES["summary"]
 
 
-def plan(conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
+def plan(conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
     """Decides about a conversation: the first candidate that does, those that change the least and cost nothing first.
 
     Args:
         conversation: as the client sent it.
         budget: of the window that it has to fit.
-        depth: how deep to compact.
+        options: how deep to compact.
         stored: compactions found under this conversation's hashes, longest first.
     """
     if budget.rules.keeps_what_fits:
-        return _plan_client_summary(conversation, budget, depth, stored)
+        return _plan_client_summary(conversation, budget, options, stored)
     known = usable(conversation, stored)
     conversation, budget = _with_answered_round(conversation, budget, known)
-    shallow, budget = budget, deep(budget) if depth.rereads else budget
+    shallow, budget = budget, deep(budget) if options.rereads else budget
     applied = [each for each in known if not each.ahead]
     is_voluntary = not budget.own.triggers(conversation.tokens)
     if is_voluntary and not budget.is_wanted:
@@ -233,7 +233,7 @@ def plan(conversation: Conversation, budget: Budget, depth: CompactionOptions, s
         if reused is None or tokens < reused_tokens:
             reused, reused_tokens = each, tokens
     now_tokens = min(now_tokens, reused_tokens)
-    if reused and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_ours:
+    if reused and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_synthetic:
         return Reuse(compaction=reused)
     for each in known if not budget.is_wanted else ():
         # What was written ahead is for now.
@@ -241,7 +241,7 @@ def plan(conversation: Conversation, budget: Budget, depth: CompactionOptions, s
         if tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens):
             return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
-    planner = Planner(conversation=conversation, budget=budget, options=depth, base=rich)
+    planner = Planner(conversation=conversation, budget=budget, options=options, base=rich)
     records = planner.records() if budget.fits(conversation.floor_tokens) else ()
     if records and records[0].provisional and is_voluntary:
         # Without room for a summary the conversation itself says more.
@@ -255,8 +255,8 @@ def plan(conversation: Conversation, budget: Budget, depth: CompactionOptions, s
             does_gain = not fresh.provisional and new_tokens >= _WORTH_SAYING_RATIO * budget.window_tokens
             records = records if does_gain else planner.records(asks=False)
         if does_gain or records[0].predicted_tokens <= budget.latest_start_tokens < now_tokens:
-            pruning = planner.prune(fresh, now_tokens) if does_gain and depth.strategy.chooses else None
-            edit = replace(planner, budget=shallow).edit() if depth.edits else None
+            pruning = planner.prune(fresh, now_tokens) if does_gain and options.strategy.chooses else None
+            edit = replace(planner, budget=shallow).edit() if options.edits else None
             return Compact(levels=tuple(level for level in (edit, pruning, *records) if level))
     # No cut gains enough to be worth a model call: send what fits.
     if reused and budget.fits(reused_tokens):
@@ -284,7 +284,7 @@ def _with_answered_round(
 
 
 def _plan_client_summary(
-    conversation: Conversation, budget: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
+    conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
 ) -> Plan:
     """Decides about a request for a summary that the client goes on with in place of its history.
 
@@ -294,10 +294,10 @@ def _plan_client_summary(
     if not budget.own.triggers(conversation.tokens):
         return Keep()
     base = next((each for each in usable(conversation, stored) if each.segments and not each.provisional), None)
-    planner = Planner(conversation=conversation, budget=budget, options=depth, base=base)
+    planner = Planner(conversation=conversation, budget=budget, options=options, base=base)
     filled = planner.copied() if budget.fits(conversation.floor_tokens) else None
     if filled and filled.predicted_tokens < conversation.tokens:
-        edit = planner.edit() if base is None and depth.edits else None
+        edit = planner.edit() if base is None and options.edits else None
         return Compact(levels=(edit, filled) if edit else (filled,))
     if budget.own.fits(conversation.tokens):
         return Keep()
@@ -350,7 +350,7 @@ class Planner:
         # The user's own words come first: what they take is shared out no more.
         words_tokens = self._words_tokens(last, target, room)
         kept_images = self._kept_images(last, int(_IMAGES_SHARE * room))
-        rest = room - words_tokens - carried_image_tokens(conversation, kept_images)
+        rest = room - words_tokens - image_tokens_of(conversation, kept_images)
         summary_tokens = self._summary_tokens(rest)
         frozen_tokens = count(base.summary) if base else 0
         integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - summary_tokens)
@@ -380,7 +380,7 @@ class Planner:
 
         def total(cut: int) -> int:
             carried = (place for place in kept_images if place[0] < cut)
-            beside = record_tokens + carried_image_tokens(conversation, carried)
+            beside = record_tokens + image_tokens_of(conversation, carried)
             return kept_tokens(conversation, cut, conversation.pinned(cut, *doubted)) + beside
 
         at = conversation.doubted
@@ -490,7 +490,7 @@ class Planner:
         Not while an answer is carried over: its client waits, and the messages of ours are no one's to judge.
         """
         conversation, budget, name = self.conversation, self.budget, self.options.strategy.name
-        if fresh.provisional or conversation.messages[-1].is_ours:
+        if fresh.provisional or conversation.messages[-1].is_synthetic:
             return None
         target = budget.target_tokens(conversation.tokens)
         for cut in self._edit_cuts():
@@ -522,7 +522,7 @@ class Planner:
         recent = [cut for cut in cuts if cut <= self._recent_start]
         return dict.fromkeys((*recent[-1:], *cuts[-1:]))
 
-    def _editing(self, covered_messages: int, rung: str, kept_images: Collection[ImagePlace]) -> Compaction:
+    def _editing(self, covered_messages: int, level: str, kept_images: Collection[ImagePlace]) -> Compaction:
         """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger.
 
         What is gone stays gone: the server's cache ends where something comes back.
@@ -537,7 +537,7 @@ class Planner:
         pinned = conversation.pinned(covered_messages, *stay)
         images = [at for at in kept_images if base is None or at[0] >= base.covered_messages or at in base.images]
         shown = set(base.shown if base else ())
-        if rung != "edit":
+        if level != "edit":
             # A model chooses among messages, and none of it is the person's request.
             shown.update(as_stubs(with_data(rest, pinned)))
         return Compaction(
@@ -547,12 +547,12 @@ class Planner:
             round=(base.round if base else 0) + 1,
             segments=base.segments if base else (),
             ledger="",
-            rung=rung,
+            level=level,
             window_tokens=self.budget.window_tokens,
             edited_from=start,
             shown=tuple(sorted(shown, key=lambda each: each.position)),
             omissions=base.omissions if base else "",
-            begun=base.begun if base else None,
+            covered_part=base.covered_part if base else None,
             images=tuple(sorted(place for place in images if place[0] < covered_messages and place[0] not in pinned)),
         )
 

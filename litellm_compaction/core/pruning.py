@@ -81,7 +81,7 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
     `rest` are the messages after the leading system ones, here and below.
     """
     stays = {*compaction.pinned, *compaction.dropped}
-    return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_ours)]
+    return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_synthetic)]
 
 
 def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[int], wishes: Wishes) -> Compaction:

@@ -106,7 +106,7 @@ def shortened(
     open_tail = range(conversation.latest_cut, len(messages))
     candidates = [index for index in open_tail if tool_results and messages[index].role == "tool"]
     if user_message:
-        behind = (index for index in open_tail if messages[index].role == "user" and not messages[index].is_ours)
+        behind = (index for index in open_tail if messages[index].role == "user" and not messages[index].is_synthetic)
         candidates += sorted({*conversation.requests, *behind})
     if not candidates:
         return None

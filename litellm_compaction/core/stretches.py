@@ -126,7 +126,7 @@ def divided(message: Message) -> list[Message]:
 
     The message itself if it is all the person's.
     """
-    if message.role != "user" or message.is_ours:
+    if message.role != "user" or message.is_synthetic:
         return [message]
     found = [(text[each.start : each.end], each.kind) for text, each in _found(message)]
     if all(kind == "words" for _, kind in found):
@@ -155,7 +155,7 @@ def with_shorter_data(message: Message, shorten: Callable[[str], str | None]) ->
         shorten: gives what stands in place of a stretch of data, oldest first; "" for a line that says what was there,
             None for the stretch as it is.
     """
-    if message.role != "user" or message.is_ours:
+    if message.role != "user" or message.is_synthetic:
         return message
     content = message.raw.get("content")
     shown = (

@@ -126,7 +126,7 @@ class Admission:
             await place.wait(seat, tokens, timeout_s, most_tokens, is_restart=False)
         except BaseException:
             # Also on cancellation: a caller without the seat cannot leave it.
-            seat.leave()
+            seat.release()
             raise
         return seat
 
@@ -135,15 +135,15 @@ class Admission:
         if self.make_way is not None and self._coordination is not None:
             self._coordination.behind(self.make_way(pool.partition(" ")[0]))
 
-    def leave_later(self, seat: Seat, *, after_s: float | None = None) -> None:
+    def release_later(self, seat: Seat, *, after_s: float | None = None) -> None:
         """Has a seat left when the server has stopped: after so long, or as soon as it notices a closed stream."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            seat.leave()
+            seat.release()
             return
         seat.leaves_at_s = loop.time() + (self.stopping_s if after_s is None else after_s)
-        loop.call_at(seat.leaves_at_s, seat.leave)
+        loop.call_at(seat.leaves_at_s, seat.release)
 
 
 class Seat:
@@ -237,7 +237,7 @@ class Seat:
         if self not in pool.seats:
             raise RuntimeError("A seat left while it waited for an exchange.")
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Gives everything back, for good; again is no change."""
         pool = self._pool
         if self in pool.seats:

@@ -133,87 +133,89 @@ class SummaryClient:
 
     async def summary(
         self,
-        work: MeasuredRequest,
+        measured: MeasuredRequest,
         decision: Summarize,
         covered: Sequence[Message],
         pinned: tuple[int, ...],
         effort: Effort,
     ) -> str:
         """Returns the first usable summary of `covered`, the messages after the lead that `decision` covers, or ""."""
-        job = await off_loop(covered, lambda: _job(work, decision, covered, pinned))
-        return await self.written(work, job, effort, decision)
+        job = await off_loop(covered, lambda: _job(measured, decision, covered, pinned))
+        return await self.written(measured, job, effort, decision)
 
     async def written(
-        self, work: MeasuredRequest, job: SummaryJob, effort: Effort, decision: Summarize | None = None
+        self, measured: MeasuredRequest, job: SummaryJob, effort: Effort, decision: Summarize | None = None
     ) -> str:
         """Returns the first usable summary of a job, or "".
 
         The bounds of the models' windows are filled in here. Without the `decision` that the job comes of, the
         conversation itself is not sent (append mode).
         """
-        case = work.case
+        context = measured.context
         if not (job.messages or job.earlier):
             effort.reason = "nothing_new"
             return ""
-        for model in case.pruning_models:
-            if self._pauses.has(case.scope, model):
+        for model in context.pruning_models:
+            if self._pauses.has(context.scope, model):
                 effort.reason = effort.reason or "paused"
                 continue
-            limit = await self._limit(work, model, job.summary_tokens, effort)
+            limit = await self._limit(measured, model, job.summary_tokens, effort)
             if limit is None:
                 continue
             job = replace(
                 job,
                 prompt_limit_tokens=limit.tokens,
                 thinking_tokens=limit.thinking_tokens,
-                is_brief=min(work.window.tokens, limit.window_tokens) < _BRIEF_BELOW_TOKENS,
+                is_brief=min(measured.window.tokens, limit.window_tokens) < _BRIEF_BELOW_TOKENS,
             )
             # One limit for both modes: what append mode has used up the other one has not.
-            until_s = asyncio.get_running_loop().time() + case.settings.summary_timeout_s
+            until_s = asyncio.get_running_loop().time() + context.settings.summary_timeout_s
             failure = ""
-            for upstream in await self._modes(work, decision, model, job):
-                if case.attempts.summary_calls_left <= 0:
+            for upstream in await self._modes(measured, decision, model, job):
+                if context.attempts.summary_calls_left <= 0:
                     break
                 try:
-                    with self._call(work, model, effort):
+                    with self._call(measured, model, effort):
                         timeout_s = until_s - asyncio.get_running_loop().time()
-                        text = await self._asked(work, model, job, limit.count, upstream, timeout_s)
+                        text = await self._asked(measured, model, job, limit.count, upstream, timeout_s)
                 except SummaryFailed as error:
                     # Its traceback would hold the frames, and with them the conversation.
                     failure, effort.failure = error.reason, error.with_traceback(None)
                     if failure not in _WORTH_REFORMATTING:
                         break
                 else:
-                    self._pauses.note(case.scope, model, is_useless=False)
+                    self._pauses.note(context.scope, model, is_useless=False)
                     return text
             effort.reason = failure
             if failure in USELESS:
-                self._pauses.note(case.scope, model, is_useless=True)
+                self._pauses.note(context.scope, model, is_useless=True)
         return ""
 
-    async def prune(self, work: MeasuredRequest, decision: Prune, effort: Effort) -> Compaction | None:
+    async def prune(self, measured: MeasuredRequest, decision: Prune, effort: Effort) -> Compaction | None:
         """Returns the pruning that the first usable answer gives, still without a ledger."""
-        messages = work.conversation.messages
-        choices = offered(work.conversation.rest, decision.compaction)
+        messages = measured.conversation.messages
+        choices = offered(measured.conversation.rest, decision.compaction)
         answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
-        for model in work.case.pruning_models:
-            limit = await self._limit(work, model, answer_tokens, effort)
+        for model in measured.context.pruning_models:
+            limit = await self._limit(measured, model, answer_tokens, effort)
             if limit is None:
                 continue
-            asking = partial(_question, work, decision, choices, limit, answer_tokens, is_same=model.is_same)
+            asking = partial(_question, measured, decision, choices, limit, answer_tokens, is_same=model.is_same)
             question = await off_loop(messages, asking)
             if question is None:
                 effort.reason = "small_window"
                 continue
             try:
-                with self._call(work, model, effort):
+                with self._call(measured, model, effort):
                     answer = await answer_to(
                         question.prompt,
                         model.quiet_ask,
                         max_tokens=question.answer_tokens,
-                        timeout_s=work.case.settings.summary_timeout_s,
+                        timeout_s=measured.context.settings.summary_timeout_s,
                     )
-                compaction = await off_loop(messages, partial(_compaction, work, decision, question, choices, answer))
+                compaction = await off_loop(
+                    messages, partial(_compaction, measured, decision, question, choices, answer)
+                )
                 if compaction is not None:
                     return compaction
                 effort.reason = "refusal" if is_refusal(answer) else "invalid"
@@ -224,8 +226,8 @@ class SummaryClient:
         return None
 
     @contextmanager
-    def _call(self, work: MeasuredRequest, model: PruningModel, effort: Effort) -> Iterator[None]:
-        work.case.attempts.summary_calls_left -= 1
+    def _call(self, measured: MeasuredRequest, model: PruningModel, effort: Effort) -> Iterator[None]:
+        measured.context.attempts.summary_calls_left -= 1
         effort.calls, effort.pruning_model = effort.calls + 1, model.label
         started_s = self._clock()
         try:
@@ -234,14 +236,14 @@ class SummaryClient:
             effort.seconds += self._clock() - started_s
 
     async def _limit(
-        self, work: MeasuredRequest, model: PruningModel, answer_tokens: int, effort: Effort
+        self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int, effort: Effort
     ) -> PromptLimit | None:
         """As `prompt_limit`; None for a model that cannot be asked, with the reason in `effort`."""
-        if work.case.attempts.summary_calls_left <= 0:
+        if measured.context.attempts.summary_calls_left <= 0:
             effort.reason = effort.reason or "attempts"
             return None
         try:
-            return await self.prompt_limit(work, model, answer_tokens)
+            return await self.prompt_limit(measured, model, answer_tokens)
         except ModelNotLoaded:
             effort.reason = "pruning_model_not_loaded"
         except WindowUnknown as error:
@@ -251,7 +253,7 @@ class SummaryClient:
 
     async def _asked(
         self,
-        work: MeasuredRequest,
+        measured: MeasuredRequest,
         model: PruningModel,
         job: SummaryJob,
         count: Callable[[str], int],
@@ -260,7 +262,7 @@ class SummaryClient:
     ) -> str:
         if upstream is not None:
             return await summarize_appended(job, upstream, model.quiet_ask, count, timeout_s=timeout_s)
-        bounded = await self._bounded(work.case.target if model.is_same else model.target, job, count)
+        bounded = await self._bounded(measured.context.target if model.is_same else model.target, job, count)
         return await summarize(bounded, model.quiet_ask, count, timeout_s=timeout_s)
 
     async def _bounded(self, target: Target, job: SummaryJob, count: Callable[[str], int]) -> SummaryJob:
@@ -276,37 +278,37 @@ class SummaryClient:
         return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // told)
 
     async def _modes(
-        self, work: MeasuredRequest, decision: Summarize | None, model: PruningModel, job: SummaryJob
+        self, measured: MeasuredRequest, decision: Summarize | None, model: PruningModel, job: SummaryJob
     ) -> Sequence[Upstream | None]:
         """Returns what to send, append mode first; None is reformat mode.
 
         What is written ahead must leave the conversation in the server's cache: with the same model append mode does.
         """
-        upstream = await self._upstream(work, decision, job) if model.is_same and decision is not None else None
+        upstream = await self._upstream(measured, decision, job) if model.is_same and decision is not None else None
         if decision is not None and decision.ahead and model.is_same:
             return () if upstream is None else (upstream,)
         return (None,) if upstream is None else (upstream, None)
 
-    async def _upstream(self, work: MeasuredRequest, decision: Summarize, job: SummaryJob) -> Upstream | None:
+    async def _upstream(self, measured: MeasuredRequest, decision: Summarize, job: SummaryJob) -> Upstream | None:
         """Returns the conversation to send again in append mode; None if it does not fit, or does not show everything.
 
         A record without stubs, and without a gap behind its last summary, shows all that has to be summarized.
         """
-        base, conversation = decision.base, work.conversation
+        base, conversation = decision.base, measured.conversation
         if base is not None and (base.edited_from is not None or base.summarized_messages != base.covered_messages):
             return None
-        if not _may_answer_freely(work.request):
+        if not _may_answer_freely(measured.request):
             return None
-        messages, lead = conversation.messages, conversation.prefix
-        cut = lead + decision.covered_messages
+        messages, prefix = conversation.messages, conversation.prefix
+        cut = prefix + decision.covered_messages
         begin = base.replaced_messages if base else 0
         if conversation.span_tokens(begin, decision.covered_messages) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
             return None
         kept, asked = await off_loop(messages, lambda: _in_append_mode(messages, base, cut, job))
-        target, request = work.case.target, replace(work.request, messages=asked)
-        counted = await self._counter.count(target.key, work.family, request, asker=target.asker)
+        target, request = measured.context.target, replace(measured.request, messages=asked)
+        counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
-        doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - work.count.text_error_ratio, 0.0))
+        doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - measured.count.text_error_ratio, 0.0))
         told = await self._windows.tokens_of(target, request) if self._counter.told.is_believed(target.key) else None
         media_tokens = math.ceil(counted.media_tokens * counted.media_factor)
         if max(counted.tokens + doubt_tokens, (told or 0) + media_tokens) > job.prompt_limit_tokens:
@@ -314,20 +316,24 @@ class SummaryClient:
         # What else the client's answers are asked with is not sent here.
         return Upstream(
             messages=asked,
-            tools=work.request.tools,
-            tool_choice=work.request.tool_choice,
-            tokens=sum(counted.sizes[lead : len(kept)]),
+            tools=measured.request.tools,
+            tool_choice=measured.request.tool_choice,
+            tokens=sum(counted.sizes[prefix : len(kept)]),
         )
 
-    async def prompt_limit(self, work: MeasuredRequest, model: PruningModel, answer_tokens: int) -> PromptLimit:
+    async def prompt_limit(self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int) -> PromptLimit:
         """The largest prompt for a pruning model; one that thinks has as much room for that as for its answer.
 
         Raises:
             ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
             WindowUnknown: its window is unknown.
         """
-        window_tokens, error_ratio, count_text = work.window.tokens, work.count.text_error_ratio, work.count_text
-        family = work.family
+        window_tokens, error_ratio, count_text = (
+            measured.window.tokens,
+            measured.count.text_error_ratio,
+            measured.count_text,
+        )
+        family = measured.family
         if not model.is_same:
             window = await self._windows.resolve(model.target)
             family = await self._sources.family(model.target, window)
@@ -335,10 +341,10 @@ class SummaryClient:
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             shape = Request(messages=(user_message(""),))
             error_ratio = (await self._counter.count(model.target.key, family, shape)).error_ratio
-            count_text = self._counter.text_counter(model.target.key, family, asker=work.case.target.asker)
+            count_text = self._counter.text_counter(model.target.key, family, asker=measured.context.target.asker)
         thinking_tokens = answer_tokens if family.reasons else 0
         budget = Budget(
-            rules=replace(work.budget.rules, answer_min_tokens=answer_tokens + thinking_tokens),
+            rules=replace(measured.budget.rules, answer_min_tokens=answer_tokens + thinking_tokens),
             window_tokens=window_tokens,
             floor_tokens=0,
             error_ratio=error_ratio,
@@ -367,26 +373,28 @@ def _may_answer_freely(request: Request) -> bool:
     return has_tools_only and request.tool_choice in (None, "auto", "none")
 
 
-def _job(work: MeasuredRequest, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]) -> SummaryJob:
+def _job(
+    measured: MeasuredRequest, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]
+) -> SummaryJob:
     base = decision.base
     start = base.summarized_messages if base else 0
-    settings = work.case.settings
+    settings = measured.context.settings
     strategy = strategy_of(decision.strategy, settings.own_prompt(decision.strategy))
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
     # Of repeated reads the newest says all: the room is better spent on the rest.
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
-    shown = [*shown_behind(shown, start, base.begun if base else None)]
+    shown = [*shown_behind(shown, start, base.covered_part if base else None)]
     fresh = [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned]
     return SummaryJob(
         messages=strategy.history(fresh),
         earlier=base.summary if base and decision.integrates else "",
-        request=excerpt(request_text(work.conversation.messages), REQUEST_TOKENS, work.count_text),
+        request=excerpt(request_text(measured.conversation.messages), REQUEST_TOKENS, measured.count_text),
         summary_tokens=decision.summary_tokens,
         prompt_limit_tokens=0,
         round_number=decision.round,
         strategy=strategy,
-        focus=work.case.focus,
+        focus=measured.context.focus,
     )
 
 
@@ -396,34 +404,40 @@ class _Question(NamedTuple):
 
 
 def _question(
-    work: MeasuredRequest, decision: Prune, choices: list[int], limit: PromptLimit, answer_tokens: int, *, is_same: bool
+    measured: MeasuredRequest,
+    decision: Prune,
+    choices: list[int],
+    limit: PromptLimit,
+    answer_tokens: int,
+    *,
+    is_same: bool,
 ) -> _Question | None:
     """What a model is asked about the messages at `choices`, positions after the lead; None if it does not fit."""
-    conversation, compaction = work.conversation, decision.compaction
+    conversation, compaction = measured.conversation, decision.compaction
     limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
     if is_same:
         # What is reserved of a shared context for a summary has to do for this, too.
-        limit_tokens = min(limit_tokens, work.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
-    lead = conversation.prefix
+        limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
+    prefix = conversation.prefix
     shown = edited_part(conversation.rest, compaction)
     unanswered = unanswered_calls(conversation.messages)
-    shown_now = ((lead + at, shown[at - compaction.replaced_messages]) for at in choices)
+    shown_now = ((prefix + at, shown[at - compaction.replaced_messages]) for at in choices)
     offered_now = [(at, message) for at, message in shown_now if message is not None]
     prompt = pruning_prompt(
-        prompt=strategy_of(decision.strategy, work.case.settings.own_prompt(decision.strategy)).prompt,
+        prompt=strategy_of(decision.strategy, measured.context.settings.own_prompt(decision.strategy)).prompt,
         values={
             "words": max(int(decision.summary_tokens * _WORDS_PER_TOKEN), 40),
             "round": decision.round,
             "current_tokens": decision.now_tokens,
             "target_tokens": decision.predicted_tokens,
-            "limit_tokens": work.window.tokens,
+            "limit_tokens": measured.window.tokens,
         },
-        request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, work.count_text),
+        request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
         earlier=compaction.omissions,
-        focus=work.case.focus,
+        focus=measured.context.focus,
         messages=[message for _, message in offered_now],
         sizes=[
-            min(conversation.sizes[at], work.count_text(message.text) + 4) if message.text else 4
+            min(conversation.sizes[at], measured.count_text(message.text) + 4) if message.text else 4
             for at, message in offered_now
         ],
         unanswered=[[call.name for call in unanswered.get(at, ())] for at, _ in offered_now],
@@ -435,20 +449,20 @@ def _question(
     most_tokens = roomy_answer_tokens(
         room_tokens,
         spare_tokens=limit_tokens - limit.count(prompt),
-        offered_tokens=sum(conversation.sizes[lead + at] for at in choices),
+        offered_tokens=sum(conversation.sizes[prefix + at] for at in choices),
     )
     return _Question(prompt, most_tokens)
 
 
 def _compaction(
-    work: MeasuredRequest, decision: Prune, question: _Question, choices: list[int], answer: str
+    measured: MeasuredRequest, decision: Prune, question: _Question, choices: list[int], answer: str
 ) -> Compaction | None:
     """What the answer makes of the conversation; None if it is no answer, or changes nothing."""
     base = decision.compaction
-    decided = decide(answer, work.conversation.rest, base, choices, prompt=question.prompt)
+    decided = decide(answer, measured.conversation.rest, base, choices, prompt=question.prompt)
     if decided is None:
         return None
     compaction, summary = decided
     said = "\n\n".join(filter(None, (base.omissions, summary)))
     most_tokens = decision.summary_tokens + decision.carried_tokens
-    return replace(compaction, omissions=excerpt(said, most_tokens, work.count_text))
+    return replace(compaction, omissions=excerpt(said, most_tokens, measured.count_text))

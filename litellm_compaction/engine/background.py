@@ -93,28 +93,32 @@ class Background:
         admission.make_way = self.make_way
 
     def answered(
-        self, request: Request, case: RequestContext, guarded: PreparedRequest, *, answer: str, used_tokens: int
+        self, request: Request, context: RequestContext, prepared: PreparedRequest, *, answer: str, used_tokens: int
     ) -> None:
         """Takes note of an answer that has ended; begins nothing before its server has been idle for a moment.
 
         Args:
             request: the conversation, as the client sent it.
-            case: of the request.
-            guarded: what was sent.
+            context: of the request.
+            prepared: what was sent.
             answer: its text; "" where the model has called tools.
             used_tokens: of the window, with the answer.
         """
-        if case.may_write_ahead is None or case.settings.background == "off" or not case.settings.max_summary_calls:
+        if (
+            context.may_write_ahead is None
+            or context.settings.background == "off"
+            or not context.settings.max_summary_calls
+        ):
             return
-        name = server_of(case)
+        name = server_of(context)
         ends_in_answer = request.messages[-1:] and request.messages[-1].role == "assistant"
-        if not guarded.budget.is_filling(used_tokens) or ends_in_answer or request.has_own_template:
+        if not prepared.budget.is_filling(used_tokens) or ends_in_answer or request.has_own_template:
             return
         if name in self._writing:
             return
         if (before := self._waiting.get(name)) is not None:
             before.cancel()
-        task = self._waiting[name] = asyncio.ensure_future(self._when_quiet(name, request, case, answer))
+        task = self._waiting[name] = asyncio.ensure_future(self._when_quiet(name, request, context, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -132,17 +136,17 @@ class Background:
         self._is_closing = True
         await ended(self._tasks)
 
-    async def _when_quiet(self, name: str, request: Request, case: RequestContext, answer: str) -> None:
+    async def _when_quiet(self, name: str, request: Request, context: RequestContext, answer: str) -> None:
         """Writes for a conversation whose server stays idle for a moment."""
         task = asyncio.current_task()
-        names = {name, *(str(model.target.api_base) for model in case.pruning_models)}
+        names = {name, *(str(model.target.api_base) for model in context.pruning_models)}
         try:
             await asyncio.sleep(self._quiet_s)
             if not all(map(self._admission.is_idle, names)) or not names.isdisjoint(self._writing):
                 return
             self._writing |= dict.fromkeys(names, task)
             self._waiting.pop(name, None)
-            await self._write(request, case, answer)
+            await self._write(request, context, answer)
         except CompactionError as error:
             logger.debug("background reason=%s", type(error).__name__)
         except Exception as error:  # noqa: BLE001 - nobody waits for it, and nobody must suffer by it (P8)
@@ -153,127 +157,129 @@ class Background:
                     if tasks.get(each) is task:
                         del tasks[each]
 
-    async def _write(self, request: Request, case: RequestContext, answer: str) -> None:
+    async def _write(self, request: Request, context: RequestContext, answer: str) -> None:
         # Nothing is loaded for it, and no server asked for a count.
         attempts = Attempts(summary_calls_left=1)
-        case = replace(case, now=False, focus="", measure=None, warm_up=nothing, attempts=attempts)
+        context = replace(context, now=False, focus="", measure=None, warm_up=nothing, attempts=attempts)
         request = replace(request, messages=turn_ended(request.messages, answer))
-        work = await hashed(await self._measurer.weigh(request, case))
-        if case.has_siblings and not Reservation(self._admission, case).is_shared(work.window):
+        measured = await hashed(await self._measurer.measure(request, context))
+        if context.has_siblings and not Reservation(self._admission, context).is_shared(measured.window):
             return
-        if await self._windows.is_busy(case.target):
+        if await self._windows.is_busy(context.target):
             # Somebody uses the model without this proxy, such as in LM Studio's own window.
             return
-        stored = await self._store.find(case.scope, work.conversation.hashes[1:])
-        same = next((model for model in case.pruning_models if model.is_same), None)
-        decision = await off_loop_if(work.is_long, lambda: _planned_ahead(work, stored, same))
-        written = None if decision is None else await self._record_ahead(work, decision)
+        stored = await self._store.find(context.scope, measured.conversation.hashes[1:])
+        same = next((model for model in context.pruning_models if model.is_same), None)
+        decision = await off_loop_if(measured.is_long, lambda: _planned_ahead(measured, stored, same))
+        written = None if decision is None else await self._record_ahead(measured, decision)
         if same is None:
             return
         known = stored if written is None else [written, *stored]
-        reading = await off_loop_if(work.is_long, lambda: _to_read(work, known))
-        compaction = None if reading is None else await self._compaction_of(work, reading.decision)
+        reading = await off_loop_if(measured.is_long, lambda: _to_read(measured, known))
+        compaction = None if reading is None else await self._compaction_of(measured, reading.decision)
         if compaction is not None:
-            await self._read(work, compaction, same)
+            await self._read(measured, compaction, same)
 
-    async def _record_ahead(self, work: MeasuredRequest, decision: Summarize) -> Compaction | None:
-        if not await self._may_begin(work):
+    async def _record_ahead(self, measured: MeasuredRequest, decision: Summarize) -> Compaction | None:
+        if not await self._may_begin(measured):
             return None
         try:
-            async with self._room(work, work.count.tokens):
-                made = await self._builder.make(work, (decision,))
+            async with self._room(measured, measured.count.tokens):
+                built = await self._builder.make(measured, (decision,))
         except asyncio.CancelledError:
             if not self._is_closing:
-                self._reporter.decided(work, "given_up", after=work.count.tokens, reason="arrived")
+                self._reporter.decided(measured, "given_up", after=measured.count.tokens, reason="arrived")
             raise
-        if not made.effort.calls:
+        if not built.effort.calls:
             # No model could be asked in a way that leaves the conversation in the cache.
-            self._begun_s[work.case.scope].pop()
+            self._begun_s[measured.context.scope].pop()
             return None
-        return made.kept if await self._keep(work, decision.base, made) else None
+        return built.kept if await self._keep(measured, decision.base, built) else None
 
-    async def _compaction_of(self, work: MeasuredRequest, decision: Reuse | Edit) -> Compaction | None:
+    async def _compaction_of(self, measured: MeasuredRequest, decision: Reuse | Edit) -> Compaction | None:
         """What the next turn is sent with: a record that is there, or an edit that is made now; None for nothing.
 
         A record was counted when it was begun, and is read once.
         """
         if isinstance(decision, Reuse):
-            return decision.compaction if await _is_allowed(work) else None
-        if not await self._may_begin(work):
+            return decision.compaction if await _is_allowed(measured) else None
+        if not await self._may_begin(measured):
             return None
-        made = await self._builder.make(work, (decision,))
-        made = made._replace(kept=replace(made.kept, ahead=True))
-        return made.kept if await self._keep(work, None, made) else None
+        built = await self._builder.make(measured, (decision,))
+        built = built._replace(kept=replace(built.kept, ahead=True))
+        return built.kept if await self._keep(measured, None, built) else None
 
-    async def _may_begin(self, work: MeasuredRequest) -> bool:
-        begun_s = self._begun_s.setdefault(work.case.scope, deque(maxlen=MOST_PER_HOUR))
+    async def _may_begin(self, measured: MeasuredRequest) -> bool:
+        begun_s = self._begun_s.setdefault(measured.context.scope, deque(maxlen=MOST_PER_HOUR))
         if len(begun_s) == MOST_PER_HOUR and self._clock() - begun_s[0] < _HOUR_S:
             return False
-        if not await _is_allowed(work):
+        if not await _is_allowed(measured):
             return False
         begun_s.append(self._clock())
         return True
 
-    async def _read(self, work: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:
+    async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:
         """Has the server read what the next turn begins with: what its cache holds will not be sent any more.
 
         That is made certain before the server begins: from then on its cache has lost the chat, however soon somebody
         comes.
         """
-        guarded = await self._measurer.applied(work, compaction, "reused")
-        sent = guarded.messages or ()
+        prepared = await self._measurer.applied(measured, compaction, "reused")
+        sent = prepared.messages or ()
         if sent[-1:] and sent[-1].role == "assistant":
             # Where the results of a call will stand.
             sent = sent[:-1]
         elif sent and not sent[-1].text:
             sent = (*sent[:-1], user_message("."))
-        async with self._room(work, guarded.count.tokens):
-            await self._store.put(work.case.scope, replace(compaction, ahead=False, early=True))
-            await model.ask(sent, max_tokens=1, tools=work.request.tools, tool_choice=work.request.tool_choice)
+        async with self._room(measured, prepared.count.tokens):
+            await self._store.put(measured.context.scope, replace(compaction, ahead=False, early=True))
+            await model.ask(sent, max_tokens=1, tools=measured.request.tools, tool_choice=measured.request.tool_choice)
 
     @asynccontextmanager
-    async def _room(self, work: MeasuredRequest, tokens: int) -> AsyncGenerator[None, None]:
-        room = Reservation(self._admission, work.case)
+    async def _room(self, measured: MeasuredRequest, tokens: int) -> AsyncGenerator[None, None]:
+        room = Reservation(self._admission, measured.context)
         try:
-            async with room.for_summary(work.window, tokens):
+            async with room.for_summary(measured.window, tokens):
                 room.started()
                 yield
                 room.ended()
         finally:
-            room.leave()
+            room.release()
 
-    async def _keep(self, work: MeasuredRequest, base: Compaction | None, made: BuiltCompaction) -> bool:
+    async def _keep(self, measured: MeasuredRequest, base: Compaction | None, built: BuiltCompaction) -> bool:
         """Stores a record if it is worth it; never in place of one that is applied."""
-        compaction = made.kept
-        after_tokens = applied_tokens(work.conversation, compaction)
-        if compaction.rung == "truncate" or after_tokens > work.count.tokens * (1 - MIN_GAIN_RATIO):
-            made.effort.reason = made.effort.reason or "no_gain"
-            self._reporter.decided(work, "given_up", after=work.count.tokens, effort=made.effort)
+        compaction = built.kept
+        after_tokens = applied_tokens(measured.conversation, compaction)
+        if compaction.level == "truncate" or after_tokens > measured.count.tokens * (1 - MIN_GAIN_RATIO):
+            built.effort.reason = built.effort.reason or "no_gain"
+            self._reporter.decided(measured, "given_up", after=measured.count.tokens, effort=built.effort)
             return False
-        if await self._store.find(work.case.scope, [compaction.covered_hash]):
+        if await self._store.find(measured.context.scope, [compaction.covered_hash]):
             return False
-        await self._store.put(work.case.scope, compaction)
+        await self._store.put(measured.context.scope, compaction)
         self._reporter.decided(
-            work, "prepared", after=after_tokens, compaction=compaction, effort=made.effort, base=base
+            measured, "prepared", after=after_tokens, compaction=compaction, effort=built.effort, base=base
         )
         return True
 
 
-async def _is_allowed(work: MeasuredRequest) -> bool:
-    may_write_ahead = work.case.may_write_ahead
+async def _is_allowed(measured: MeasuredRequest) -> bool:
+    may_write_ahead = measured.context.may_write_ahead
     return may_write_ahead is not None and await may_write_ahead()
 
 
-def _planned_ahead(work: MeasuredRequest, stored: Sequence[Compaction], same: PruningModel | None) -> Summarize | None:
-    if work.rereads and same is not None and not work.budget.own.triggers(work.count.tokens):
+def _planned_ahead(
+    measured: MeasuredRequest, stored: Sequence[Compaction], same: PruningModel | None
+) -> Summarize | None:
+    if measured.rereads and same is not None and not measured.budget.own.triggers(measured.count.tokens):
         # Behind the instruction the server cannot go back to the conversation: it would read all of the next turn.
         return None
-    return plan_ahead(work.conversation, work.budget, work.depth, stored)
+    return plan_ahead(measured.conversation, measured.budget, measured.options, stored)
 
 
-def _to_read(work: MeasuredRequest, stored: Sequence[Compaction]) -> Reading | None:
-    reading = plan_reading(work.conversation, work.budget, work.depth, stored)
-    if reading is not None and work.rereads and not reading.is_certain:
+def _to_read(measured: MeasuredRequest, stored: Sequence[Compaction]) -> Reading | None:
+    reading = plan_reading(measured.conversation, measured.budget, measured.options, stored)
+    if reading is not None and measured.rereads and not reading.is_certain:
         # Behind what it was made to read the server cannot go on with another ending: it would read all of it again.
         return None
     return reading

@@ -48,20 +48,26 @@ class BuiltCompaction(NamedTuple):
     effort: Effort
 
 
-def alike(work: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
+def alike(measured: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
     """What makes two compactions worth making once: tenant, model, topic, and the messages that a model is asked about.
 
     Without a model there is nothing to share but between identical requests.
     """
-    level, case = levels[0], work.case
-    if isinstance(level, Edit) or case.is_client_summary:
-        return same(work, levels)
+    level, context = levels[0], measured.context
+    if isinstance(level, Edit) or context.is_client_summary:
+        return same(measured, levels)
     covered = level.compaction.covered_messages if isinstance(level, Prune) else level.covered_messages
-    return (case.scope, case.target.key, case.focus, type(level), work.conversation.hashes[covered])
+    return (context.scope, context.target.key, context.focus, type(level), measured.conversation.hashes[covered])
 
 
-def same(work: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
-    return (work.case.scope, work.case.target.key, work.case.focus, tuple(levels), work.conversation.hashes[-1])
+def same(measured: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
+    return (
+        measured.context.scope,
+        measured.context.target.key,
+        measured.context.focus,
+        tuple(levels),
+        measured.conversation.hashes[-1],
+    )
 
 
 class CompactionBuilder:
@@ -87,16 +93,16 @@ class CompactionBuilder:
         self._quoted = quoted
         self._carried = carried
 
-    async def find(self, work: MeasuredRequest) -> list[Compaction]:
+    async def find(self, measured: MeasuredRequest) -> list[Compaction]:
         """Returns what is stored for the beginnings of a request's conversation."""
         try:
-            return await self._store.find(work.case.scope, work.conversation.hashes[1:])
+            return await self._store.find(measured.context.scope, measured.conversation.hashes[1:])
         except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
             return []
 
     async def without_misfits(
         self,
-        work: MeasuredRequest,
+        measured: MeasuredRequest,
         stored: Sequence[Compaction],
         attempt: Callable[[Sequence[Compaction]], Awaitable[_Result]],
     ) -> _Result:
@@ -120,11 +126,11 @@ class CompactionBuilder:
             )
             for each in stored:
                 with contextlib.suppress(Exception):
-                    forgotten = self._store.delete(scope=work.case.scope, covered_hash=each.covered_hash)
+                    forgotten = self._store.delete(scope=measured.context.scope, covered_hash=each.covered_hash)
                     await asyncio.wait_for(forgotten, _STORE_TIMEOUT_S)
             return result
 
-    async def make(self, work: MeasuredRequest, levels: Sequence[Level]) -> BuiltCompaction:
+    async def make(self, measured: MeasuredRequest, levels: Sequence[Level]) -> BuiltCompaction:
         """Builds a compaction at the first level, or at the next one if no pruning model answers usably.
 
         A summary is stored at once, since it was paid for; other levels are stored by `keep`.
@@ -132,62 +138,66 @@ class CompactionBuilder:
         effort = Effort()
         match levels[0]:
             case Edit() as edit:
-                compaction = await self._with_ledger(work, edit, edit.compaction)
-                kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
+                compaction = await self._with_ledger(measured, edit, edit.compaction)
+                kept = keyed(measured.conversation.messages, measured.conversation.hashes, compaction)
                 return BuiltCompaction(compaction, kept, effort)
             case Prune() as prune:
-                made = await self._pruned(work, prune, effort)
-                if made is not None:
-                    return made
+                built = await self._pruned(measured, prune, effort)
+                if built is not None:
+                    return built
                 reason, effort.reason = effort.reason, ""
-                made = await self._summarized(work, levels[1:], effort)
+                built = await self._summarized(measured, levels[1:], effort)
                 effort.reason = effort.reason or reason
-                return made
+                return built
             case Summarize():
-                return await self._summarized(work, levels, effort)
+                return await self._summarized(measured, levels, effort)
             case _ as never:
                 assert_never(never)
 
-    async def _pruned(self, work: MeasuredRequest, decision: Prune, effort: Effort) -> BuiltCompaction | None:
+    async def _pruned(self, measured: MeasuredRequest, decision: Prune, effort: Effort) -> BuiltCompaction | None:
         """The pruning if a model gives one that gains enough, else None."""
-        found = await self._summary_client.prune(work, decision, effort)
+        found = await self._summary_client.prune(measured, decision, effort)
         if found is not None:
-            compaction = await self._with_ledger(work, decision, found)
-            after_tokens = applied_tokens(work.conversation, compaction)
-            if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
+            compaction = await self._with_ledger(measured, decision, found)
+            after_tokens = applied_tokens(measured.conversation, compaction)
+            if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not measured.budget.triggers(
+                after_tokens
+            ):
                 return BuiltCompaction(compaction, compaction, effort)
             effort.reason = "no_gain"
         return None
 
-    async def _with_ledger(self, work: MeasuredRequest, decision: Edit | Prune, compaction: Compaction) -> Compaction:
-        messages, rest = work.conversation.messages, work.conversation.rest
+    async def _with_ledger(
+        self, measured: MeasuredRequest, decision: Edit | Prune, compaction: Compaction
+    ) -> Compaction:
+        messages, rest = measured.conversation.messages, measured.conversation.rest
         replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
         gone = {*replaced, *(position for position, how in compaction.shown if how != "stub")}
 
         def texts() -> tuple[list[Message], str]:
             return _hidden(rest, gone, compaction.stubbed), "\n".join(map(visible_text, apply(messages, compaction)))
 
-        text = await self._ledger(work, rest, texts, decision.ledger_tokens)
-        return await _written(work, replace(compaction, ledger=text))
+        text = await self._ledger(measured, rest, texts, decision.ledger_tokens)
+        return await _written(measured, replace(compaction, ledger=text))
 
-    async def _summarized(self, work: MeasuredRequest, levels: Sequence[Level], effort: Effort) -> BuiltCompaction:
+    async def _summarized(self, measured: MeasuredRequest, levels: Sequence[Level], effort: Effort) -> BuiltCompaction:
         """The first level's record; without a summary the second one's, if there is one."""
         decision, *unwritten = (each for each in levels if isinstance(each, Summarize))
-        rest, base = work.conversation.rest, decision.base
+        rest, base = measured.conversation.rest, decision.base
         covered, pinned = rest[: decision.covered_messages], decision.pinned
         segments = base.segments if base else ()
         summary = ""
         if decision.provisional:
-            effort.reason = "client_summary" if work.case.is_client_summary else "no_room"
-            segments = _carried(base, decision.summary_tokens, work.count_text)
+            effort.reason = "client_summary" if measured.context.is_client_summary else "no_room"
+            segments = _carried(base, decision.summary_tokens, measured.count_text)
         else:
-            summary = await self._summary_client.summary(work, decision, covered, pinned, effort)
-        rung = decision.strategy if summary else "truncate"
+            summary = await self._summary_client.summary(measured, decision, covered, pinned, effort)
+        level = decision.strategy if summary else "truncate"
         if not summary and unwritten:
             # Nothing was handed over, so the recent messages stay.
             decision = unwritten[0]
             covered, pinned = rest[: decision.covered_messages], decision.pinned
-        covered_hash = work.conversation.hashes[decision.covered_messages]
+        covered_hash = measured.conversation.hashes[decision.covered_messages]
         if summary:
             segment = Segment(text=summary, round=decision.round, covered_messages=decision.covered_messages)
             segments = (segment,) if decision.integrates else (*segments, segment)
@@ -199,7 +209,7 @@ class CompactionBuilder:
             # A value that a summary gets wrong is not in it, and so stands beside it.
             return hidden, "\n".join((*(each.text for each in segments), *map(visible_text, kept_messages)))
 
-        ledger_tokens = decision.ledger_tokens + _spare(decision, summary, work.count_text)
+        ledger_tokens = decision.ledger_tokens + _spare(decision, summary, measured.count_text)
         compaction = Compaction(
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
@@ -208,35 +218,35 @@ class CompactionBuilder:
             round=decision.round,
             segments=segments,
             ledger=await self._ledger(
-                work, (*hidden, *kept_messages), texts, max(ledger_tokens, decision.ledger_min_tokens)
+                measured, (*hidden, *kept_messages), texts, max(ledger_tokens, decision.ledger_min_tokens)
             ),
-            rung=rung,
-            window_tokens=work.window.tokens,
+            level=level,
+            window_tokens=measured.window.tokens,
             provisional=decision.provisional,
             ahead=decision.ahead,
             images=decision.images,
         )
-        compaction = await _written(work, compaction)
+        compaction = await _written(measured, compaction)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
-        kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
+        kept = keyed(measured.conversation.messages, measured.conversation.hashes, compaction)
         is_poorer = decision.provisional and base is not None and base.covered_hash == kept.covered_hash
         # What nobody needs is not kept without a summary; what nobody needs yet is kept by who has it written.
-        if not is_poorer and not decision.ahead and not (rung == "truncate" and work.is_voluntary):
-            await self._put(work, kept)
+        if not is_poorer and not decision.ahead and not (level == "truncate" and measured.is_voluntary):
+            await self._put(measured, kept)
         return BuiltCompaction(compaction, kept, effort)
 
-    async def keep(self, work: MeasuredRequest, made: BuiltCompaction) -> None:
+    async def keep(self, measured: MeasuredRequest, built: BuiltCompaction) -> None:
         """Stores what was made, so that the next request that begins alike gets the same bytes; again is no change."""
-        if made.compaction.edited_from is not None:
-            await self._put(work, made.kept)
+        if built.compaction.edited_from is not None:
+            await self._put(measured, built.kept)
 
-    async def put_into_effect(self, work: MeasuredRequest, compaction: Compaction) -> None:
+    async def put_into_effect(self, measured: MeasuredRequest, compaction: Compaction) -> None:
         """Stores a record that was written ahead as one that is applied, so that later turns keep it."""
-        await self._put(work, replace(compaction, ahead=False, early=False))
+        await self._put(measured, replace(compaction, ahead=False, early=False))
 
-    def bare(self, work: MeasuredRequest) -> Compaction | None:
+    def bare(self, measured: MeasuredRequest) -> Compaction | None:
         """The hardest compaction: everything that may go goes, and the record says no more than that."""
-        conversation = work.conversation
+        conversation = measured.conversation
         if not conversation.cuts:
             return None
         covered = conversation.cuts[-1]
@@ -249,12 +259,12 @@ class CompactionBuilder:
             round=1,
             segments=(),
             ledger="",
-            rung="truncate",
+            level="truncate",
         )
 
     async def _ledger(
         self,
-        work: MeasuredRequest,
+        measured: MeasuredRequest,
         read: Sequence[Message],
         texts: Callable[[], tuple[list[Message], str]],
         budget_tokens: int,
@@ -263,26 +273,26 @@ class CompactionBuilder:
 
         `texts` gives what the model sees no more, and what it sees; it reads `read`, in a thread if these are long.
         """
-        redact = _redact(work)
+        redact = _redact(measured)
 
         def write() -> str:
             hidden, known = texts()
             listed = [*self._carried, *map(self._quoted, hidden)]
-            return ledger(listed, budget_tokens=budget_tokens, count=work.count_text, known=known, redact=redact)
+            return ledger(listed, budget_tokens=budget_tokens, count=measured.count_text, known=known, redact=redact)
 
-        return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop(read, write))
+        return await (asyncio.to_thread(write) if _redacts_slowly(measured) else off_loop(read, write))
 
-    async def _put(self, work: MeasuredRequest, kept: Compaction) -> None:
-        if work.case.is_client_summary:
+    async def _put(self, measured: MeasuredRequest, kept: Compaction) -> None:
+        if measured.context.is_client_summary:
             # Its conversation ends here.
             return
         # The store tells its own troubles; this request has its compaction.
         with contextlib.suppress(Exception):
-            await self._store.put(work.case.scope, kept)
+            await self._store.put(measured.context.scope, kept)
 
 
-def _redact(work: MeasuredRequest) -> Redact:
-    settings = work.case.settings
+def _redact(measured: MeasuredRequest) -> Redact:
+    settings = measured.context.settings
     if settings.redact == "off":
         return plain
     redact = redactor(tuple(settings.redact_patterns))
@@ -293,25 +303,25 @@ def _redact(work: MeasuredRequest) -> Redact:
             logger.warning("redact_patterns_slow model=%s chars=%d: the rest of a text is left out", label, len(text))
         return cleaned
 
-    label = work.case.label
+    label = measured.context.label
     return told if settings.redact_patterns else redact
 
 
-async def _written(work: MeasuredRequest, compaction: Compaction) -> Compaction:
+async def _written(measured: MeasuredRequest, compaction: Compaction) -> Compaction:
     """`compaction` as it is applied and stored: without secrets, control tokens of the model broken.
 
     `core.prompts.frame` breaks those that are widespread; which others a model has, only its own vocabulary knows.
     """
-    redact, name = _redact(work), work.family.vocabulary
+    redact, name = _redact(measured), measured.family.vocabulary
     defuse = vocabulary(name).defused if is_loaded(name) else plain
     chars = sum(map(len, (compaction.ledger, compaction.omissions, *(each.text for each in compaction.segments))))
-    is_slow = _redacts_slowly(work) or chars > _OFF_LOOP_CHARS
+    is_slow = _redacts_slowly(measured) or chars > _OFF_LOOP_CHARS
     return await off_loop_if(is_slow, lambda: _rewritten(compaction, lambda text: defuse(redact(text))))
 
 
-def _redacts_slowly(work: MeasuredRequest) -> bool:
+def _redacts_slowly(measured: MeasuredRequest) -> bool:
     """Redacting a short text, too, may take long: an operator's patterns may be slow."""
-    return work.case.settings.redact == "on" and bool(work.case.settings.redact_patterns)
+    return measured.context.settings.redact == "on" and bool(measured.context.settings.redact_patterns)
 
 
 def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compaction:

@@ -65,11 +65,11 @@ _UNWANTED_S = 1.0
 _STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
 
 
-class _Flown(NamedTuple):
+class _Shared(NamedTuple):
     """A compaction, for whose request it was made, and if it was found in the store after all."""
 
-    work: MeasuredRequest
-    made: BuiltCompaction
+    measured: MeasuredRequest
+    built: BuiltCompaction
     is_found: bool = False
 
 
@@ -109,7 +109,7 @@ class Compactor:
         summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._clock = clock
         self._builder = CompactionBuilder(summary_client=summary_client, store=store)
-        self._compactions: Flights[_Flown] = Flights()
+        self._compactions: Flights[_Shared] = Flights()
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
         self._coordination = Coordination(board, clock=clock) if board is not None else None
@@ -144,7 +144,7 @@ class Compactor:
             counter=counter,
             feedback=self._feedback,
             measurer=self._measurer,
-            room=lambda work: Reservation(self._admission, work.case),
+            room=lambda measured: Reservation(self._admission, measured.context),
             clock=clock,
         )
 
@@ -161,12 +161,14 @@ class Compactor:
         await self._counter.prepare(source.family)
         return source
 
-    async def guard(self, request: Request, case: RequestContext, room: Reservation | None = None) -> PreparedRequest:
+    async def guard(
+        self, request: Request, context: RequestContext, room: Reservation | None = None
+    ) -> PreparedRequest:
         """Returns what to send instead of `request`, so that the server never has to cut it.
 
         Args:
             request: the conversation.
-            case: of the request.
+            context: of the request.
             room: what its answer holds of a shared context; a summary waits for room in its place.
 
         Raises:
@@ -175,10 +177,10 @@ class Compactor:
             DoesNotFit: the protected messages alone are too large.
             Overloaded: there was no room for a summary in time.
         """
-        prepared = await self.prepare(request, case)
+        prepared = await self.prepare(request, context)
         return prepared if isinstance(prepared, PreparedRequest) else await self.finish(prepared, room)
 
-    async def prepare(self, request: Request, case: RequestContext) -> PreparedRequest | CompactionNeeded:
+    async def prepare(self, request: Request, context: RequestContext) -> PreparedRequest | CompactionNeeded:
         """As far as it goes without a summary: returns what to send, or what has to be made first.
 
         Everything that can be refused is refused here, before the first slow step (promise P8).
@@ -186,45 +188,49 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        await self.background.make_way(server_of(case))
-        self._feedback.recall(case.target.key)
-        work = await self._measurer.weigh(request, case)
-        _note_length(work)
-        prepared = await self._prepared(work)
-        if isinstance(prepared, PreparedRequest) and prepared.messages is None and not case.goes_on:
+        await self.background.make_way(server_of(context))
+        self._feedback.recall(context.target.key)
+        measured = await self._measurer.measure(request, context)
+        _note_length(measured)
+        prepared = await self._prepared(measured)
+        if isinstance(prepared, PreparedRequest) and prepared.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
-            case.attempts.too_long = None
+            context.attempts.too_long = None
         return prepared
 
-    async def _prepared(self, work: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
-        if _is_small(work) and not work.case.is_wanted and not await self._has_small_ones(work.case.scope):
-            return self._measurer.unchanged(work)
-        work = await hashed(work)
+    async def _prepared(self, measured: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
+        if (
+            _is_small(measured)
+            and not measured.context.is_wanted
+            and not await self._has_small_ones(measured.context.scope)
+        ):
+            return self._measurer.unchanged(measured)
+        measured = await hashed(measured)
 
         async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
-            settled = work if stored else await self._prober.settled(work)
+            settled = measured if stored else await self._prober.settled(measured)
             # A running answer is stopped at this line: nothing begins above it that could begin below.
             limit_tokens = int(settled.budget.rules.streaming_ratio * settled.window.tokens)
             if (messages := await self._with_less_data(settled, limit_tokens)) is not None:
                 return await self._decide_shortened(settled, messages, stored, reason="attached")
             return await self._decide(settled, stored)
 
-        return await self._builder.without_misfits(work, await self._builder.find(work), decided)
+        return await self._builder.without_misfits(measured, await self._builder.find(measured), decided)
 
-    async def bound(self, prompt_tokens: int, case: RequestContext) -> PreparedRequest:
+    async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
         """Returns what to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
 
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        await self.background.make_way(server_of(case))
-        work = await self._measurer.weigh_ids(prompt_tokens, case)
-        _note_length(work)
-        if not work.budget.own.fits(prompt_tokens):
-            raise await self._refusal(work)
-        return self._measurer.unchanged(work)
+        await self.background.make_way(server_of(context))
+        measured = await self._measurer.weigh_ids(prompt_tokens, context)
+        _note_length(measured)
+        if not measured.budget.own.fits(prompt_tokens):
+            raise await self._refusal(measured)
+        return self._measurer.unchanged(measured)
 
-    async def finish(self, pending: CompactionNeeded, room: Reservation | None = None) -> PreparedRequest:
+    async def finish(self, needed: CompactionNeeded, room: Reservation | None = None) -> PreparedRequest:
         """Makes the compaction that `prepare` found necessary, or waits for one that is being made.
 
         Raises:
@@ -234,186 +240,186 @@ class Compactor:
         """
 
         async def finished(stored: Sequence[Compaction]) -> PreparedRequest:
-            decided = pending if stored == pending.stored else await self._decide(pending.work, stored)
+            decided = needed if stored == needed.stored else await self._decide(needed.measured, stored)
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
 
-        guarded = await self._builder.without_misfits(pending.work, pending.stored, finished)
-        return await self._within_todays_window(pending.work, guarded, room)
+        prepared = await self._builder.without_misfits(needed.measured, needed.stored, finished)
+        return await self._within_todays_window(needed.measured, prepared, room)
 
-    async def _finished(self, pending: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
-        work = pending.work
-        for at, level in enumerate(pending.levels):
-            guarded = await self._made(pending, pending.levels[at:], room)
-            if guarded is not None:
-                return guarded
+    async def _finished(self, needed: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
+        measured = needed.measured
+        for at, level in enumerate(needed.levels):
+            prepared = await self._built(needed, needed.levels[at:], room)
+            if prepared is not None:
+                return prepared
             if isinstance(level, Summarize):
                 # No level leaves less.
                 break
-        does_fit = work.budget.own.fits(work.count.tokens)
-        again = await (self._prober.fitted(work) if does_fit else self._prober.with_floor(work))
+        does_fit = measured.budget.own.fits(measured.count.tokens)
+        again = await (self._prober.fitted(measured) if does_fit else self._prober.with_floor(measured))
         if again is not None:
-            decided = await self._decide(again, pending.stored)
+            decided = await self._decide(again, needed.stored)
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
         if does_fit:
-            return self._measurer.unchanged(work)
-        bare = self._builder.bare(work)
+            return self._measurer.unchanged(measured)
+        bare = self._builder.bare(measured)
         if bare is not None:
-            guarded = await self._applied_surely(work, bare, "compacted")
-            if guarded.budget.fits(guarded.count.tokens):
-                self.reporter.applied(work, "fallback", guarded, bare, reason="bare")
-                return guarded
-        raise await self._refusal(work)
+            prepared = await self._applied_surely(measured, bare, "compacted")
+            if prepared.budget.fits(prepared.count.tokens):
+                self.reporter.applied(measured, "fallback", prepared, bare, reason="bare")
+                return prepared
+        raise await self._refusal(measured)
 
     async def _within_todays_window(
-        self, work: MeasuredRequest, guarded: PreparedRequest, room: Reservation | None
+        self, measured: MeasuredRequest, prepared: PreparedRequest, room: Reservation | None
     ) -> PreparedRequest:
-        """`guarded`, made anew if the model has been loaded with a smaller window meanwhile."""
-        if not await self.has_shrunk(work.case, guarded):
-            return guarded
-        again = await self.guard(work.request, work.case, room)
-        if work.is_shortened and again.messages is None:
-            return replace(again, messages=work.request.messages)
+        """`prepared`, made anew if the model has been loaded with a smaller window meanwhile."""
+        if not await self.has_shrunk(measured.context, prepared):
+            return prepared
+        again = await self.guard(measured.request, measured.context, room)
+        if measured.is_shortened and again.messages is None:
+            return replace(again, messages=measured.request.messages)
         return again
 
-    async def _made(
-        self, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
+    async def _built(
+        self, needed: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
     ) -> PreparedRequest | None:
         """What to send after a new compaction; None if it does not fit, or an edit or a pruning leaves too much."""
-        work = pending.work
-        flown = await self._flown(alike(work, levels), pending, levels, room)
-        if flown.work is not work and not await self._does(flown, work, levels[0]):
+        measured = needed.measured
+        shared = await self._shared(alike(measured, levels), needed, levels, room)
+        if shared.measured is not measured and not await self._does(shared, measured, levels[0]):
             # It begins alike and goes on differently: somebody else's compaction is not for it.
-            flown = await self._flown(same(work, levels), pending, levels, room)
-        made = flown.made
-        if made.compaction.rung == "truncate" and work.is_voluntary:
+            shared = await self._shared(same(measured, levels), needed, levels, room)
+        built = shared.built
+        if built.compaction.level == "truncate" and measured.is_voluntary:
             # It fits as it came, which says more than a record without a summary.
-            guarded = self._measurer.unchanged(work)
-            self.reporter.decided(work, "fallback", guarded=guarded, effort=made.effort)
-            return guarded
-        guarded = await self._applied_surely(work, made.compaction, "compacted")
-        if not is_enough(work, levels[0], made.compaction, guarded):
+            prepared = self._measurer.unchanged(measured)
+            self.reporter.decided(measured, "fallback", prepared=prepared, effort=built.effort)
+            return prepared
+        prepared = await self._applied_surely(measured, built.compaction, "compacted")
+        if not is_enough(measured, levels[0], built.compaction, prepared):
             return None
         # A summary is the last level: it is sent whatever the template says.
-        if not isinstance(levels[0], Summarize) and not await self._prober.does_render(work, guarded):
+        if not isinstance(levels[0], Summarize) and not await self._prober.does_render(measured, prepared):
             return None
-        await self._builder.keep(work, made)
-        if work.case.now:
-            work.case.attempts.has_compacted = True
-            await self._remember_wanted(work.case.scope)
-        is_fallback = made.compaction.rung == "truncate" and not work.case.is_client_summary
+        await self._builder.keep(measured, built)
+        if measured.context.now:
+            measured.context.attempts.has_compacted = True
+            await self._remember_wanted(measured.context.scope)
+        is_fallback = built.compaction.level == "truncate" and not measured.context.is_client_summary
         outcome: Outcome = "fallback" if is_fallback else "compacted"
-        if flown.work is not work or flown.is_found:
-            await self._reuse(work, guarded, made.kept)
+        if shared.measured is not measured or shared.is_found:
+            await self._reuse(measured, prepared, built.kept)
             # What was there before, and only came late, is told as what it is.
-            return replace(guarded, action="reused") if flown.is_found else guarded
+            return replace(prepared, action="reused") if shared.is_found else prepared
         base = None if isinstance(levels[0], Edit) else levels[0].base
-        known = next(iter(usable(work.conversation, pending.stored)), None)
-        self.reporter.applied(work, outcome, guarded, made.kept, effort=made.effort, base=base, known=known)
-        return guarded
+        known = next(iter(usable(measured.conversation, needed.stored)), None)
+        self.reporter.applied(measured, outcome, prepared, built.kept, effort=built.effort, base=base, known=known)
+        return prepared
 
-    async def _flown(
-        self, key: Hashable, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
-    ) -> _Flown:
+    async def _shared(
+        self, key: Hashable, needed: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
+    ) -> _Shared:
         """The one compaction that all who need it at this time wait for."""
         if room is not None and self._compactions.is_under_way(key):
-            room.rest()
-        return await self._compactions.join(key, lambda: self._make(pending, levels, room))
+            room.pause()
+        return await self._compactions.join(key, lambda: self._make(needed, levels, room))
 
-    async def _make(self, pending: CompactionNeeded, levels: Sequence[Level], room: Reservation | None) -> _Flown:
-        work, level = pending.work, levels[0]
+    async def _make(self, needed: CompactionNeeded, levels: Sequence[Level], room: Reservation | None) -> _Shared:
+        measured, level = needed.measured, levels[0]
         if isinstance(level, Edit) or (isinstance(level, Summarize) and level.provisional):
             # No model is asked.
-            return _Flown(work, await self._builder.make(work, levels))
+            return _Shared(measured, await self._builder.make(measured, levels))
 
-        async def made_by_another() -> BuiltCompaction | None:
+        async def built_by_another() -> BuiltCompaction | None:
             if room is not None:
-                room.rest()
-            return await self._made_meanwhile(pending)
+                room.pause()
+            return await self._built_meanwhile(needed)
 
-        topic, limit_s = f"compaction {alike(work, levels)!r}", work.case.settings.summary_timeout_s
+        topic, limit_s = f"compaction {alike(measured, levels)!r}", measured.context.settings.summary_timeout_s
         alone: AbstractAsyncContextManager[None] = contextlib.nullcontext()
         coordination = self._coordination
         async with (
-            coordination.one_of_all(topic, made_by_another, limit_s=limit_s) if coordination is not None else alone
+            coordination.one_of_all(topic, built_by_another, limit_s=limit_s) if coordination is not None else alone
         ) as found:
             if found is None:
-                async with room.for_summary(work.window, work.count.tokens) if room is not None else alone:
-                    found = await self._made_meanwhile(pending)
+                async with room.for_summary(measured.window, measured.count.tokens) if room is not None else alone:
+                    found = await self._built_meanwhile(needed)
                     if found is None:
-                        return _Flown(work, await self._builder.make(work, levels))
-            return _Flown(work, found, is_found=True)
+                        return _Shared(measured, await self._builder.make(measured, levels))
+            return _Shared(measured, found, is_found=True)
 
-    async def _made_meanwhile(self, pending: CompactionNeeded) -> BuiltCompaction | None:
+    async def _built_meanwhile(self, needed: CompactionNeeded) -> BuiltCompaction | None:
         """What somebody else has stored since the request was looked at: it may have waited, or come a moment late."""
-        work = pending.work
-        stored = await self._builder.find(work)
-        if all(each in pending.stored for each in stored):
+        measured = needed.measured
+        stored = await self._builder.find(measured)
+        if all(each in needed.stored for each in stored):
             return None
-        decision = await self._plan(work, stored)
-        if not isinstance(decision, Reuse) or decision.compaction in pending.stored:
+        decision = await self._plan(measured, stored)
+        if not isinstance(decision, Reuse) or decision.compaction in needed.stored:
             return None
-        guarded = await self._measurer.applied(work, decision.compaction, "reused")
-        if not guarded.budget.fits(guarded.count.tokens):
+        prepared = await self._measurer.applied(measured, decision.compaction, "reused")
+        if not prepared.budget.fits(prepared.count.tokens):
             return None
         return BuiltCompaction(decision.compaction, decision.compaction, Effort())
 
-    async def _does(self, flown: _Flown, work: MeasuredRequest, level: Level) -> bool:
-        compaction = flown.made.compaction
-        if not usable(work.conversation, [compaction]):
+    async def _does(self, shared: _Shared, measured: MeasuredRequest, level: Level) -> bool:
+        compaction = shared.built.compaction
+        if not usable(measured.conversation, [compaction]):
             return False
-        guarded = await self._measurer.applied(work, compaction, "compacted")
-        return is_enough(work, level, compaction, guarded)
+        prepared = await self._measurer.applied(measured, compaction, "compacted")
+        return is_enough(measured, level, compaction, prepared)
 
     async def prepared_for(
-        self, request: Request, case: RequestContext, foreseen: Foreseen | None
+        self, request: Request, context: RequestContext, foreseen: Foreseen | None
     ) -> PreparedRequest | CompactionNeeded:
         """As `prepare`, without doing again what was done for the same request when this deployment was foreseen.
 
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        if foreseen is not None and foreseen.case == case:
+        if foreseen is not None and foreseen.context == context:
             prepared = foreseen.prepared
             if isinstance(prepared, CompactionNeeded):
                 # Its calls go the way that is known now.
-                prepared = replace(prepared, work=replace(prepared.work, case=case))
-            if (await self._measurer.window(case)).is_like(prepared.window):
+                prepared = replace(prepared, measured=replace(prepared.measured, context=context))
+            if (await self._measurer.window(context)).is_like(prepared.window):
                 return prepared
-        return await self.prepare(request, case)
+        return await self.prepare(request, context)
 
-    async def has_shrunk(self, case: RequestContext, guarded: PreparedRequest) -> bool:
+    async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than what is about to be sent was made for: it may have waited.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `guard`.
         """
-        window = await self._measurer.window(case, prompt_tokens=guarded.count.tokens)
-        return window.tokens < guarded.window.tokens
+        window = await self._measurer.window(context, prompt_tokens=prepared.count.tokens)
+        return window.tokens < prepared.window.tokens
 
-    async def observe(self, request: Request, case: RequestContext) -> None:
+    async def observe(self, request: Request, context: RequestContext) -> None:
         """Reports what `guard` would do; no model call, no warm-up, no error, no change."""
         try:
-            work = await self._measurer.weigh(request, replace(case, warm_up=nothing))
+            measured = await self._measurer.measure(request, replace(context, warm_up=nothing))
         except CompactionError:
             return
-        if work.budget.own.triggers(work.count.tokens):
-            work = await hashed(work)
-            decision = await self._plan(work, ())
+        if measured.budget.own.triggers(measured.count.tokens):
+            measured = await hashed(measured)
+            decision = await self._plan(measured, ())
             planned = decision.levels[0] if isinstance(decision, Compact) else decision
-            after = planned.predicted_tokens if isinstance(planned, Level) else work.count.tokens
-            self.reporter.decided(work, "observed", after=after, reason=type(planned).__name__.lower())
+            after = planned.predicted_tokens if isinstance(planned, Level) else measured.count.tokens
+            self.reporter.decided(measured, "observed", after=after, reason=type(planned).__name__.lower())
 
-    def room(self, case: RequestContext) -> Reservation:
+    def room(self, context: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""
-        return Reservation(self._admission, case)
+        return Reservation(self._admission, context)
 
-    def learn_shared(self, case: RequestContext, parallel: int) -> None:
+    def learn_shared(self, context: RequestContext, parallel: int) -> None:
         """Takes note that so many answers fill one context together: an overflow far below the window has shown it."""
-        if self.windows.learn_shared(case.target, parallel):
+        if self.windows.learn_shared(context.target, parallel):
             logger.warning(
                 "shared_context model=%s: an overflow far below the window shows that parallel requests fill one "
                 "context; from now on they are fitted beside each other",
-                case.label,
+                context.label,
             )
 
     @property
@@ -434,9 +440,11 @@ class Compactor:
         await self.going_on.aclose()
         await self._store.aclose()
 
-    async def _plan(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:
-        budget = replace(work.budget, is_wanted=True) if work.case.is_wanted else work.budget
-        return await off_loop_if(work.is_long, lambda: plan(work.conversation, budget, work.depth, stored))
+    async def _plan(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:
+        budget = replace(measured.budget, is_wanted=True) if measured.context.is_wanted else measured.budget
+        return await off_loop_if(
+            measured.is_long, lambda: plan(measured.conversation, budget, measured.options, stored)
+        )
 
     async def _has_small_ones(self, scope: str) -> bool:
         """Returns True if small conversations of this tenant are looked up, too: one of them has been compacted.
@@ -462,131 +470,137 @@ class Compactor:
             await asyncio.wait_for(self._store.put_fact(scope, _WANTED_FACT, "1"), _STORE_TIMEOUT_S)
 
     async def _decide(
-        self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool = True
+        self, measured: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool = True
     ) -> PreparedRequest | CompactionNeeded:
         known = stored
         while True:
-            decision = await self._plan(work, known)
+            decision = await self._plan(measured, known)
             match decision:
                 case Keep():
-                    again = await self._prober.fitted(work)
+                    again = await self._prober.fitted(measured)
                     if again is not None:
                         return await self._decide(again, stored, shorten=shorten)
-                    return self._measurer.unchanged(work)
+                    return self._measurer.unchanged(measured)
                 case Reuse(compaction=compaction):
-                    guarded = await self._applied_surely(work, compaction, "reused")
-                    if guarded.budget.fits(guarded.count.tokens):
-                        await self._reuse(work, guarded, compaction)
-                        return guarded
+                    prepared = await self._applied_surely(measured, compaction, "reused")
+                    if prepared.budget.fits(prepared.count.tokens):
+                        await self._reuse(measured, prepared, compaction)
+                        return prepared
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
                 case Compact(levels=levels):
-                    reused = await self._reused(work, known)
-                    return reused or CompactionNeeded(work=work, levels=levels, stored=tuple(stored))
+                    reused = await self._reused(measured, known)
+                    return reused or CompactionNeeded(measured=measured, levels=levels, stored=tuple(stored))
                 case Refuse():
-                    again = await self._prober.with_floor(work)
+                    again = await self._prober.with_floor(measured)
                     if again is not None:
                         return await self._decide(again, stored, shorten=shorten)
-                    return await self._shortened_or_refused(work, stored, shorten=shorten)
+                    return await self._shortened_or_refused(measured, stored, shorten=shorten)
                 case _:
                     assert_never(decision)
 
     async def _applied_surely(
-        self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
+        self, measured: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
     ) -> PreparedRequest:
         """What a compaction leaves to be sent, counted by the server if our doubt would decide about it."""
-        guarded = await self._measurer.applied(work, compaction, action)
-        if await self._prober.has_recounted(work, guarded):
-            return await self._measurer.applied(work, compaction, action)
-        return guarded
+        prepared = await self._measurer.applied(measured, compaction, action)
+        if await self._prober.has_recounted(measured, prepared):
+            return await self._measurer.applied(measured, compaction, action)
+        return prepared
 
-    async def _reused(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
+    async def _reused(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
         """An earlier compaction that still does, counted as it is sent; None if a new one is due.
 
         What the planner foresees of it is an estimate; the server may have counted all of it but the newest messages.
         """
-        found = await off_loop_if(bool(stored) and work.is_long, lambda: usable(work.conversation, stored))
+        found = await off_loop_if(bool(stored) and measured.is_long, lambda: usable(measured.conversation, stored))
         for compaction in found[:1]:
             if compaction.provisional:
                 continue
-            guarded = await self._applied_surely(work, compaction, "reused")
-            if not guarded.budget.triggers(guarded.count.tokens):
-                await self._reuse(work, guarded, compaction)
-                return guarded
+            prepared = await self._applied_surely(measured, compaction, "reused")
+            if not prepared.budget.triggers(prepared.count.tokens):
+                await self._reuse(measured, prepared, compaction)
+                return prepared
         return None
 
-    async def _reuse(self, work: MeasuredRequest, guarded: PreparedRequest, compaction: Compaction) -> None:
+    async def _reuse(self, measured: MeasuredRequest, prepared: PreparedRequest, compaction: Compaction) -> None:
         """Tells of a reuse; what was written ahead is in effect from now on, also if a later turn is smaller."""
-        self.reporter.applied(work, "reused", guarded, compaction)
-        if (compaction.ahead or compaction.early) and not work.case.is_supposed:
-            await self._builder.put_into_effect(work, compaction)
+        self.reporter.applied(measured, "reused", prepared, compaction)
+        if (compaction.ahead or compaction.early) and not measured.context.is_supposed:
+            await self._builder.put_into_effect(measured, compaction)
 
     async def _shortened_or_refused(
-        self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
+        self, measured: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
     ) -> PreparedRequest | CompactionNeeded:
         """The request with its largest texts cut to excerpts if the operator allows it, else the error."""
-        if not work.is_shortened and (messages := await self._with_less_data(work, work.budget.prompt_limit_tokens)):
-            return await self._decide_shortened(work, messages, stored, reason="attached", shorten=shorten)
-        messages = await self._shortened(work) if shorten else None
+        if not measured.is_shortened and (
+            messages := await self._with_less_data(measured, measured.budget.prompt_limit_tokens)
+        ):
+            return await self._decide_shortened(measured, messages, stored, reason="attached", shorten=shorten)
+        messages = await self._shortened(measured) if shorten else None
         if not messages:
-            raise await self._refusal(work)
-        return await self._decide_shortened(work, messages, stored, reason="excerpt", shorten=False)
+            raise await self._refusal(measured)
+        return await self._decide_shortened(measured, messages, stored, reason="excerpt", shorten=False)
 
     async def _decide_shortened(
         self,
-        work: MeasuredRequest,
+        measured: MeasuredRequest,
         messages: tuple[Message, ...],
         stored: Sequence[Compaction],
         *,
         reason: str,
         shorten: bool = True,
     ) -> PreparedRequest | CompactionNeeded:
-        again = await self._measurer.shortened(work, messages)
+        again = await self._measurer.shortened(measured, messages)
         decided = await self._decide(again, stored, shorten=shorten)
         if isinstance(decided, PreparedRequest) and decided.round == 0:
-            self.reporter.decided(work, "fallback", guarded=decided, reason=reason)
+            self.reporter.decided(measured, "fallback", prepared=decided, reason=reason)
         return decided
 
-    async def _with_less_data(self, work: MeasuredRequest, limit_tokens: int) -> tuple[Message, ...] | None:
+    async def _with_less_data(self, measured: MeasuredRequest, limit_tokens: int) -> tuple[Message, ...] | None:
         """The request with less of the data attached to what is not answered yet; None if all may stay."""
-        return await off_loop_if(work.is_long, lambda: with_less_data(work.conversation, work.budget, limit_tokens))
-
-    async def _shortened(self, work: MeasuredRequest) -> tuple[Message, ...] | None:
-        settings = work.case.settings
         return await off_loop_if(
-            work.is_long,
+            measured.is_long, lambda: with_less_data(measured.conversation, measured.budget, limit_tokens)
+        )
+
+    async def _shortened(self, measured: MeasuredRequest) -> tuple[Message, ...] | None:
+        settings = measured.context.settings
+        return await off_loop_if(
+            measured.is_long,
             lambda: shortened(
-                work.conversation,
-                work.budget,
+                measured.conversation,
+                measured.budget,
                 tool_results=settings.oversized_tool_result == "excerpt",
                 user_message=settings.oversized_user_message == "excerpt",
             ),
         )
 
-    async def _refusal(self, work: MeasuredRequest) -> DoesNotFit:
-        if not work.case.goes_on:
+    async def _refusal(self, measured: MeasuredRequest) -> DoesNotFit:
+        if not measured.context.goes_on:
             # An answer that cannot be carried over is no refused request: the loop that carries it tells of it.
-            self.reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
-        count, fixed_tokens = work.count, work.conversation.fixed_tokens
+            self.reporter.decided(measured, "refused", after=measured.budget.floor_tokens, reason="does_not_fit")
+        count, fixed_tokens = measured.count, measured.conversation.fixed_tokens
         tools_share = count.tools_tokens / max(1, count.tools_tokens + count.overhead_tokens)
         return await off_loop_if(
-            work.is_long,
-            lambda: refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens)),
+            measured.is_long,
+            lambda: refusal(
+                measured.context.label, measured.conversation, measured.budget, round(tools_share * fixed_tokens)
+            ),
         )
 
 
-def _note_length(work: MeasuredRequest) -> None:
+def _note_length(measured: MeasuredRequest) -> None:
     """Notes if the request may not be sent as it came (promise P8)."""
-    case, tokens = work.case, work.count.tokens
-    if not case.goes_on:
-        does_fit = work.budget.own.fits(tokens)
-        case.attempts.too_long = None if does_fit else unprepared(case.label, tokens, work.window.tokens)
+    context, tokens = measured.context, measured.count.tokens
+    if not context.goes_on:
+        does_fit = measured.budget.own.fits(tokens)
+        context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
 
 
-def _is_small(work: MeasuredRequest) -> bool:
+def _is_small(measured: MeasuredRequest) -> bool:
     """Nothing has to be looked up: it is too short ever to have been compacted."""
-    outside = work.budget.outside_tokens
+    outside = measured.budget.outside_tokens
     # The rest of an answer may need most of the window.
-    if (outside or work.case.goes_on) and not work.budget.own.fits(work.count.tokens):
+    if (outside or measured.context.goes_on) and not measured.budget.own.fits(measured.count.tokens):
         return False
-    return work.count.tokens - outside < _COMPACTED_BEFORE_RATIO * work.budget.usable_tokens
+    return measured.count.tokens - outside < _COMPACTED_BEFORE_RATIO * measured.budget.usable_tokens

@@ -148,7 +148,7 @@ class RequestContext:
         return self.now and not self.attempts.has_compacted
 
     @property
-    def depth(self) -> CompactionOptions:
+    def options(self) -> CompactionOptions:
         return CompactionOptions(
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.summary_max_tokens,
@@ -198,7 +198,7 @@ class MeasuredRequest:
         started_s: of the compactor's monotonic clock.
     """
 
-    case: RequestContext
+    context: RequestContext
     request: Request
     conversation: Conversation
     count: Count
@@ -218,18 +218,18 @@ class MeasuredRequest:
         return self.conversation.count_text
 
     @property
-    def depth(self) -> CompactionOptions:
-        return replace(self.case.depth, rereads=self.rereads)
+    def options(self) -> CompactionOptions:
+        return replace(self.context.options, rereads=self.rereads)
 
     @property
     def is_voluntary(self) -> bool:
         """Nothing but the client's wish asks for a compaction."""
-        return self.case.is_wanted and not self.budget.own.triggers(self.count.tokens)
+        return self.context.is_wanted and not self.budget.own.triggers(self.count.tokens)
 
     @property
     def phase(self) -> Phase:
         """Why the request is large: an answer outgrows it, tool results have come in, or it has just grown."""
-        if self.case.goes_on:
+        if self.context.goes_on:
             return "streaming"
         return "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
 
@@ -243,17 +243,17 @@ class CompactionNeeded:
         stored: what the store knew.
     """
 
-    work: MeasuredRequest
+    measured: MeasuredRequest
     levels: tuple[Level, ...]
     stored: tuple[Compaction, ...]
 
     @property
     def window(self) -> Window:
-        return self.work.window
+        return self.measured.window
 
     @property
     def will_fit(self) -> bool:
-        return self.work.budget.fits(self.levels[0].predicted_tokens)
+        return self.measured.budget.fits(self.levels[0].predicted_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,18 +304,18 @@ class PreparedRequest:
 class Foreseen(NamedTuple):
     """What came of a request at the deployment that it would go to, before its deployment was chosen."""
 
-    case: RequestContext
+    context: RequestContext
     prepared: PreparedRequest | CompactionNeeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
+class ContinuationPlan:
     """How an answer that was stopped could go on.
 
     Attributes:
         request: the conversation as the client sent it.
         partial: the answer so far.
-        roomy: `case`, in which nothing fits that leaves too little room for the rest.
+        roomy_context: `context`, in which nothing fits that leaves too little room for the rest.
         messages: the conversation that makes the model go on, before any compaction.
         prepared: the same as the engine would send it, or what has to be made first.
         ways: in which the server goes on itself, best first; none if the model is asked to.
@@ -323,8 +323,8 @@ class Prospect:
 
     request: Request
     partial: Partial
-    case: RequestContext
-    roomy: RequestContext
+    context: RequestContext
+    roomy_context: RequestContext
     messages: tuple[Message, ...]
     prepared: PreparedRequest | CompactionNeeded
     ways: tuple[Way, ...]

@@ -7,13 +7,19 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from litellm_compaction.core.continuation.request import Partial, Way, asked_to_go_on, can_end_in_answer, carried_over
+from litellm_compaction.core.continuation.request import (
+    Partial,
+    Way,
+    asked_to_go_on,
+    can_end_in_answer,
+    continued_request,
+)
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine.context import (
     CompactionNeeded,
+    ContinuationPlan,
     MeasuredRequest,
     PreparedRequest,
-    Prospect,
     RequestContext,
 )
 from litellm_compaction.engine.going_on import GoingOn, without_thoughts
@@ -57,31 +63,31 @@ class ContinuationPlanner:
         self._windows = windows
         self._wall_clock = wall_clock
 
-    async def carry_over(
+    async def continue_answer(
         self,
         request: Request,
         partial: Partial,
-        case: RequestContext,
+        context: RequestContext,
         room: Reservation | None = None,
         *,
         ways: Collection[Way] = _ASKING,
     ) -> PreparedRequest:
-        """Returns what to send so that the model goes on; arguments as `prospect`, and `room` as `Compactor.guard`.
+        """Returns what to send so that the model goes on; arguments as `plan`, and `room` as `Compactor.guard`.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as there.
         """
-        return await self.carried(await self.prospect(request, partial, case, ways=ways), room)
+        return await self.continued(await self.plan(request, partial, context, ways=ways), room)
 
-    async def prospect(
+    async def plan(
         self,
         request: Request,
         partial: Partial,
-        case: RequestContext,
+        context: RequestContext,
         *,
         room_tokens: int = 0,
         ways: Collection[Way] = _ASKING,
-    ) -> Prospect:
+    ) -> ContinuationPlan:
         """Plans how the model could go on with an answer; no model call, and nothing is told, taught or kept.
 
         Of the answer only the end stays verbatim: as much as lets the rest start early, else less and less of it.
@@ -89,7 +95,7 @@ class ContinuationPlanner:
         Args:
             request: the conversation that was being answered, as the client sent it.
             partial: the answer so far.
-            case: of the request.
+            context: of the request.
             room_tokens: what the rest of the answer must have at least; without it no compaction is worth a stop.
             ways: those that the carrier can send; `turn` always is.
 
@@ -97,28 +103,28 @@ class ContinuationPlanner:
             DoesNotFit: nothing leaves so much room.
             WindowUnknown, ModelNotLoaded: as `Compactor.guard`.
         """
-        window, count_text = await self._measurer.text_counter(case)
-        good = [way for way in await self._going_on.ways(case.target, window.source) if way in ways]
+        window, count_text = await self._measurer.text_counter(context)
+        good = [way for way in await self._going_on.ways(context.target, window.source) if way in ways]
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         # What the client wanted before its answer is done.
-        case = replace(case, now=False, focus="", goes_on=True)
+        context = replace(context, now=False, focus="", goes_on=True)
         # No server is asked: it may still be writing the very answer.
-        roomy = replace(case.with_room(room_tokens), measure=None, is_supposed=True)
+        roomy_context = replace(context.with_room(room_tokens), measure=None, is_supposed=True)
         whole_tokens = count_text(partial.text or partial.reasoning)
-        tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
+        tail_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
         while True:
-            messages = carried_over(
+            messages = continued_request(
                 request.messages,
                 partial,
                 tail_tokens=tail_tokens,
                 count=count_text,
                 ends_in_answer=ends_in_answer,
-                switch=no_thinking_switch(case.target.model),
+                switch=no_thinking_switch(context.target.model),
             )
             try:
-                prepared = await self._prepare(replace(request, messages=messages), roomy)
+                prepared = await self._prepare(replace(request, messages=messages), roomy_context)
             except DoesNotFit:
                 if tail_tokens <= _LEAST_TAIL_TOKENS:
                     raise
@@ -127,41 +133,41 @@ class ContinuationPlanner:
                     break
             tail_tokens = max(min(tail_tokens, whole_tokens) // 2, _LEAST_TAIL_TOKENS)
         if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
-            raise await self._refusal(prepared.work)
-        return Prospect(
+            raise await self._refusal(prepared.measured)
+        return ContinuationPlan(
             request=request,
             partial=partial,
-            case=case,
-            roomy=replace(roomy, is_supposed=False),
+            context=context,
+            roomy_context=replace(roomy_context, is_supposed=False),
             messages=messages,
             prepared=prepared,
             ways=tuple(good) if ends_in_answer else (),
         )
 
-    async def carried(self, prospect: Prospect, room: Reservation | None = None) -> PreparedRequest:
+    async def continued(self, plan: ContinuationPlan, room: Reservation | None = None) -> PreparedRequest:
         """Returns what to send so that the model goes on, in the best way that its server knows.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `Compactor.finish`.
         """
-        case = prospect.case
+        context = plan.context
         # What was only asked is decided again, so that what is sent is told and kept.
-        decided = await self._prepare(replace(prospect.request, messages=prospect.messages), prospect.roomy)
-        guarded = await self._finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
-        sent = prospect.messages if guarded.messages is None else guarded.messages
-        guarded = replace(guarded, messages=sent)
-        if not prospect.ways:
+        decided = await self._prepare(replace(plan.request, messages=plan.messages), plan.roomy_context)
+        prepared = await self._finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
+        sent = plan.messages if prepared.messages is None else prepared.messages
+        prepared = replace(prepared, messages=sent)
+        if not plan.ways:
             closing: Mapping[str, JsonValue] | None = None
-            if prospect.partial.closes:
-                family = await self._sources.family(case.target, guarded.window)
-                closing = without_thoughts(case.target, guarded.window.source, family.name)
-            return replace(guarded, way="turn", closing=closing)
-        if "raw" in prospect.ways:
-            prompt = await self._begun_prompt(case.target, guarded.window, sent)
+            if plan.partial.closes:
+                family = await self._sources.family(context.target, prepared.window)
+                closing = without_thoughts(context.target, prepared.window.source, family.name)
+            return replace(prepared, way="turn", closing=closing)
+        if "raw" in plan.ways:
+            prompt = await self._begun_prompt(context.target, prepared.window, sent)
             if prompt is not None:
-                is_trusted = await self._going_on.has_gone_on(case.target, "raw")
-                return replace(guarded, way="raw", prompt=prompt, is_trusted=is_trusted)
-        return await self.by_another_way(guarded, prospect.request, prospect.partial, case, room, ways=prospect.ways)
+                is_trusted = await self._going_on.has_gone_on(context.target, "raw")
+                return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted)
+        return await self.by_another_way(prepared, plan.request, plan.partial, context, room, ways=plan.ways)
 
     async def _begun_prompt(self, target: Target, window: Window, sent: Sequence[Message]) -> BegunPrompt | None:
         """The prompt that ends inside the last message, as LM Studio renders it, else as it is rendered here."""
@@ -174,10 +180,10 @@ class ContinuationPlanner:
 
     async def by_another_way(
         self,
-        guarded: PreparedRequest,
+        prepared: PreparedRequest,
         request: Request,
         partial: Partial,
-        case: RequestContext,
+        context: RequestContext,
         room: Reservation | None = None,
         *,
         ways: Collection[Way],
@@ -185,27 +191,27 @@ class ContinuationPlanner:
         """Returns the same list, with its compaction, for a server that does not go on by the way that was tried.
 
         Args:
-            guarded: what `carried` gave; its last message is the end of the answer.
-            request: as for `prospect`, and `partial`, `case` as well.
-            room: as for `carried`.
+            prepared: what `continued` gave; its last message is the end of the answer.
+            request: as for `plan`, and `partial`, `context` as well.
+            room: as for `continued`.
             ways: those that are left.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `Compactor.guard`.
         """
-        good = await self._going_on.ways(case.target, guarded.window.source)
+        good = await self._going_on.ways(context.target, prepared.window.source)
         if "prefill" in ways and "prefill" in good:
-            return replace(guarded, way="prefill", prompt=None, is_trusted=False)
-        messages = asked_to_go_on(guarded.messages, partial) if guarded.messages else request.messages
-        work = await self._measurer.weigh(replace(request, messages=messages), case)
-        if not work.budget.own.fits(work.count.tokens):
+            return replace(prepared, way="prefill", prompt=None, is_trusted=False)
+        messages = asked_to_go_on(prepared.messages, partial) if prepared.messages else request.messages
+        measured = await self._measurer.measure(replace(request, messages=messages), context)
+        if not measured.budget.own.fits(measured.count.tokens):
             # Our request is too much for it.
-            return await self.carry_over(request, partial, case, room)
+            return await self.continue_answer(request, partial, context, room)
         return replace(
-            guarded,
+            prepared,
             messages=messages,
-            count=work.count,
-            budget=work.budget.own,
+            count=measured.count,
+            budget=measured.budget.own,
             way="turn",
             prompt=None,
             is_trusted=False,
@@ -215,9 +221,9 @@ class ContinuationPlanner:
 def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int) -> bool:
     """Returns True if the rest of an answer has the output buffer before the streaming limit.
 
-    Without `room_tokens`, as for `prospect`, it only has to fit.
+    Without `room_tokens`, as for `plan`, it only has to fit.
     """
     if isinstance(prepared, CompactionNeeded):
-        tokens, budget = prepared.levels[0].predicted_tokens, prepared.work.budget
+        tokens, budget = prepared.levels[0].predicted_tokens, prepared.measured.budget
         return tokens <= (budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens)
     return not room_tokens or prepared.count.tokens <= prepared.budget.early_start_tokens

@@ -135,7 +135,7 @@ class Coordination:
         self, lease: Lease, look: Callable[[], Awaitable[_Result | None]], limit_s: float
     ) -> _Result | None:
         until_s, pause_s = self._clock() + limit_s, _LOOKS_EVERY_S[0]
-        while not await lease.take() and self._clock() < until_s:
+        while not await lease.acquire() and self._clock() < until_s:
             # Others who began in the same moment do not look in the same moment again.
             await self.wait(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - not a secret
             pause_s = min(1.5 * pause_s, _LOOKS_EVERY_S[1])
@@ -143,21 +143,21 @@ class Coordination:
                 return found
         return None
 
-    def behind(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def behind(self, measured: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Has something done that nothing waits for."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(measured)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def while_held(
-        self, work: Coroutine[Any, Any, None], *, farewell: Callable[[], Coroutine[Any, Any, None]]
+        self, measured: Coroutine[Any, Any, None], *, farewell: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
-        """Has `work` done until it is cancelled, or this process holds nothing any more that others wait for.
+        """Has `measured` done until it is cancelled, or this process holds nothing any more that others wait for.
 
         If the process ends before that, `farewell` tells the others what is still held.
         """
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(measured)
         self._held[task] = farewell
         task.add_done_callback(lambda ended_task: self._held.pop(ended_task, None))
         return task
@@ -204,7 +204,7 @@ class Lease:
         self._name = f"-{uuid.uuid4().hex}"
         self._renewing: asyncio.Task[None] | None = None
 
-    async def take(self) -> bool:
+    async def acquire(self) -> bool:
         """Takes it if it is free; returns True if it may be acted upon, as it may be when the board is lost."""
         if self._renewing is not None:
             return True

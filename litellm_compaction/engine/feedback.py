@@ -41,11 +41,11 @@ class _Kept:
     """What is known of a deployment's fact; times of the monotonic clock.
 
     Attributes:
-        gist: of what is kept in the store.
+        change_key: of what is kept in the store.
         seen: hash of the text that was last seen there.
     """
 
-    gist: tuple[object, ...] = ()
+    change_key: tuple[object, ...] = ()
     seen: int = 0
     read_s: float | None = None
     written_s: float | None = None
@@ -111,20 +111,20 @@ class UsageFeedback:
     def keep(self, target_key: str) -> None:
         """Writes what was learned of a deployment soon, if it has changed noticeably."""
         kept = self._of(target_key)
-        if not kept.is_busy and self._counter.gist(target_key) != kept.gist:
+        if not kept.is_busy and self._counter.change_key(target_key) != kept.change_key:
             self._start(kept, self._write(target_key, kept))
 
     async def aclose(self) -> None:
         """Writes what has not been written yet; call before the store is closed."""
         await ended(self._tasks)
         for target_key, kept in self._kept.items():
-            if kept.gist != self._counter.gist(target_key):
+            if kept.change_key != self._counter.change_key(target_key):
                 await self._put(target_key, kept)
 
     def _of(self, target_key: str) -> _Kept:
         found = self._kept.get(target_key)
         if found is None:
-            found = self._kept[target_key] = _Kept(gist=self._counter.gist(target_key))
+            found = self._kept[target_key] = _Kept(change_key=self._counter.change_key(target_key))
         return found
 
     async def _read(self, target_key: str, kept: _Kept) -> None:
@@ -149,7 +149,7 @@ class UsageFeedback:
 
     async def _put(self, target_key: str, kept: _Kept) -> None:
         kept.written_s = self._clock()
-        gist = self._counter.gist(target_key)
+        change_key = self._counter.change_key(target_key)
         text = self._counter.as_json(target_key)
         try:
             merge = self._store.merge_fact(FACTS_SCOPE, _FACT_KEY + target_key, text, joined)
@@ -158,7 +158,7 @@ class UsageFeedback:
             self._warn(error)
             both = text
         # After a failure too: the next noticeable change is the next attempt.
-        kept.gist = gist
+        kept.change_key = change_key
         if both == text:
             kept.seen = hash(text)
         else:
@@ -169,18 +169,18 @@ class UsageFeedback:
         if hash(text) == kept.seen:
             return
         kept.seen = hash(text)
-        before = self._counter.gist(target_key)
+        before = self._counter.change_key(target_key)
         self._counter.take_over(target_key, text)
-        if before == kept.gist:
-            kept.gist = self._counter.gist(target_key)
+        if before == kept.change_key:
+            kept.change_key = self._counter.change_key(target_key)
 
-    def _start(self, kept: _Kept, work: Coroutine[None, None, None]) -> None:
+    def _start(self, kept: _Kept, measured: Coroutine[None, None, None]) -> None:
         kept.is_busy = True
         try:
-            task = asyncio.get_running_loop().create_task(work)
+            task = asyncio.get_running_loop().create_task(measured)
         except RuntimeError:
             # Nobody waits for a store outside an event loop.
-            work.close()
+            measured.close()
             kept.is_busy = False
             return
         self._tasks.add(task)
@@ -203,35 +203,35 @@ class ReplyReader:
         self._asking: set[asyncio.Task[object]] = set()
 
     def learn(
-        self, case: RequestContext, guarded: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
+        self, context: RequestContext, prepared: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
 
         Args:
-            case: of the request.
-            guarded: what was sent.
+            context: of the request.
+            prepared: what was sent.
             prompt_tokens: as the server reported them for exactly that.
             completion_tokens: likewise; 0 for an empty answer.
         """
         if completion_tokens > 0:
-            self._windows.served(case.target, prompt_tokens)
-        reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
+            self._windows.served(context.target, prompt_tokens)
+        reason = truncation(prepared, prompt_tokens, completion_tokens, self._counter)
         if not reason:
             # A reply that was itself truncated is not learned: it would teach the counter a wrong ratio.
-            if case.target.is_listed and self._counter.may_be_cut(guarded.count, prompt_tokens):
-                self._begin(self._learn_if_whole(case, guarded, prompt_tokens, completion_tokens))
+            if context.target.is_listed and self._counter.may_be_cut(prepared.count, prompt_tokens):
+                self._begin(self._learn_if_whole(context, prepared, prompt_tokens, completion_tokens))
             else:
-                self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
+                self._feedback.learn(context.target.key, context.label, prepared.count, prompt_tokens)
             return
-        is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
+        is_inside = prompt_tokens < _INSIDE_RATIO * prepared.window.tokens
         is_low = reason == "prompt_far_below_count"
-        if is_low and is_inside and self._feedback.explains(case.target.key, guarded.count, prompt_tokens):
+        if is_low and is_inside and self._feedback.explains(context.target.key, prepared.count, prompt_tokens):
             return
-        self._windows.invalidate(case.target)
-        if case.target.is_listed:
-            self._begin(self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason))
+        self._windows.invalidate(context.target)
+        if context.target.is_listed:
+            self._begin(self._alarm_if_cut(context, prepared, prompt_tokens, completion_tokens, reason))
             return
-        self._reporter.alarmed(case, guarded, prompt_tokens, reason)
+        self._reporter.alarmed(context, prepared, prompt_tokens, reason)
 
     async def aclose(self) -> None:
         """Gives what still asks for windows a moment, so that the last answer's lesson is kept; then ends it."""
@@ -245,18 +245,23 @@ class ReplyReader:
         task.add_done_callback(self._asking.discard)
 
     async def _learn_if_whole(
-        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int
+        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Learns a number far below a doubtful count if the window, read again, still holds what was sent.
 
         A model that has been loaded anew with a smaller one cuts the prompt, and answers as if nothing had happened.
         """
         reason = "prompt_far_below_count"
-        if not await self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason):
-            self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
+        if not await self._alarm_if_cut(context, prepared, prompt_tokens, completion_tokens, reason):
+            self._feedback.learn(context.target.key, context.label, prepared.count, prompt_tokens)
 
     async def _alarm_if_cut(
-        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, reason: str
+        self,
+        context: RequestContext,
+        prepared: PreparedRequest,
+        prompt_tokens: int,
+        completion_tokens: int,
+        reason: str,
     ) -> bool:
         """Returns True, and raises the alarm, if the window, read again, is too small for what was sent.
 
@@ -265,34 +270,34 @@ class ReplyReader:
         larger one since.
         """
         try:
-            window = await self._windows.resolve(case.target, fresh=True)
+            window = await self._windows.resolve(context.target, fresh=True)
         except CompactionError:
             window = None
-        is_fit = window is not None and guarded.count.tokens <= window.tokens
+        is_fit = window is not None and prepared.count.tokens <= window.tokens
         is_cut = window is None or not is_fit or bool(_is_full(window.tokens, prompt_tokens, completion_tokens))
         if is_cut:
-            self._reporter.alarmed(case, guarded, prompt_tokens, reason)
+            self._reporter.alarmed(context, prepared, prompt_tokens, reason)
         return is_cut
 
-    def learn_overflow(self, case: RequestContext, guarded: PreparedRequest | None, overflow: Overflow) -> None:
+    def learn_overflow(self, context: RequestContext, prepared: PreparedRequest | None, overflow: Overflow) -> None:
         """Takes note of an overflow error: the window we knew is out of date, and what the error names is true.
 
-        `guarded` is what was sent; None when that is not certain.
+        `prepared` is what was sent; None when that is not certain.
         """
-        self._windows.invalidate(case.target)
+        self._windows.invalidate(context.target)
         if overflow.window_tokens is not None:
-            self._windows.learn(case.target, overflow.window_tokens)
-        if overflow.prompt_tokens is not None and guarded is not None:
+            self._windows.learn(context.target, overflow.window_tokens)
+        if overflow.prompt_tokens is not None and prepared is not None:
             # In the middle of an answer the number has what was generated in it, which makes no anchor.
-            count = replace(guarded.count, prints=(), anchor=None)
-            self._feedback.learn(case.target.key, case.label, count, overflow.prompt_tokens)
+            count = replace(prepared.count, prints=(), anchor=None)
+            self._feedback.learn(context.target.key, context.label, count, overflow.prompt_tokens)
 
 
-def truncation(guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
+def truncation(prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
     """Returns one word for what a reply's usage says of a prompt that the server did not see whole, else ""."""
-    if full := _is_full(guarded.window.tokens, prompt_tokens, completion_tokens):
+    if full := _is_full(prepared.window.tokens, prompt_tokens, completion_tokens):
         return full
-    return "prompt_far_below_count" if counter.is_suspicious(guarded.count, prompt_tokens) else ""
+    return "prompt_far_below_count" if counter.is_suspicious(prepared.count, prompt_tokens) else ""
 
 
 def _is_full(window_tokens: int, prompt_tokens: int, completion_tokens: int) -> str:

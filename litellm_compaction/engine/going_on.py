@@ -198,7 +198,7 @@ class GoingOn:
         self._known[key] = {**known, way: after}
         if before.is_good(now_s) and not after.is_good(now_s):
             logger.warning("going_on model=%s way=%s outcome=%s; the next way is used", label, way, outcome)
-        if _gist(after) != _gist(before):
+        if _change_key(after) != _change_key(before):
             task = asyncio.get_running_loop().create_task(self._write(key))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
@@ -216,7 +216,7 @@ class GoingOn:
             logger.debug("going_on_not_kept %s", type(error).__name__)
 
 
-def _gist(record: Record) -> tuple[bool, int, float]:
+def _change_key(record: Record) -> tuple[bool, int, float]:
     """What of a record decides; that a way has led on once more is not written down."""
     return record.has_gone_on, record.failures, record.last_failed_s if record.failures else 0.0
 

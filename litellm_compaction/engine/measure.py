@@ -72,7 +72,7 @@ class RequestMeasurer:
         self._clock = clock
         self._warm_ups: Flights[None] = Flights()
 
-    async def weigh(self, request: Request, case: RequestContext) -> MeasuredRequest:
+    async def measure(self, request: Request, context: RequestContext) -> MeasuredRequest:
         """Returns the request with its sizes, its window and its budget, still without hashes.
 
         Raises:
@@ -81,39 +81,41 @@ class RequestMeasurer:
             OwnTemplate: the client brings a template, and the server is not LM Studio, which has its own in any case.
         """
         started_s = self._clock()
-        if request.has_own_template and not case.target.is_lmstudio:
+        if request.has_own_template and not context.target.is_lmstudio:
             raise OwnTemplate
-        window = await self.window(case)
-        family = await self._sources.family(case.target, window)
-        count = await self._count(case.target, family, request, window.tokens)
+        window = await self.window(context)
+        family = await self._sources.family(context.target, window)
+        count = await self._count(context.target, family, request, window.tokens)
         if _may_be_cut(count.tokens, window):
-            before, window = window, await self.window(case, prompt_tokens=count.tokens)
+            before, window = window, await self.window(context, prompt_tokens=count.tokens)
             if not window.is_like(before):
-                family = await self._sources.family(case.target, window)
-                count = await self._count(case.target, family, request, window.tokens)
-        make = partial(self._measured, request, case, window, family, count, started_s)
+                family = await self._sources.family(context.target, window)
+                count = await self._count(context.target, family, request, window.tokens)
+        make = partial(self._measured, request, context, window, family, count, started_s)
         return await off_loop_if(is_long(request.messages), make)
 
-    async def weigh_ids(self, tokens: int, case: RequestContext) -> MeasuredRequest:
-        """As `weigh`, for a prompt of so many token ids: it has no text, and its count is exact."""
-        work = await self.weigh(Request(messages=(user_message(""),)), case)
-        own = replace(work.count, tokens=tokens, raw_tokens=tokens, sizes=(tokens,), tools_tokens=0, overhead_tokens=0)
+    async def weigh_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
+        """As `measure`, for a prompt of so many token ids: it has no text, and its count is exact."""
+        measured = await self.measure(Request(messages=(user_message(""),)), context)
+        own = replace(
+            measured.count, tokens=tokens, raw_tokens=tokens, sizes=(tokens,), tools_tokens=0, overhead_tokens=0
+        )
         count = replace(own, error_ratio=0.0, text_error_ratio=0.0, text_ratio=1.0, exact=True, prints=(), anchor=None)
-        return self._measured(work.request, case, work.window, work.family, count, work.started_s)
+        return self._measured(measured.request, context, measured.window, measured.family, count, measured.started_s)
 
-    async def again(self, work: MeasuredRequest) -> MeasuredRequest:
-        """`work` by what the counter has learned since."""
-        count = await self.count_request(work, work.request)
-        return self._like(work, work.request, count, is_shortened=work.is_shortened)
+    async def again(self, measured: MeasuredRequest) -> MeasuredRequest:
+        """`measured` by what the counter has learned since."""
+        count = await self.count_request(measured, measured.request)
+        return self._like(measured, measured.request, count, is_shortened=measured.is_shortened)
 
-    async def shortened(self, work: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
-        """`work` with other messages in the client's place; the client will send its own again, so hashes stay."""
-        request = replace(work.request, messages=messages)
-        count = await self.count_request(work, request)
-        return self._like(work, request, count, is_shortened=True, tokens_before=work.tokens_before)
+    async def shortened(self, measured: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
+        """`measured` with other messages in the client's place; the client will send its own again, so hashes stay."""
+        request = replace(measured.request, messages=messages)
+        count = await self.count_request(measured, request)
+        return self._like(measured, request, count, is_shortened=True, tokens_before=measured.tokens_before)
 
-    async def count_request(self, work: MeasuredRequest, request: Request) -> Count:
-        return await self._count(work.case.target, work.family, request, work.window.tokens)
+    async def count_request(self, measured: MeasuredRequest, request: Request) -> Count:
+        return await self._count(measured.context.target, measured.family, request, measured.window.tokens)
 
     async def _count(self, target: Target, family: Family, request: Request, window_tokens: int) -> Count:
         """The tokens of a request; of one that is far too long, what decides is counted and the rest estimated."""
@@ -126,13 +128,13 @@ class RequestMeasurer:
         count = await self._counter.count(target.key, family, known, asker=target.asker)
         return count if counted is None else _with_rest(count, counted)
 
-    def with_floor(self, work: MeasuredRequest, count: Count) -> MeasuredRequest:
-        """`work` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
-        conversation, budget = work.conversation, work.budget
+    def with_floor(self, measured: MeasuredRequest, count: Count) -> MeasuredRequest:
+        """`measured` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
+        conversation, budget = measured.conversation, measured.budget
         protected = conversation.protected
         if len(protected) == len(conversation.messages) == len(count.sizes) and not conversation.has_data_to_cover:
             # Nothing of it can be covered: the floor is the request.
-            return self._like(work, work.request, count, floor_count=count, is_shortened=work.is_shortened)
+            return self._like(measured, measured.request, count, floor_count=count, is_shortened=measured.is_shortened)
         record_tokens = RECORD_TOKENS if len(protected) < len(conversation.messages) else 0
         ratio = min(1.0, count.tokens / max(1, conversation.floor_tokens - record_tokens))
         conversation = replace(
@@ -149,7 +151,7 @@ class RequestMeasurer:
         floor_ratio = 0.0 if count.is_told else count.error_ratio
         error_ratio = min(budget.error_ratio, share * floor_ratio + (1 - share) * rest_ratio)
         return replace(
-            work,
+            measured,
             conversation=conversation,
             budget=replace(
                 budget,
@@ -160,107 +162,107 @@ class RequestMeasurer:
             floor_count=count,
         )
 
-    def unchanged(self, work: MeasuredRequest) -> PreparedRequest:
+    def unchanged(self, measured: MeasuredRequest) -> PreparedRequest:
         """The request as it was measured, to be sent."""
         return PreparedRequest(
-            action="compacted" if work.is_shortened else "none",
-            messages=work.request.messages if work.is_shortened else None,
-            tokens_before=work.tokens_before,
-            count=work.count,
-            count_text=work.count_text,
-            budget=work.budget.own,
-            window=work.window,
-            doubt_tokens=self._counter.told.doubt_tokens(work.case.target.key, work.count),
+            action="compacted" if measured.is_shortened else "none",
+            messages=measured.request.messages if measured.is_shortened else None,
+            tokens_before=measured.tokens_before,
+            count=measured.count,
+            count_text=measured.count_text,
+            budget=measured.budget.own,
+            window=measured.window,
+            doubt_tokens=self._counter.told.doubt_tokens(measured.context.target.key, measured.count),
         )
 
     async def applied(
-        self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
+        self, measured: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
     ) -> PreparedRequest:
         """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
-        covered = work.conversation.messages
-        messages = await off_loop_if(work.is_long, lambda: _with_every_result(apply(covered, compaction)))
-        count = await self.count_request(work, replace(work.request, messages=messages))
-        if work.floor_count is not None:
+        covered = measured.conversation.messages
+        messages = await off_loop_if(measured.is_long, lambda: _with_every_result(apply(covered, compaction)))
+        count = await self.count_request(measured, replace(measured.request, messages=messages))
+        if measured.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
-            count = holding(count, [work.floor_count])
+            count = holding(count, [measured.floor_count])
         return PreparedRequest(
             action=action,
             messages=messages,
-            tokens_before=work.tokens_before,
+            tokens_before=measured.tokens_before,
             count=count,
-            count_text=work.count_text,
-            budget=replace(work.budget, error_ratio=count.error_ratio, own_error_ratio=None),
-            window=work.window,
-            doubt_tokens=self._counter.told.doubt_tokens(work.case.target.key, count),
+            count_text=measured.count_text,
+            budget=replace(measured.budget, error_ratio=count.error_ratio, own_error_ratio=None),
+            window=measured.window,
+            doubt_tokens=self._counter.told.doubt_tokens(measured.context.target.key, count),
             round=compaction.round,
         )
 
-    async def text_counter(self, case: RequestContext) -> tuple[Window, Callable[[str], int]]:
+    async def text_counter(self, context: RequestContext) -> tuple[Window, Callable[[str], int]]:
         """Returns a case's window, and how its model counts text.
 
         Raises:
-            WindowUnknown, ModelNotLoaded: as `weigh`.
+            WindowUnknown, ModelNotLoaded: as `measure`.
         """
-        window = await self.window(case)
-        family = await self._sources.family(case.target, window)
-        return window, self._counter.text_counter(case.target.key, family, asker=case.target.asker)
+        window = await self.window(context)
+        family = await self._sources.family(context.target, window)
+        return window, self._counter.text_counter(context.target.key, family, asker=context.target.asker)
 
-    async def window(self, case: RequestContext, *, prompt_tokens: int = 0) -> Window:
+    async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
         """Returns the window of a case's target, after a warm-up if that is needed and wanted.
 
         Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them.
 
         Raises:
-            WindowUnknown, ModelNotLoaded: as `weigh`.
+            WindowUnknown, ModelNotLoaded: as `measure`.
         """
         try:
-            window = await self._windows.resolve(case.target)
+            window = await self._windows.resolve(context.target)
             is_doubtful = _may_be_cut(prompt_tokens, window)
-            return await self._windows.confirmed(case.target, window) if is_doubtful else window
+            return await self._windows.confirmed(context.target, window) if is_doubtful else window
         except ModelNotLoaded:
-            if case.settings.when_not_loaded == "error":
+            if context.settings.when_not_loaded == "error":
                 raise
-        await self._warm_ups.join(case.target.key, lambda: self._warm_up(case))
-        return await self._windows.resolve(case.target, fresh=True)
+        await self._warm_ups.join(context.target.key, lambda: self._warm_up(context))
+        return await self._windows.resolve(context.target, fresh=True)
 
-    async def _warm_up(self, case: RequestContext) -> None:
+    async def _warm_up(self, context: RequestContext) -> None:
         """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
 
         (lmstudio-bug-tracker 1751.)
         """
         if self._coordination is None:
-            await case.warm_up()
+            await context.warm_up()
             return
 
         async def loaded() -> Window | None:
             try:
-                return await self._windows.resolve(case.target, fresh=True)
+                return await self._windows.resolve(context.target, fresh=True)
             except ModelNotLoaded:
                 return None
 
-        topic = f"warm-up {shared_name(f'{case.target.api_base} {case.target.model}')}"
-        limit_s = case.settings.warm_up_timeout_s
+        topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
+        limit_s = context.settings.warm_up_timeout_s
         async with self._coordination.one_of_all(topic, loaded, limit_s=limit_s) as found:
             # Another may have done it a moment ago.
             if found is None and await loaded() is None:
-                await case.warm_up()
+                await context.warm_up()
 
-    def _like(self, work: MeasuredRequest, request: Request, count: Count, **changes: Any) -> MeasuredRequest:
-        """A request made of `work`'s, which comes again under the same hashes."""
-        made = self._measured(request, work.case, work.window, work.family, count, work.started_s)
-        conversation = replace(made.conversation, hashes=work.conversation.hashes)
+    def _like(self, measured: MeasuredRequest, request: Request, count: Count, **changes: Any) -> MeasuredRequest:
+        """A request made of `measured`'s, which comes again under the same hashes."""
+        made = self._measured(request, measured.context, measured.window, measured.family, count, measured.started_s)
+        conversation = replace(made.conversation, hashes=measured.conversation.hashes)
         return replace(made, conversation=conversation, **changes)
 
     def _measured(
         self,
         request: Request,
-        case: RequestContext,
+        context: RequestContext,
         window: Window,
         family: Family,
         count: Count,
         started_s: float,
     ) -> MeasuredRequest:
-        count_text = self._counter.text_counter(case.target.key, family, asker=case.target.asker)
+        count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker)
         # What is made of the request begins otherwise: there the server's number for its beginning is no help.
         sizes = tuple(math.ceil(size * count.text_ratio) for size in count.sizes)
         conversation = Conversation(
@@ -273,13 +275,13 @@ class RequestMeasurer:
             own_tokens=count.tokens,
         )
         return MeasuredRequest(
-            case=case,
+            context=context,
             request=request,
             conversation=conversation,
             count=count,
             tokens_before=count.tokens,
             budget=Budget(
-                rules=case.rules(reasons=family.reasons),
+                rules=context.rules(reasons=family.reasons),
                 window_tokens=window.tokens,
                 floor_tokens=conversation.floor_tokens,
                 error_ratio=count.text_error_ratio,
@@ -374,11 +376,11 @@ def _chars(message: Message, read: Callable[[str], str] | None = None) -> int:
     return chars
 
 
-async def hashed(work: MeasuredRequest) -> MeasuredRequest:
-    """`work` with the chain of hashes under which compactions of its conversation are kept."""
-    messages = work.request.messages
+async def hashed(measured: MeasuredRequest) -> MeasuredRequest:
+    """`measured` with the chain of hashes under which compactions of its conversation are kept."""
+    messages = measured.request.messages
     hashes = await off_loop(messages, lambda: chain(messages))
-    return replace(work, conversation=replace(work.conversation, hashes=hashes))
+    return replace(measured, conversation=replace(measured.conversation, hashes=hashes))
 
 
 def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -388,18 +390,18 @@ def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     return with_every_result(messages)
 
 
-def is_enough(work: MeasuredRequest, level: Level, compaction: Compaction, guarded: PreparedRequest) -> bool:
+def is_enough(measured: MeasuredRequest, level: Level, compaction: Compaction, prepared: PreparedRequest) -> bool:
     """Returns True if a new compaction does, counted as it is sent; else the next level's turn has come (promise P5).
 
     Args:
-        work: the request.
+        measured: the request.
         level: what was to be made.
         compaction: what was made, perhaps at a later level.
-        guarded: what it leaves to be sent.
+        prepared: what it leaves to be sent.
     """
-    tokens, budget = guarded.count.tokens, guarded.budget
-    if not budget.fits(tokens) or tokens >= work.count.tokens:
+    tokens, budget = prepared.count.tokens, prepared.budget
+    if not budget.fits(tokens) or tokens >= measured.count.tokens:
         return False
     if isinstance(level, Edit) and tokens > level.predicted_tokens and budget.triggers(tokens):
         return False
-    return not chooses(compaction.rung) or not budget.triggers(tokens)
+    return not chooses(compaction.level) or not budget.triggers(tokens)

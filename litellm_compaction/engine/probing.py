@@ -85,282 +85,296 @@ class Prober:
         self._confirmed = 0
         self._rendered: Bounded[int, bool] = Bounded(_MAX_TARGETS)
 
-    async def settled(self, work: MeasuredRequest) -> MeasuredRequest:
-        """`work` by the server's own count if that decides: it has to be compacted, or its answer is cut short.
+    async def settled(self, measured: MeasuredRequest) -> MeasuredRequest:
+        """`measured` by the server's own count if that decides: it has to be compacted, or its answer is cut short.
 
-        Otherwise, and if nobody answers, `work` as it is.
+        Otherwise, and if nobody answers, `measured` as it is.
         """
-        if not _decides(work.budget.own, work.count, work.case.asked_tokens):
-            is_told = self._is_worth_a_call(work) and await self._has_told(work, work.request, work.count, is_free=True)
-            return await self._measurer.again(work) if is_told else work
-        await self._told(work, work.request, work.count)
-        return await self._measurer.again(work)
+        if not _decides(measured.budget.own, measured.count, measured.context.asked_tokens):
+            is_told = self._is_worth_a_call(measured) and await self._has_told(
+                measured, measured.request, measured.count, is_free=True
+            )
+            return await self._measurer.again(measured) if is_told else measured
+        await self._told(measured, measured.request, measured.count)
+        return await self._measurer.again(measured)
 
-    def _is_worth_a_call(self, work: MeasuredRequest) -> bool:
+    def _is_worth_a_call(self, measured: MeasuredRequest) -> bool:
         """LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
 
         Before a compaction, at the first contact with a model that a stand-in counts, and of images.
         """
-        count, target = work.count, work.case.target
+        count, target = measured.count, measured.context.target
         if self._windows.instance(target) is None or _is_exactly_told(count):
             return False
-        return count.images > 0 or self._is_new(work, count) or work.budget.own.triggers(count.tokens)
+        return count.images > 0 or self._is_new(measured, count) or measured.budget.own.triggers(count.tokens)
 
-    async def fitted(self, work: MeasuredRequest) -> MeasuredRequest | None:
-        """`work` by the server's own count, if it would be sent as it came and may be cut for all that is known.
+    async def fitted(self, measured: MeasuredRequest) -> MeasuredRequest | None:
+        """`measured` by the server's own count, if it would be sent as it came and may be cut for all that is known.
 
         None if it fits in any case, or the server does not say.
         """
-        if not _may_be_cut(work.budget.own, work.count):
+        if not _may_be_cut(measured.budget.own, measured.count):
             return None
-        await self._told(work, work.request, work.count)
-        again = await self._measurer.again(work)
+        await self._told(measured, measured.request, measured.count)
+        again = await self._measurer.again(measured)
         return None if _may_be_cut(again.budget.own, again.count) else again
 
     @staticmethod
-    def _is_new(work: MeasuredRequest, count: Count) -> bool:
+    def _is_new(measured: MeasuredRequest, count: Count) -> bool:
         """No answer has confirmed a count of such text; of a known model only if a window could cut it."""
-        is_certain = count.exact and count.tokens <= _CERTAIN_RATIO * work.window.tokens
+        is_certain = count.exact and count.tokens <= _CERTAIN_RATIO * measured.window.tokens
         return count.anchor is None and not (count.calibrated or is_certain)
 
-    async def with_floor(self, work: MeasuredRequest) -> MeasuredRequest | None:
-        """`work` by the count of what no compaction can shrink as a request of its own; None if that is known.
+    async def with_floor(self, measured: MeasuredRequest) -> MeasuredRequest | None:
+        """`measured` by the count of what no compaction can shrink as a request of its own; None if that is known.
 
         The server's own if it can be asked, else by what it has counted of such text: never by what the whole prompt
         had too much.
         """
-        if work.floor_count is not None:
+        if measured.floor_count is not None:
             return None
-        request = await off_loop(work.conversation.messages, lambda: _floor(work))
-        count = await self._measurer.count_request(work, request)
-        count = await self._told(work, request, count, is_floor=True)
-        return self._measurer.with_floor(await self._measurer.again(work), count)
+        request = await off_loop(measured.conversation.messages, lambda: _floor(measured))
+        count = await self._measurer.count_request(measured, request)
+        count = await self._told(measured, request, count, is_floor=True)
+        return self._measurer.with_floor(await self._measurer.again(measured), count)
 
-    async def _told(self, work: MeasuredRequest, request: Request, count: Count, *, is_floor: bool = False) -> Count:
+    async def _told(
+        self, measured: MeasuredRequest, request: Request, count: Count, *, is_floor: bool = False
+    ) -> Count:
         """The count of a request by the server; by its number for a part of it if all of it may be too long.
 
         A part that is certainly shorter than the window shows what the server makes of the text and what its template
         leaves out. Whatever is not told stays an estimate. Of a floor, few large messages, the texts are cut short;
         else the part is the beginning.
         """
-        key = (work.case.target.key, count.fingerprint)
+        key = (measured.context.target.key, count.fingerprint)
         if key in self._narrowed:
             return self._narrowed[key]
         known: list[Count] = []
         for _ in range(_MOST_ROUNDS):
-            if count.is_told or await self._has_told(work, request, count):
-                return await self._measurer.count_request(work, request)
+            if count.is_told or await self._has_told(measured, request, count):
+                return await self._measurer.count_request(measured, request)
             hopeful_tokens = _hopeful_tokens(count, known)
-            if most_tokens(count) <= work.window.tokens or not _certain(work.budget).fits(hopeful_tokens):
+            if most_tokens(count) <= measured.window.tokens or not _certain(measured.budget).fits(hopeful_tokens):
                 break
-            part = None if is_floor else _beginning_of(work, request, count)
-            is_new = part is not None and not (await self._measurer.count_request(work, part)).is_told
+            part = None if is_floor else _beginning_of(measured, request, count)
+            is_new = part is not None and not (await self._measurer.count_request(measured, part)).is_told
             if not is_new and (is_floor or not known):
                 is_floor = True
-                part = await self._shortened(work, request, count, known)
+                part = await self._shortened(measured, request, count, known)
             if part is None:
                 break
             # The part before is in this one.
-            counted = holding(await self._measurer.count_request(work, part), known)
-            if not counted.is_told and not await self._has_told(work, part, counted):
+            counted = holding(await self._measurer.count_request(measured, part), known)
+            if not counted.is_told and not await self._has_told(measured, part, counted):
                 break
-            told = await self._measurer.count_request(work, part)
+            told = await self._measurer.count_request(measured, part)
             if known and told.raw_tokens <= known[0].raw_tokens:
                 break
             known = [told]
-            count = holding(await self._measurer.count_request(work, request), known)
+            count = holding(await self._measurer.count_request(measured, request), known)
         else:
             # What the last part has narrowed may be asked for as a whole now.
-            if await self._has_told(work, request, count):
-                return await self._measurer.count_request(work, request)
+            if await self._has_told(measured, request, count):
+                return await self._measurer.count_request(measured, request)
         if known and count.fingerprint:
             self._narrowed[key] = count
         return count
 
     async def _shortened(
-        self, work: MeasuredRequest, request: Request, count: Count, known: Sequence[Count]
+        self, measured: MeasuredRequest, request: Request, count: Count, known: Sequence[Count]
     ) -> Request | None:
         """The most of a request that certainly fits, with `known` parts in it; None if nothing of it does."""
-        limit_tokens = _limit_tokens(work, count)
+        limit_tokens = _limit_tokens(measured, count)
         for _ in range(_MOST_CUTS):
-            part = await off_loop(request.messages, partial(_cut, work, request, count, limit_tokens))
+            part = await off_loop(request.messages, partial(_cut, measured, request, count, limit_tokens))
             if part is None:
                 return None
-            counted = holding(await self._measurer.count_request(work, part), known)
-            if (most := most_tokens(counted)) <= work.window.tokens:
+            counted = holding(await self._measurer.count_request(measured, part), known)
+            if (most := most_tokens(counted)) <= measured.window.tokens:
                 return part
             # Without the beginning that the server has counted there is more doubt.
-            limit_tokens = int(_PART_RATIO * limit_tokens * work.window.tokens / most)
+            limit_tokens = int(_PART_RATIO * limit_tokens * measured.window.tokens / most)
         return None
 
-    async def has_recounted(self, work: MeasuredRequest, guarded: PreparedRequest) -> bool:
+    async def has_recounted(self, measured: MeasuredRequest, prepared: PreparedRequest) -> bool:
         """Returns True if the server has counted what a compaction made: in doubt, or as the operator wants.
 
         What is wanted (`count: probe`) costs one of the request's summary calls (promise P5) and an answer of 16
         tokens. Whatever goes wrong leaves the estimate.
         """
-        if guarded.messages is None:
+        if prepared.messages is None:
             return False
-        request = replace(work.request, messages=guarded.messages)
-        budget, count = guarded.budget, guarded.count
+        request = replace(measured.request, messages=prepared.messages)
+        budget, count = prepared.budget, prepared.count
         # Where the floor had to be asked about, there is nothing smaller to send.
-        is_last = work.floor_count is not None and not budget.fits(count.tokens)
+        is_last = measured.floor_count is not None and not budget.fits(count.tokens)
         is_refused_by_doubt = is_last and _certain(budget).fits(int(least_tokens(count)))
-        if is_refused_by_doubt or _may_be_cut(budget, count) or _decides(budget, count, work.case.asked_tokens):
-            await self._told(work, request, count)
+        if is_refused_by_doubt or _may_be_cut(budget, count) or _decides(budget, count, measured.context.asked_tokens):
+            await self._told(measured, request, count)
             return True
-        if self._windows.instance(work.case.target) is not None and guarded.count.anchor is None:
+        if self._windows.instance(measured.context.target) is not None and prepared.count.anchor is None:
             # LM Studio reads no prompt for its answer, and nothing that begins so has been answered yet.
-            return await self._has_told(work, request, guarded.count, is_free=True)
-        attempts = work.case.attempts
-        if guarded.action != "compacted" or work.case.settings.count != "probe" or work.case.measure is None:
+            return await self._has_told(measured, request, prepared.count, is_free=True)
+        attempts = measured.context.attempts
+        if (
+            prepared.action != "compacted"
+            or measured.context.settings.count != "probe"
+            or measured.context.measure is None
+        ):
             return False
-        if not attempts.may_recount or attempts.summary_calls_left < 1 or not guarded.budget.fits(guarded.count.tokens):
+        if (
+            not attempts.may_recount
+            or attempts.summary_calls_left < 1
+            or not prepared.budget.fits(prepared.count.tokens)
+        ):
             return False
         attempts.may_recount = False
         attempts.summary_calls_left -= 1
-        prompt_tokens = await work.case.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
-        if prompt_tokens is None or truncation(guarded, prompt_tokens, 1, self._counter):
+        prompt_tokens = await measured.context.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
+        if prompt_tokens is None or truncation(prepared, prompt_tokens, 1, self._counter):
             return False
-        self._feedback.learn(work.case.target.key, work.case.label, guarded.count, prompt_tokens)
+        self._feedback.learn(measured.context.target.key, measured.context.label, prepared.count, prompt_tokens)
         return True
 
-    async def does_render(self, work: MeasuredRequest, guarded: PreparedRequest) -> bool:
+    async def does_render(self, measured: MeasuredRequest, prepared: PreparedRequest) -> bool:
         """Returns False if LM Studio's template refuses what a compaction leaves, though not what the client has sent.
 
         Each form is asked about once: a template raises for roles and calls, and their order.
         """
-        target, messages = work.case.target, guarded.messages or ()
+        target, messages = measured.context.target, prepared.messages or ()
         roles = tuple((message.role, bool(message.calls), bool(message.call_id)) for message in messages)
-        form = hash((target.key, work.window.template, roles))
+        form = hash((target.key, measured.window.template, roles))
         if form not in self._rendered:
-            made, came = replace(work.request, messages=messages), work.request
+            made, came = replace(measured.request, messages=messages), measured.request
             is_refused = await self._windows.rendered(target, made) is None
             self._rendered[form] = not is_refused or await self._windows.rendered(target, came) is None
         return self._rendered[form]
 
-    async def _has_told(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool = False) -> bool:
+    async def _has_told(
+        self, measured: MeasuredRequest, request: Request, count: Count, *, is_free: bool = False
+    ) -> bool:
         """Returns True if the server has said what it counts for exactly this, so that it is counted anew.
 
         One question for all who ask the same at the same time; with `is_free` none that has it read the prompt.
         """
-        key = (work.case.target.key, count.fingerprint or id(request), is_free)
-        return await self._questions.join(key, lambda: self._ask(work, request, count, is_free=is_free))
+        key = (measured.context.target.key, count.fingerprint or id(request), is_free)
+        return await self._questions.join(key, lambda: self._ask(measured, request, count, is_free=is_free))
 
-    async def _ask(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool) -> bool:
-        target, ours = work.case.target, count
-        told, count = await self._told_for_nothing(work, request, ours)
-        if told is not None and self._needs_an_answer(work, ours, told):
-            await self._compare(work, request, ours)
-            told, count = await self._told_for_nothing(work, request, ours)
+    async def _ask(self, measured: MeasuredRequest, request: Request, count: Count, *, is_free: bool) -> bool:
+        target, ours = measured.context.target, count
+        told, count = await self._told_for_nothing(measured, request, ours)
+        if told is not None and self._needs_an_answer(measured, ours, told):
+            await self._compare(measured, request, ours)
+            told, count = await self._told_for_nothing(measured, request, ours)
         is_confirmed = told is not None
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
         most = most_tokens(count)
-        if told is None and not is_free and most <= work.window.tokens:
-            told = await self._answered(work, request, most)
-            if told is not None and await self._is_cut(work, count, told):
+        if told is None and not is_free and most <= measured.window.tokens:
+            told = await self._answered(measured, request, most)
+            if told is not None and await self._is_cut(measured, count, told):
                 return False
         if told is None:
             return False
         if not self._counter.take_over_exact(target.key, count, told, is_confirmed=is_confirmed):
-            told = await self._confirmed_tokens(work, request, told, most)
+            told = await self._confirmed_tokens(measured, request, told, most)
             if told is None or not self._counter.take_over_exact(target.key, count, told, is_confirmed=True):
                 return False
-        if not work.case.is_supposed:
+        if not measured.context.is_supposed:
             self._feedback.keep(target.key)
         return True
 
-    async def _is_cut(self, work: MeasuredRequest, count: Count, told: int) -> bool:
+    async def _is_cut(self, measured: MeasuredRequest, count: Count, told: int) -> bool:
         """An answer's number is low and the window, read again, smaller: a model that was loaded anew cuts.
 
         What is sent is then made for the window that was read.
         """
-        if not work.case.target.is_listed or not self._counter.may_be_cut(count, told):
+        if not measured.context.target.is_listed or not self._counter.may_be_cut(count, told):
             return False
         try:
-            return (await self._windows.resolve(work.case.target, fresh=True)).tokens < work.window.tokens
+            return (await self._windows.resolve(measured.context.target, fresh=True)).tokens < measured.window.tokens
         except CompactionError:
             return True
 
     async def _told_for_nothing(
-        self, work: MeasuredRequest, request: Request, count: Count
+        self, measured: MeasuredRequest, request: Request, count: Count
     ) -> tuple[int | None, Count]:
         """What the server's tokenizer says of a request, None if there is none to ask; and what learns from it.
 
         LM Studio's protocol says nothing of images, which cost what answers have taught. Reasoning is counted on top as
         the template shows it. Nothing is learned of either.
         """
-        target = work.case.target
+        target = measured.context.target
         if not target.is_lmstudio:
             return await self._windows.tokens_of(target, request), count
         reasons = any(message.reasoning for message in request.messages)
-        is_sayable = work.case.measure is not None and (count.rendered or not reasons)
+        is_sayable = measured.context.measure is not None and (count.rendered or not reasons)
         tokens = None
         if is_sayable and self._counter.told.is_believed(target.key):
             tokens = await self._windows.tokens_of(target, request)
         if tokens is None:
             return None, count
         beside_tokens = round(count.allowance_tokens - count.media_tokens if reasons else count.extras_tokens)
-        told = self._counter.told.take(target.key, work.case.label, count, tokens, beside_tokens)
+        told = self._counter.told.take(target.key, measured.context.label, count, tokens, beside_tokens)
         return told, count if told is None else replace(count, extras_tokens=beside_tokens + count.media_tokens)
 
-    def _needs_an_answer(self, work: MeasuredRequest, count: Count, told: int) -> bool:
+    def _needs_an_answer(self, measured: MeasuredRequest, count: Count, told: int) -> bool:
         """Only an unconfirmed number of LM Studio's protocol, higher than ours, refuses a request."""
-        certain, key = _certain(work.budget), work.case.target.key
+        certain, key = _certain(measured.budget), measured.context.target.key
         is_higher = told > count.tokens and certain.fits(int(least_tokens(count))) and not certain.fits(told)
         return is_higher and self._counter.told.is_unconfirmed(key, count)
 
-    async def _compare(self, work: MeasuredRequest, request: Request, count: Count) -> None:
+    async def _compare(self, measured: MeasuredRequest, request: Request, count: Count) -> None:
         """Holds a count by LM Studio's protocol against an answer: to as much of a request as certainly fits.
 
         Reasoning and extras are left out: templates render them or not.
         """
         messages = tuple(with_only_text(each, each.text) if each.reasoning else each for each in request.messages)
-        part = await self._shortened(work, replace(request, messages=messages, extras={}), count, ())
+        part = await self._shortened(measured, replace(request, messages=messages, extras={}), count, ())
         if part is None:
             return
-        counted = await self._measurer.count_request(work, part)
-        expected, _ = await self._told_for_nothing(work, part, counted)
-        if expected is None or expected + _OTHER_TOKENS > work.window.tokens:
+        counted = await self._measurer.count_request(measured, part)
+        expected, _ = await self._told_for_nothing(measured, part, counted)
+        if expected is None or expected + _OTHER_TOKENS > measured.window.tokens:
             return
-        if (told := await self._answered(work, part, most_tokens(counted))) is not None:
-            self._counter.take_over_exact(work.case.target.key, counted, told)
+        if (told := await self._answered(measured, part, most_tokens(counted))) is not None:
+            self._counter.take_over_exact(measured.context.target.key, counted, told)
 
-    async def _confirmed_tokens(self, work: MeasuredRequest, request: Request, told: int, most: int) -> int | None:
+    async def _confirmed_tokens(self, measured: MeasuredRequest, request: Request, told: int, most: int) -> int | None:
         """A number far below ours, or the one without what the server had in its cache; None if it does not say.
 
         A template may leave out calls and their results. A server that leaves out what it had in its cache says more if
         the prompt begins in another way.
         """
-        if most + _OTHER_TOKENS > work.window.tokens:
+        if most + _OTHER_TOKENS > measured.window.tokens:
             return None
         self._confirmed += 1
         first, *rest = request.messages
         other = replace(request, messages=(with_text(first, f"{self._confirmed} {first.text}"), *rest))
-        again = await self._answered(work, other, most + _OTHER_TOKENS)
+        again = await self._answered(measured, other, most + _OTHER_TOKENS)
         if again is None or again < told:
             return None
         return told if again <= told + _OTHER_TOKENS else again
 
-    async def _answered(self, work: MeasuredRequest, request: Request, most_tokens: int) -> int | None:
+    async def _answered(self, measured: MeasuredRequest, request: Request, most_tokens: int) -> int | None:
         """What the server reports for an answer of one token; None if it may not be asked, or says nothing."""
-        case, key = work.case, work.case.target.key
-        if case.measure is None or case.attempts.questions_left < 1 or not self._silent.is_over(key):
+        context, key = measured.context, measured.context.target.key
+        if context.measure is None or context.attempts.questions_left < 1 or not self._silent.is_over(key):
             return None
-        case.attempts.questions_left -= 1
-        room = self._room(work)
+        context.attempts.questions_left -= 1
+        room = self._room(measured)
         try:
             # A request that holds room already asks in it: it would wait for itself.
-            if not case.attempts.seats:
-                await room.take_for_question(work.window, most_tokens)
-            limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * most_tokens, case.settings.summary_timeout_s)
-            told = await asyncio.wait_for(case.measure(request), limit_s)
+            if not context.attempts.seats:
+                await room.acquire_for_question(measured.window, most_tokens)
+            limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * most_tokens, context.settings.summary_timeout_s)
+            told = await asyncio.wait_for(context.measure(request), limit_s)
         except (asyncio.TimeoutError, Overloaded):
             told = None
         finally:
-            room.leave()
+            room.release()
         if told is None:
-            logger.debug("question model=%s unanswered", case.label)
+            logger.debug("question model=%s unanswered", context.label)
             self._silent.begin(key)
         return told
 
@@ -407,27 +421,27 @@ def _hopeful_tokens(count: Count, known: Sequence[Count]) -> int:
     return int(count.tokens * (_LEAST_KNOWN_RATIO if count.calibrated else _LEAST_RATIO))
 
 
-def _floor(work: MeasuredRequest) -> Request:
+def _floor(measured: MeasuredRequest) -> Request:
     """What no compaction can shrink, as a request of its own."""
-    messages = work.request.messages
-    cut = work.conversation.latest_cut
+    messages = measured.request.messages
+    cut = measured.conversation.latest_cut
     kept = tuple(
         without_data(messages[index]) if index < cut else messages[index]
-        for index in sorted(work.conversation.protected)
+        for index in sorted(measured.conversation.protected)
     )
-    lead = system_prefix_length(kept)
-    if len(kept) == lead or kept[lead].role != "user":
+    prefix = system_prefix_length(kept)
+    if len(kept) == prefix or kept[prefix].role != "user":
         # Templates want the user's word first; so does what a compaction makes.
-        kept = (*kept[:lead], user_message("."), *kept[lead:])
-    return replace(work.request, messages=kept)
+        kept = (*kept[:prefix], user_message("."), *kept[prefix:])
+    return replace(measured.request, messages=kept)
 
 
-def _beginning_of(work: MeasuredRequest, request: Request, count: Count) -> Request | None:
+def _beginning_of(measured: MeasuredRequest, request: Request, count: Count) -> Request | None:
     """The longest beginning that is a valid request and certainly fits; None if that is too short to say much.
 
     The real request then finds it in the server's cache.
     """
-    messages, limit_tokens = request.messages, _limit_tokens(work, count)
+    messages, limit_tokens = request.messages, _limit_tokens(measured, count)
     tokens, found, found_tokens = count.overhead_tokens + count.tools_tokens, 0, 0
     for index, size in enumerate(count.sizes):
         tokens += size
@@ -441,12 +455,12 @@ def _beginning_of(work: MeasuredRequest, request: Request, count: Count) -> Requ
     return replace(request, messages=messages[:found])
 
 
-def _cut(work: MeasuredRequest, request: Request, count: Count, limit_tokens: int) -> Request | None:
+def _cut(measured: MeasuredRequest, request: Request, count: Count, limit_tokens: int) -> Request | None:
     """A request of so many tokens, its texts cut to one common length; None if that leaves little of them."""
     if request.extras and count.extras_tokens > limit_tokens // 2:
         return replace(request, extras={})
     texts = ["".join((message.text, *(call.arguments for call in message.calls))) for message in request.messages]
-    texts_tokens = list(map(work.count_text, texts))
+    texts_tokens = list(map(measured.count_text, texts))
     room_tokens = sum(texts_tokens) - (count.tokens - limit_tokens)
     level_tokens = common_level(texts_tokens, [1] * len(texts_tokens), room_tokens)
     if level_tokens < _LEAST_DOUBT_TOKENS:
@@ -454,18 +468,18 @@ def _cut(work: MeasuredRequest, request: Request, count: Count, limit_tokens: in
     return replace(
         request,
         messages=tuple(
-            message if tokens <= level_tokens else with_only_text(message, _beginning(text, level_tokens, work))
+            message if tokens <= level_tokens else with_only_text(message, _beginning(text, level_tokens, measured))
             for message, text, tokens in zip(request.messages, texts, texts_tokens, strict=True)
         ),
     )
 
 
-def _limit_tokens(work: MeasuredRequest, count: Count) -> int:
+def _limit_tokens(measured: MeasuredRequest, count: Count) -> int:
     """With so many tokens by our count a part of a request is certainly shorter than the window."""
-    return int(_PART_RATIO * work.window.tokens * count.tokens / most_tokens(count))
+    return int(_PART_RATIO * measured.window.tokens * count.tokens / most_tokens(count))
 
 
-def _beginning(text: str, limit_tokens: int, work: MeasuredRequest) -> str:
-    while text and (tokens := work.count_text(text)) > limit_tokens:
+def _beginning(text: str, limit_tokens: int, measured: MeasuredRequest) -> str:
+    while text and (tokens := measured.count_text(text)) > limit_tokens:
         text = text[: min(len(text) * max(limit_tokens, 0) // tokens, len(text) - 1)]
     return text

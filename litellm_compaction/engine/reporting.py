@@ -11,9 +11,9 @@ from litellm_compaction.engine.context import Effort, MeasuredRequest, PreparedR
 from litellm_compaction.events import (
     USED_AHEAD,
     USED_EARLY,
-    CarryEvent,
-    CarryOutcome,
     CompactionEvent,
+    ContinuationEvent,
+    ContinuationOutcome,
     Event,
     Observer,
     Outcome,
@@ -36,9 +36,9 @@ class Reporter:
 
     def applied(
         self,
-        work: MeasuredRequest,
+        measured: MeasuredRequest,
         outcome: Outcome,
-        guarded: PreparedRequest,
+        prepared: PreparedRequest,
         compaction: Compaction,
         *,
         effort: Effort | None = None,
@@ -49,34 +49,41 @@ class Reporter:
         """Tells of a record that is sent; of a reuse only once, though several hooks look at one client request.
 
         Args:
-            work: the request.
+            measured: the request.
             outcome: what was done.
-            guarded: what is sent.
+            prepared: what is sent.
             compaction: what was applied.
             effort: what making it took, if it is new.
             base: what it continues.
             known: what the conversation was sent with until now.
             reason: one word, if nothing was made.
         """
-        if work.case.is_supposed:
+        if measured.context.is_supposed:
             return
-        attempts = work.case.attempts
+        attempts = measured.context.attempts
         if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
             return
         attempts.told_hash = compaction.covered_hash
         if compaction.ahead or compaction.early:
-            is_needed = work.budget.own.triggers(work.count.tokens)
+            is_needed = measured.budget.own.triggers(measured.count.tokens)
             reason = USED_AHEAD if is_needed else USED_EARLY
         self.decided(
-            work, outcome, guarded=guarded, compaction=compaction, effort=effort, base=base, known=known, reason=reason
+            measured,
+            outcome,
+            prepared=prepared,
+            compaction=compaction,
+            effort=effort,
+            base=base,
+            known=known,
+            reason=reason,
         )
 
     def decided(
         self,
-        work: MeasuredRequest,
+        measured: MeasuredRequest,
         outcome: Outcome,
         *,
-        guarded: PreparedRequest | None = None,
+        prepared: PreparedRequest | None = None,
         compaction: Compaction | None = None,
         effort: Effort | None = None,
         base: Compaction | None = None,
@@ -85,48 +92,48 @@ class Reporter:
         reason: str = "",
     ) -> None:
         """Tells of a decision; arguments as `applied`, and `after` for the prompt's tokens if nothing is sent."""
-        if work.case.is_supposed:
+        if measured.context.is_supposed:
             return
-        scope, effort = work.case.scope, effort or Effort(reason=reason)
-        result_tokens = _result_tokens(work)
-        projected_tokens = work.tokens_before
+        scope, effort = measured.context.scope, effort or Effort(reason=reason)
+        result_tokens = _result_tokens(measured)
+        projected_tokens = measured.tokens_before
         if result_tokens and known is not None:
-            projected_tokens = applied_tokens(work.conversation, known)
+            projected_tokens = applied_tokens(measured.conversation, known)
         self._tell(
             CompactionEvent(
                 outcome=outcome,
-                phase=work.phase,
-                model=work.case.label,
-                window_tokens=work.window.tokens,
-                window_source=work.window.source,
-                tokens_before=work.tokens_before,
-                tokens_after=guarded.count.tokens if guarded else after,
+                phase=measured.phase,
+                model=measured.context.label,
+                window_tokens=measured.window.tokens,
+                window_source=measured.window.source,
+                tokens_before=measured.tokens_before,
+                tokens_after=prepared.count.tokens if prepared else after,
                 covered_messages=compaction.covered_messages if compaction else 0,
                 round=compaction.round if compaction else 0,
-                strategy=work.case.settings.strategy,
+                strategy=measured.context.settings.strategy,
                 pruning_model=effort.pruning_model,
                 summary_calls=effort.calls,
-                duration_ms=1000 * (self._clock() - work.started_s),
-                reason=effort.reason or (_OVERFLOW if work.case.refusal else ""),
+                duration_ms=1000 * (self._clock() - measured.started_s),
+                reason=effort.reason or (_OVERFLOW if measured.context.refusal else ""),
                 when_s=self._wall_clock(),
-                rung=compaction.rung if compaction else "",
+                rung=compaction.level if compaction else "",
                 summary_ms=1000 * effort.seconds,
                 compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
                 continues_id=compaction_id(scope, base.covered_hash) if base else "",
-                tenant=work.case.tenant,
-                refusal=work.case.refusal,
+                tenant=measured.context.tenant,
+                refusal=measured.context.refusal,
                 result_tokens=result_tokens,
                 projected_tokens=projected_tokens if result_tokens else 0,
-                limit_tokens=work.budget.own.prompt_limit_tokens if result_tokens else 0,
+                limit_tokens=measured.budget.own.prompt_limit_tokens if result_tokens else 0,
             )
         )
 
-    def carried_on(
+    def continued(
         self,
-        case: RequestContext,
-        guarded: PreparedRequest,
+        context: RequestContext,
+        prepared: PreparedRequest,
         *,
-        outcome: CarryOutcome,
+        outcome: ContinuationOutcome,
         attempt: int,
         used_tokens: int,
         lost_tokens: int,
@@ -134,39 +141,39 @@ class Reporter:
         """Tells how an answer at the limit went on, or ended.
 
         Args:
-            case: of the request.
-            guarded: what is sent now; what was sent last if the answer has ended.
+            context: of the request.
+            prepared: what is sent now; what was sent last if the answer has ended.
             outcome: what was done.
             attempt: which of the restarts this is; how many there were if the answer has ended.
             used_tokens: of the window, when the answer stopped.
             lost_tokens: of these, those that were generated and never reach the client.
         """
         self._tell(
-            CarryEvent(
+            ContinuationEvent(
                 outcome=outcome,
-                model=case.label,
-                window_tokens=guarded.window.tokens,
+                model=context.label,
+                window_tokens=prepared.window.tokens,
                 attempt=attempt,
-                attempts=case.settings.max_restarts,
+                attempts=context.settings.max_restarts,
                 tokens_before=used_tokens,
-                tokens_after=guarded.count.tokens if outcome == "restarted" else used_tokens,
+                tokens_after=prepared.count.tokens if outcome == "restarted" else used_tokens,
                 lost_tokens=lost_tokens,
                 when_s=self._wall_clock(),
-                tenant=case.tenant,
+                tenant=context.tenant,
             )
         )
 
-    def alarmed(self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, reason: str) -> None:
+    def alarmed(self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, reason: str) -> None:
         """Tells that the server did not see a whole prompt, by the usage that it reported."""
         self._tell(
             TruncationAlarm(
-                model=case.label,
-                window_tokens=guarded.window.tokens,
-                expected_tokens=guarded.count.tokens,
+                model=context.label,
+                window_tokens=prepared.window.tokens,
+                expected_tokens=prepared.count.tokens,
                 reported_tokens=prompt_tokens,
                 reason=reason,
                 when_s=self._wall_clock(),
-                tenant=case.tenant,
+                tenant=context.tenant,
             )
         )
 
@@ -175,11 +182,11 @@ class Reporter:
             observer(event)
 
 
-def _result_tokens(work: MeasuredRequest) -> int:
+def _result_tokens(measured: MeasuredRequest) -> int:
     """Tokens of the tool results that no assistant message follows, in the phase in which they are what is new."""
-    messages = work.conversation.messages
-    start = open_round_start(messages) if work.phase == "tool_response" else None
+    messages = measured.conversation.messages
+    start = open_round_start(messages) if measured.phase == "tool_response" else None
     if start is None:
         return 0
-    sizes = work.conversation.sizes
+    sizes = measured.conversation.sizes
     return sum(sizes[index] for index in range(start, len(messages)) if messages[index].role == "tool")

@@ -35,17 +35,17 @@ def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> 
     return admission == "pool" or (admission == "auto" and parallel > 1)
 
 
-def server_of(case: RequestContext) -> str:
+def server_of(context: RequestContext) -> str:
     """The name by which a request's server is known here."""
-    return str(case.target.api_base)
+    return str(context.target.api_base)
 
 
 class Reservation:
     """What one answer holds of its instance's context."""
 
-    def __init__(self, admission: Admission, case: RequestContext) -> None:
+    def __init__(self, admission: Admission, context: RequestContext) -> None:
         self._admission = admission
-        self._case = case
+        self._context = context
         self._seat: Seat | None = None
         # By its count, which stays the same object where a carrier tells the rest of it anew.
         self._taken_for: Count | None = None
@@ -58,26 +58,26 @@ class Reservation:
 
     def is_shared(self, window: Window) -> bool:
         """Requests to this instance have to be fitted beside each other."""
-        return shares_context(self._case.settings.admission, window.parallel)
+        return shares_context(self._context.settings.admission, window.parallel)
 
-    def check(self, guarded: PreparedRequest, limit_tokens: int, *, answers: int, prompts: int) -> None:
-        """Refuses what `take` would refuse whoever else is there; arguments as there.
+    def check(self, prepared: PreparedRequest, limit_tokens: int, *, answers: int, prompts: int) -> None:
+        """Refuses what `acquire` would refuse whoever else is there; arguments as there.
 
         Raises:
             DoesNotFit: so many answers never fit the context.
         """
-        if self.is_shared(guarded.window) and (written := self._written(answers, prompts)) > 1:
-            _least_of_several(guarded, limit_tokens, 1, prompts=prompts, written=written)
+        if self.is_shared(prepared.window) and (written := self._written(answers, prompts)) > 1:
+            _least_of_several(prepared, limit_tokens, 1, prompts=prompts, written=written)
 
-    async def take(
-        self, guarded: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
+    async def acquire(
+        self, prepared: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
     ) -> int:
         """Waits for room for a prompt and its answer; returns the bound on the answer that the server has to be told.
 
         Once for each that is sent. It may have all that the window leaves if it is alone, else a share.
 
         Args:
-            guarded: what is sent.
+            prepared: what is sent.
             limit_tokens: what the window leaves, and the client wants.
             is_watched: the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
             answers: how many are asked for to each prompt (`n`), each up to the bound; they share it.
@@ -87,20 +87,20 @@ class Reservation:
             DoesNotFit: so many answers never fit the context.
             Overloaded: there was no room in time.
         """
-        window = guarded.window
+        window = prepared.window
         if self._admission.make_way is not None:
-            await self._admission.make_way(server_of(self._case))
+            await self._admission.make_way(server_of(self._context))
         if not self.is_shared(window):
             self._be_present(window)
             return limit_tokens
-        if self._taken_for is guarded.count:
+        if self._taken_for is prepared.count:
             return min(limit_tokens, self._limit_tokens)
-        prompt_tokens, least_tokens = prompts * _prompt_tokens(guarded), self._reserve_tokens(guarded)
+        prompt_tokens, least_tokens = prompts * _prompt_tokens(prepared), self._reserve_tokens(prepared)
         written = self._written(answers, prompts)
         if not is_watched:
-            least_tokens = max(window.tokens // max(window.parallel, 1) - guarded.count.tokens, least_tokens)
+            least_tokens = max(window.tokens // max(window.parallel, 1) - prepared.count.tokens, least_tokens)
         if written > 1:
-            least_tokens = _least_of_several(guarded, limit_tokens, least_tokens, prompts=prompts, written=written)
+            least_tokens = _least_of_several(prepared, limit_tokens, least_tokens, prompts=prompts, written=written)
         most_tokens = prompt_tokens + written * limit_tokens
         seat = await self._hold(
             window,
@@ -108,7 +108,7 @@ class Reservation:
             most_tokens if written == 1 else min(most_tokens, window.tokens),
         )
         limit_tokens = max(min(limit_tokens, (seat.tokens - prompt_tokens) // written), 1)
-        self._taken_for, self._limit_tokens = guarded.count, limit_tokens
+        self._taken_for, self._limit_tokens = prepared.count, limit_tokens
         return limit_tokens
 
     @asynccontextmanager
@@ -132,9 +132,9 @@ class Reservation:
         finally:
             self._is_lent = False
             if self._has_left:
-                self.leave()
+                self.release()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Gives back what is held until the next answer, which then stands before those that have not started.
 
         For an answer that waits for another's summary: that may need the very room.
@@ -144,7 +144,7 @@ class Reservation:
             self._seat.shrink(0)
             self._taken_for = None
 
-    async def take_for_question(self, window: Window, prompt_tokens: int) -> None:
+    async def acquire_for_question(self, window: Window, prompt_tokens: int) -> None:
         """Waits for room for a prompt that is only counted.
 
         Raises:
@@ -162,11 +162,11 @@ class Reservation:
         """Another answer runs in its context, or waits for room there."""
         return self._seat is not None and self._seat.has_company
 
-    def is_called_back(self, guarded: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
+    def is_called_back(self, prepared: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
         """Returns True if a running answer has to stop, since another waits for what it was lent.
 
         Args:
-            guarded: what was sent.
+            prepared: what was sent.
             generated_tokens: of its answer so far.
             can_be_cut: it could go on later if it stops now.
         """
@@ -175,9 +175,9 @@ class Reservation:
             return False
         if not can_be_cut:
             return seat.must_give_way(None)
-        again_tokens = guarded.count.tokens + generated_tokens + _GOING_ON_TOKENS
-        margin = margin_tokens(again_tokens, guarded.count.error_ratio)
-        return seat.must_give_way(again_tokens + margin + self._reserve_tokens(guarded))
+        again_tokens = prepared.count.tokens + generated_tokens + _GOING_ON_TOKENS
+        margin = margin_tokens(again_tokens, prepared.count.error_ratio)
+        return seat.must_give_way(again_tokens + margin + self._reserve_tokens(prepared))
 
     def stay(self) -> None:
         """Notes that an answer which was called back runs on: it could not go on later."""
@@ -220,10 +220,10 @@ class Reservation:
         if seat is not None and not self._is_lent:
             self._count_seat(-1)
             self._seat = None
-            self._admission.leave_later(seat, after_s=min(self._limit_tokens * _SLOW_S_PER_TOKEN, _MOST_ABANDONED_S))
-        self.leave()
+            self._admission.release_later(seat, after_s=min(self._limit_tokens * _SLOW_S_PER_TOKEN, _MOST_ABANDONED_S))
+        self.release()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Gives everything back; what an answer holds that has just been stopped, when its server has noticed it."""
         if self._present_in:
             self._admission.present[self._present_in] -= 1
@@ -234,9 +234,9 @@ class Reservation:
         self._count_seat(-1)
         seat, self._seat = self._seat, None
         if self._is_running:
-            self._admission.leave_later(seat)
+            self._admission.release_later(seat)
         else:
-            seat.leave()
+            seat.release()
 
     def _be_present(self, window: Window) -> None:
         if not self._present_in:
@@ -244,23 +244,23 @@ class Reservation:
             self._admission.present[self._present_in] += 1
 
     def _pool(self, window: Window) -> str:
-        return f"{server_of(self._case)} {window.instance_id}"
+        return f"{server_of(self._context)} {window.instance_id}"
 
     def _written(self, answers: int, prompts: int) -> int:
         """How many answers are written at once: LM Studio has no field that asks for several to one prompt.
 
         (lmstudio.ai, "OpenAI compatibility", 2026-11.)
         """
-        return prompts if self._case.target.is_lmstudio else prompts * answers
+        return prompts if self._context.target.is_lmstudio else prompts * answers
 
-    def _reserve_tokens(self, guarded: PreparedRequest) -> int:
+    def _reserve_tokens(self, prepared: PreparedRequest) -> int:
         """With how much of an answer it starts; after each share that was spent with the double, up to the window."""
-        budget = guarded.budget
-        reserve = max(budget.output_buffer_tokens(guarded.count.tokens), budget.rules.answer_min_tokens)
-        return min(reserve << min(self._cuts, _MAX_DOUBLINGS), guarded.window.tokens)
+        budget = prepared.budget
+        reserve = max(budget.output_buffer_tokens(prepared.count.tokens), budget.rules.answer_min_tokens)
+        return min(reserve << min(self._cuts, _MAX_DOUBLINGS), prepared.window.tokens)
 
     async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
-        timeout_s = self._case.settings.admission_timeout_s
+        timeout_s = self._context.settings.admission_timeout_s
         tokens = max(min(tokens, window.tokens), 1)
         if self._seat is None:
             self._seat = await self._admission.enter(
@@ -279,24 +279,24 @@ class Reservation:
     def _count_seat(self, change: int) -> None:
         """Tells the request's other phases if it holds a place, which one that rests does not."""
         if self._seat is not None and self._seat.tokens > 0:
-            self._case.attempts.seats += change
+            self._context.attempts.seats += change
 
 
-def _prompt_tokens(guarded: PreparedRequest) -> int:
+def _prompt_tokens(prepared: PreparedRequest) -> int:
     """The most that the prompt can take."""
-    return guarded.count.tokens + margin_tokens(guarded.count.tokens, guarded.count.error_ratio)
+    return prepared.count.tokens + margin_tokens(prepared.count.tokens, prepared.count.error_ratio)
 
 
 def _least_of_several(
-    guarded: PreparedRequest, limit_tokens: int, least_tokens: int, *, prompts: int, written: int
+    prepared: PreparedRequest, limit_tokens: int, least_tokens: int, *, prompts: int, written: int
 ) -> int:
     """Returns with how much each of several answers starts, so that all of them fit the context together.
 
     Raises:
         DoesNotFit: not even the shortest do.
     """
-    window_tokens, prompt_tokens = guarded.window.tokens, prompts * _prompt_tokens(guarded)
-    shortest_tokens = min(limit_tokens, guarded.budget.rules.answer_min_tokens)
+    window_tokens, prompt_tokens = prepared.window.tokens, prompts * _prompt_tokens(prepared)
+    shortest_tokens = min(limit_tokens, prepared.budget.rules.answer_min_tokens)
     needed_tokens = prompt_tokens + written * shortest_tokens
     if needed_tokens > window_tokens:
         counted = "its prompt" if prompts == 1 else f"{prompts} prompts"

@@ -117,38 +117,38 @@ async def compact(
     if selected.reason:
         return unchanged(selected.reason)
     call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic, earlier=selected.earlier)
-    if _best_gain_tokens(selected, call.work) < tokens_before * MIN_GAIN_RATIO:
+    if _best_gain_tokens(selected, call.measured) < tokens_before * MIN_GAIN_RATIO:
         # No model is asked for what could not be used: an agent would ask again in every step.
         return unchanged("no_gain")
-    levels = await off_loop(selected.messages, lambda: _levels(selected, config, call.work, tokens_before))
+    levels = await off_loop(selected.messages, lambda: _levels(selected, config, call.measured, tokens_before))
     enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
-    made = await _made(call, levels, selected)
-    tokens_after = await prompt_tokens(made.messages, config.model, tools)
-    is_chosen = chooses(made.compaction.rung)
+    built = await _built(call, levels, selected)
+    tokens_after = await prompt_tokens(built.messages, config.model, tools)
+    is_chosen = chooses(built.compaction.level)
     if isinstance(levels[0], Prune) and is_chosen and tokens_after > min(enough_tokens, config.trigger_tokens):
         # Counted as it is sent it saves too little, or leaves too much: the summary's turn, as in the proxy.
-        made = await _made(call, levels[1:], selected)
-        tokens_after = await prompt_tokens(made.messages, config.model, tools)
+        built = await _built(call, levels[1:], selected)
+        tokens_after = await prompt_tokens(built.messages, config.model, tools)
     if tokens_after > enough_tokens:
         return unchanged("no_gain")
-    compaction = made.compaction
+    compaction = built.compaction
     logger.info(
         "library_compaction model=%s strategy=%s round=%d messages=%d tokens_before=%d tokens_after=%d",
         config.model,
-        compaction.rung,
+        compaction.level,
         compaction.round,
-        len(made.gone),
+        len(built.gone),
         tokens_before,
         tokens_after,
     )
     return CompactionResult(
-        messages=[dict(message.raw) for message in made.messages],
+        messages=[dict(message.raw) for message in built.messages],
         compacted=True,
-        strategy=compaction.rung,
+        strategy=compaction.level,
         round=compaction.round,
         summary=compaction.said,
-        summarized_messages=len(made.gone),
-        replaced=selected.replaced(made.gone),
+        summarized_messages=len(built.gone),
+        replaced=selected.replaced(built.gone),
         tokens_before=tokens_before,
         tokens_after=tokens_after,
     )
@@ -231,7 +231,7 @@ async def generate_summary(
         return SummaryJob(
             messages=strategy.history(fresh),
             earlier="\n\n".join(filter(None, (earlier, carried.summary if carried else ""))),
-            request=excerpt(request, REQUEST_TOKENS, call.work.count_text),
+            request=excerpt(request, REQUEST_TOKENS, call.measured.count_text),
             summary_tokens=config.summary_tokens,
             prompt_limit_tokens=0,
             round_number=round_number,
@@ -240,25 +240,25 @@ async def generate_summary(
         )
 
     effort = Effort()
-    summary = await call.summary_client.written(call.work, await off_loop(conversation, job), effort)
+    summary = await call.summary_client.written(call.measured, await off_loop(conversation, job), effort)
     if not summary:
         raise effort.failure or SummaryFailed(effort.reason)
     return summary
 
 
-def _best_gain_tokens(selected: Selected, work: MeasuredRequest) -> int:
+def _best_gain_tokens(selected: Selected, measured: MeasuredRequest) -> int:
     """The gain of the shortest summary; an earlier record makes room for the new one."""
-    sizes = work.conversation.sizes[len(selected.system) :]
+    sizes = measured.conversation.sizes[len(selected.system) :]
     return sum(sizes[position] for position in selected.fresh_at) - (0 if selected.earlier else RECORD_TOKENS)
 
 
 def _levels(
-    selected: Selected, config: CompactionConfig, work: MeasuredRequest, tokens_before: int
+    selected: Selected, config: CompactionConfig, measured: MeasuredRequest, tokens_before: int
 ) -> tuple[Level, ...]:
     """The engine's order: the planner weighs budgets (`core.plan`), here the caller's bounds decide."""
     earlier = selected.earlier
     covered_messages = len(selected.covered)
-    kept = kept_tokens(work.conversation, covered_messages, selected.pinned)
+    kept = kept_tokens(measured.conversation, covered_messages, selected.pinned)
     ledger_tokens = config.ledger_tokens
     if tokens_before > config.trigger_tokens:
         spare_tokens = config.target_tokens(tokens_before) - kept - RECORD_TOKENS - config.summary_tokens
@@ -266,7 +266,7 @@ def _levels(
     summarize = Summarize(
         covered_messages=covered_messages,
         pinned=selected.pinned,
-        base=_base(earlier, work) if earlier else None,
+        base=_base(earlier, measured) if earlier else None,
         integrates=earlier is not None,
         provisional=False,
         summary_tokens=config.summary_tokens,
@@ -276,19 +276,19 @@ def _levels(
         predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + ledger_tokens,
         strategy=writer_of(config.strategy),
     )
-    said_tokens = work.count_text(earlier.summary) if earlier else 0
+    said_tokens = measured.count_text(earlier.summary) if earlier else 0
     if not STRATEGIES[config.strategy].chooses or said_tokens > config.summary_tokens:
         # A record that has grown over its bound becomes a summary.
         return (summarize,)
     prune = Prune(
         compaction=Compaction(
             covered_messages=covered_messages,
-            covered_hash=work.conversation.hashes[covered_messages],
+            covered_hash=measured.conversation.hashes[covered_messages],
             pinned=selected.pinned,
             round=summarize.round,
             segments=(),
             ledger="",
-            rung=config.strategy,
+            level=config.strategy,
             window_tokens=config.context_window_tokens,
             edited_from=0,
             omissions=earlier.summary if earlier else "",
@@ -304,20 +304,20 @@ def _levels(
     return (prune, summarize)
 
 
-def _base(earlier: Record, work: MeasuredRequest) -> Compaction:
+def _base(earlier: Record, measured: MeasuredRequest) -> Compaction:
     """The record that the caller's messages carried, as the compaction that a new summary goes on from."""
     return Compaction(
         covered_messages=0,
-        covered_hash=work.conversation.hashes[0],
+        covered_hash=measured.conversation.hashes[0],
         pinned=(),
         round=earlier.round,
         segments=(Segment(text=earlier.summary, round=earlier.round, covered_messages=0),),
         ledger=earlier.ledger,
-        rung="summary",
+        level="summary",
     )
 
 
-class _Made(NamedTuple):
+class _Built(NamedTuple):
     """A compaction, the conversation with it, and the positions of covered messages that are not sent any more."""
 
     compaction: Compaction
@@ -325,18 +325,18 @@ class _Made(NamedTuple):
     gone: Collection[int]
 
 
-async def _made(call: Call, levels: Sequence[Level], selected: Selected) -> _Made:
-    compaction, _, effort = await call.builder.make(call.work, levels)
-    if compaction.rung == "truncate":
+async def _built(call: Call, levels: Sequence[Level], selected: Selected) -> _Built:
+    compaction, _, effort = await call.builder.make(call.measured, levels)
+    if compaction.level == "truncate":
         # The caller's messages say more than a record without a summary.
         raise effort.failure or SummaryFailed(effort.reason)
-    if isinstance(levels[0], Prune) and not chooses(compaction.rung) and effort.reason != "no_gain":
+    if isinstance(levels[0], Prune) and not chooses(compaction.level) and effort.reason != "no_gain":
         logger.warning(
             "library_pruning_failed model=%s reason=%s; a summary is made", effort.pruning_model, effort.reason
         )
-    gone = compaction.dropped if chooses(compaction.rung) else selected.fresh_at
+    gone = compaction.dropped if chooses(compaction.level) else selected.fresh_at
     messages = await off_loop(selected.messages, lambda: _sent(selected, compaction))
-    return _Made(compaction, messages, gone)
+    return _Built(compaction, messages, gone)
 
 
 def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
@@ -345,7 +345,7 @@ def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
     Recent messages stay as they came, `null` content included.
     """
     record = Record(summary=compaction.said, ledger=compaction.ledger, round=compaction.round)
-    shown = apply(selected.messages, compaction, record=write_record(record, lead_in=lead_in(compaction.rung)))
+    shown = apply(selected.messages, compaction, record=write_record(record, lead_in=lead_in(compaction.level)))
     # A user message that opens the tail may carry the record.
     as_they_came = selected.tail[1:] if selected.tail[0].role == "user" else selected.tail
     return (*shown[: len(shown) - len(as_they_came)], *as_they_came)

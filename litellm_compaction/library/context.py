@@ -37,7 +37,7 @@ _STORE_S, _STORE_BYTES = 86_400.0, 1 << 24
 class Call(NamedTuple):
     """A measured conversation, and what makes compactions and summaries of it."""
 
-    work: MeasuredRequest
+    measured: MeasuredRequest
     builder: CompactionBuilder
     summary_client: SummaryClient
 
@@ -73,8 +73,8 @@ async def begin(
         summary_calls=_MOST_JOBS,
         focus=focus,
     )
-    work = await measurer.weigh(Request(messages=tuple(messages), tools=tuple(tools)), context)
-    return Call(work=await hashed(work), builder=builder, summary_client=client)
+    measured = await measurer.measure(Request(messages=tuple(messages), tools=tuple(tools)), context)
+    return Call(measured=await hashed(measured), builder=builder, summary_client=client)
 
 
 def offline_context(

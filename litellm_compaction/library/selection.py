@@ -122,12 +122,12 @@ def select(
     The cuts are the proxy's (`core/cut_points.py`). A system message that opens with `## Session Summary` is an
     earlier summary like any other, not an instruction.
     """
-    lead = system_prefix_length(messages)
-    if lead == len(messages):
-        return _whole(messages, lead, "all_recent" if messages else "empty")
+    prefix = system_prefix_length(messages)
+    if prefix == len(messages):
+        return _whole(messages, prefix, "all_recent" if messages else "empty")
     cut = _cut(messages, config, tokens, tools)
     if cut is None:
-        return _whole(messages, lead, "all_recent")
+        return _whole(messages, prefix, "all_recent")
     system: list[Message] = []
     covered: list[Message] = []
     records: list[Record] = []
@@ -163,7 +163,7 @@ def select(
     if selected.fresh and sum(map(message_estimate, selected.fresh)) >= RECORD_TOKENS:
         return selected
     # Less than a record's own markers: the conversation stays as it is, an earlier record in its place.
-    return replace(_whole(messages, lead, "too_short" if selected.fresh else "nothing_new"), earlier=earlier)
+    return replace(_whole(messages, prefix, "too_short" if selected.fresh else "nothing_new"), earlier=earlier)
 
 
 def _cut(
@@ -195,8 +195,8 @@ def _cut(
     return next((cut for cut in later if staying_tokens(cut) <= room_tokens), later[-1])
 
 
-def _whole(messages: Sequence[Message], lead: int, reason: Unselected) -> Selected:
-    return Selected(system=tuple(messages[:lead]), tail=tuple(messages[lead:]), reason=reason)
+def _whole(messages: Sequence[Message], prefix: int, reason: Unselected) -> Selected:
+    return Selected(system=tuple(messages[:prefix]), tail=tuple(messages[prefix:]), reason=reason)
 
 
 def _raw(messages: Sequence[Message]) -> list[dict[str, JsonValue]]:

@@ -172,7 +172,7 @@ class ClientRequest:
         original: the same without the notices that it carried back; the same object if there were none.
         group: the model name that it is filed under in the store.
         tenant: fingerprint of the client.
-        said: gives every text that the client sent, in whatever field.
+        client_text: gives every text that the client sent, in whatever field.
         is_chat: the client speaks chat completions, and so reads the stream that we see.
         opted_out: the client asked to be left alone, and may.
         bad_wish: why its wish could not be read, or another field is not served; None for neither.
@@ -186,7 +186,7 @@ class ClientRequest:
     original: Request
     group: str
     tenant: str = ""
-    said: Callable[[], str] = str
+    client_text: Callable[[], str] = str
     is_chat: bool = False
     opted_out: bool = False
     wish: Wish = NONE
@@ -215,7 +215,7 @@ class Call:
         tried: id of the deployment that it went to last, "" before the first.
         foreseen: what came of it before its deployment was chosen, until it is.
         room: what it holds of a shared context if the hooks carry it, until it ends.
-        case, guarded: of the newest deployment that it was sent to.
+        context, prepared: of the newest deployment that it was sent to.
         outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
         details: of its usage: how it ended, and what restarts cost.
@@ -237,8 +237,8 @@ class Call:
     tried: str = ""
     foreseen: Foreseen | None = None
     room: Reservation | None = None
-    case: RequestContext | None = None
-    guarded: PreparedRequest | None = None
+    context: RequestContext | None = None
+    prepared: PreparedRequest | None = None
     outlook: Outlook | None = None
     action: Action = "none"
     details: Mapping[str, Any] | None = None
@@ -249,7 +249,7 @@ class Call:
     @property
     def is_hooked(self) -> bool:
         """LiteLLM's hooks carry its answer."""
-        return self.client.is_chat and not self.is_carried and self.guarded is not None and self.case is not None
+        return self.client.is_chat and not self.is_carried and self.prepared is not None and self.context is not None
 
     @property
     def headers(self) -> dict[str, str] | None:
@@ -289,10 +289,10 @@ class Call:
 
     def begins_attempt(self, deployment: str) -> None:
         """Forgets what was tried before at other deployments; what was done for this one still holds."""
-        self.leave_room()
+        self.release_room()
         self.refusal = None
         if self.tried not in ("", deployment):
-            self.case = self.guarded = self.outlook = self.details = None
+            self.context = self.prepared = self.outlook = self.details = None
             self.action = "none"
             self.is_carried = self.may_pause = self.begins_silently = False
         self.tried = deployment
@@ -300,43 +300,43 @@ class Call:
     def refused(self, error: CompactionError) -> None:
         self.refusal = error
 
-    def leave_room(self) -> None:
+    def release_room(self) -> None:
         """Gives back what it holds; again is no change."""
         if self.room is not None:
-            self.room.leave()
+            self.room.release()
 
-    def will_be_compacted(self, pending: CompactionNeeded) -> None:
+    def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
-        work = pending.work
+        measured = needed.measured
         self.outlook = Outlook(
-            before=work.tokens_before,
-            after=pending.levels[0].predicted_tokens,
-            window=work.window.tokens,
-            round=pending.levels[0].round,
+            before=measured.tokens_before,
+            after=needed.levels[0].predicted_tokens,
+            window=measured.window.tokens,
+            round=needed.levels[0].round,
         )
         self.action = "compacted"
         self.may_pause = True
 
-    def sent(self, case: RequestContext, guarded: PreparedRequest) -> None:
+    def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Notes what goes out."""
-        self.case = case
-        self.guarded = guarded
-        self.outlook = Outlook(guarded.tokens_before, guarded.count.tokens, guarded.window.tokens, guarded.round)
-        if guarded.action == "compacted" or self.action == "none":
-            self.action = guarded.action
+        self.context = context
+        self.prepared = prepared
+        self.outlook = Outlook(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
+        if prepared.action == "compacted" or self.action == "none":
+            self.action = prepared.action
         if self.turns is None:
             return
         try:
-            self.turn = self.turns.sent(self.turn, self.client.original.messages, case, guarded)
+            self.turn = self.turns.sent(self.turn, self.client.original.messages, context, prepared)
         except Exception as error:  # noqa: BLE001 - an answer is worth more than its place in a plot (P8)
             log_failure("turns", error)
 
     def answered(
-        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int
+        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Notes what the server has counted."""
         if self.turns is not None:
-            self.turns.answered(self.turn, case, guarded, prompt_tokens, completion_tokens)
+            self.turns.answered(self.turn, context, prepared, prompt_tokens, completion_tokens)
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and what restarts have cost."""
@@ -377,10 +377,10 @@ class Calls:
         def forget(reference: weakref.ref[object]) -> None:
             # The address may be another object's by now.
             if key in self._calls and self._calls[key][0] is reference:
-                self._calls.pop(key)[1].leave_room()
+                self._calls.pop(key)[1].release_room()
 
         if (old := self._calls.pop(key, None)) is not None:
-            old[1].leave_room()
+            old[1].release_room()
         self._calls[key] = (weakref.ref(owner, forget), call)
         if (served := _served_owner()) is not None and served is not owner:
             self._inner[id(served)] = (weakref.ref(served), call)
@@ -416,7 +416,7 @@ class Calls:
         if call is None and reference is not None and reference() is owner:
             call = inner
         if call is not None:
-            call.leave_room()
+            call.release_room()
         return call
 
 

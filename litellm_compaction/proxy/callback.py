@@ -46,7 +46,7 @@ from litellm_compaction.proxy.startup import (
     provide_master_key,
     spare_collections,
 )
-from litellm_compaction.proxy.wire import can_be_carried_over, with_details
+from litellm_compaction.proxy.wire import can_be_continued, with_details
 from litellm_compaction.stores import open_board, open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -227,7 +227,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 yield chunk
             return
         hooked = None
-        if call.is_hooked and can_be_carried_over(request_data):
+        if call.is_hooked and can_be_continued(request_data):
             hooked = self._gate.hooked_answer(_router(), call, response, request_data, stream=True)
         stream = response if hooked is None else hooked.chunks()
         try:
@@ -241,7 +241,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
         """Carries an answer that was not streamed over the limit, and says where the window has ended it."""
         call = self._calls.get(data)
-        if call is None or not call.is_hooked or not can_be_carried_over(data):
+        if call is None or not call.is_hooked or not can_be_continued(data):
             return with_details(response, call.details) if call is not None and call.details is not None else None
         hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)
         return await hooked.joined(response)
@@ -262,7 +262,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return None
         log = request_data.get("litellm_logging_obj")
         self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
-        told = reworded(call.refusal, original_exception, is_guarded=call.guarded is not None)
+        told = reworded(call.refusal, original_exception, is_guarded=call.prepared is not None)
         if told is not None and call.refusal is not None:
             log_refused(call.client.group, call.refusal)
         if told is not None and hasattr(original_exception, "message"):
@@ -276,7 +276,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call is not None:
             error = kwargs.get("exception")
             self._learn_overflow(call, str(error or ""), kwargs)
-            if call.refusal is None and (gone := server_gone(error, call.case)) is not None:
+            if call.refusal is None and (gone := server_gone(error, call.context)) is not None:
                 # Before LiteLLM writes its own lines.
                 call.refused(gone)
                 mark_told(error)
@@ -317,12 +317,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     def _learn_overflow(self, call: Call, message: str, details: Mapping[str, object]) -> None:
         try:
             overflow = unread_overflow(call, message, details)
-            if call.case is None:
+            if call.context is None:
                 return
             if overflow is None:
-                self._compactor.windows.invalidate(call.case.target)
+                self._compactor.windows.invalidate(call.context.target)
             else:
-                self._compactor.replies.learn_overflow(call.case, call.guarded, overflow)
+                self._compactor.replies.learn_overflow(call.context, call.prepared, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
             log_failure("learn_overflow", error)

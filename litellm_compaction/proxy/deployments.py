@@ -232,7 +232,9 @@ class DeploymentSelector:
         await self._former.note(target.api_base, answer)
         return answer
 
-    async def case(self, router: Any, guard: GuardedDeployment, call: Call, body: Mapping[str, Any]) -> RequestContext:
+    async def context(
+        self, router: Any, guard: GuardedDeployment, call: Call, body: Mapping[str, Any]
+    ) -> RequestContext:
         """A request's surroundings for the engine; notes in `call` under which name the deployment is reached.
 
         Args:

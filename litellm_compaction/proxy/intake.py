@@ -30,7 +30,7 @@ from litellm_compaction.errors import (
     WindowUnknown,
 )
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, WholeUpstream, compacted, guarded_in_room
+from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, WholeUpstream, compacted, prepared_in_room
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
@@ -99,32 +99,32 @@ class Intake:
             return
         model = str(data.get("model"))
         call = self._calls.open(data, await self._new_call(request, model, data, is_chat=True))
-        cases = await self._certain(router, guards, call, data)
-        if not cases:
+        contexts = await self._certain(router, guards, call, data)
+        if not contexts:
             return
         if call.client.bad_wish is not None:
             raise call.client.bad_wish
         try:
-            decided = await self._compactor.prepare(call.client.original, cases[0])
-            call.foreseen = Foreseen(cases[0], decided)
+            decided = await self._compactor.prepare(call.client.original, contexts[0])
+            call.foreseen = Foreseen(contexts[0], decided)
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
                 # It does the slow part itself, in the open response.
                 return
             if isinstance(decided, CompactionNeeded):
                 call.is_told = self._announced.is_next_in_a_row(decided)
-            room = self._compactor.room(cases[0])
+            room = self._compactor.room(contexts[0])
             try:
-                guarded = await compacted(self._compactor, decided, room)
+                prepared = await compacted(self._compactor, decided, room)
             finally:
-                room.leave()
+                room.release()
         except DoesNotFit:
             if has_window_fallback(router, model):
                 return
             raise
-        call.foreseen = Foreseen(cases[0], guarded)
-        call.sent(cases[0], guarded)
-        if guarded.messages is not None:
-            data["messages"] = wire.encode(guarded.messages)
+        call.foreseen = Foreseen(contexts[0], prepared)
+        call.sent(contexts[0], prepared)
+        if prepared.messages is not None:
+            data["messages"] = wire.encode(prepared.messages)
             call.leaves(data["messages"])
             call.rewritten = True
 
@@ -140,29 +140,29 @@ class Intake:
             return
         model = str(data.get("model"))
         call = await self._new_call(request or Request(messages=()), model, data)
-        cases = await self._certain(router, guards, call, data)
-        if not cases or has_window_fallback(router, model):
+        contexts = await self._certain(router, guards, call, data)
+        if not contexts or has_window_fallback(router, model):
             return
         with contextlib.suppress(WindowUnknown, ModelNotLoaded):
             prepared: PreparedRequest | CompactionNeeded
             if ids is not None:
-                prepared = await self._compactor.bound(ids, cases[0])
+                prepared = await self._compactor.bound(ids, contexts[0])
             else:
-                prepared = await self._compactor.prepare(call.client.original, cases[0])
+                prepared = await self._compactor.prepare(call.client.original, contexts[0])
             if isinstance(prepared, PreparedRequest):
                 prompts = 1 if True in are_bridged else wire.asked_prompts(data)
-                await self._refuse_several(prepared, cases, data, prompts=prompts)
+                await self._refuse_several(prepared, contexts, data, prompts=prompts)
 
     async def _refuse_several(
-        self, prepared: PreparedRequest, cases: Sequence[RequestContext], data: Mapping[str, Any], *, prompts: int
+        self, prepared: PreparedRequest, contexts: Sequence[RequestContext], data: Mapping[str, Any], *, prompts: int
     ) -> None:
         """Refuses answers that fit one by one and never together, if each deployment's context is shared by them."""
         answers = wire.asked_answers(data)
         if prompts * answers <= 1:
             return
-        rooms = [self._compactor.room(case) for case in cases]
-        for room, case in zip(rooms, cases, strict=True):
-            if not room.is_shared(await self._compactor.windows.resolve(case.target)):
+        rooms = [self._compactor.room(context) for context in contexts]
+        for room, context in zip(rooms, contexts, strict=True):
+            if not room.is_shared(await self._compactor.windows.resolve(context.target)):
                 return
         limit_tokens = prepared.max_output_tokens(wire.asked_output_tokens(data))
         rooms[0].check(prepared, limit_tokens, answers=answers, prompts=prompts)
@@ -185,10 +185,10 @@ class Intake:
         settings = known[0].settings
         if any(guard.settings != settings for guard in known) or settings.mode != "guard":
             return []
-        cases = [await self.guards.case(router, guard, call, data) for guard in known]
-        if len(cases) > 1 and len({await self._window_tokens(case) for case in cases}) > 1:
+        contexts = [await self.guards.context(router, guard, call, data) for guard in known]
+        if len(contexts) > 1 and len({await self._window_tokens(context) for context in contexts}) > 1:
             return []
-        return cases
+        return contexts
 
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The call's arguments with what has to change for the chosen deployment; None if nothing has to.
@@ -246,20 +246,20 @@ class Intake:
             request = call.client.original
         # For the first attempt only: a later one may come minutes after.
         foreseen, call.foreseen = call.foreseen, None
-        case = await self.guards.case(router, guard, call, kwargs)
+        context = await self.guards.context(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
-            await self._compactor.observe(request, case)
+            await self._compactor.observe(request, context)
             return None if kwargs is received else {**kwargs}
         if call.client.bad_wish is not None:
             raise call.client.bad_wish
         if carrier == "transport":
-            return await self._carried(router, guard, call, case, kwargs, foreseen)
-        is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_carried_over(kwargs)
+            return await self._carried(router, guard, call, context, kwargs, foreseen)
+        is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_continued(kwargs)
         ids = None if request.messages else await _longest_ids(kwargs)
-        guarded, limit, call.room = await guarded_in_room(
+        prepared, limit, call.room = await prepared_in_room(
             self._compactor,
             request if ids is None else ids,
-            case,
+            context,
             wire.asked_output_tokens(kwargs),
             foreseen=foreseen,
             is_watched=is_watched,
@@ -267,15 +267,15 @@ class Intake:
             answers=wire.asked_answers(kwargs),
             prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),
         )
-        call.sent(case, guarded)
-        self._publisher.publish(router, deployment, guarded.window)
+        call.sent(context, prepared)
+        self._publisher.publish(router, deployment, prepared.window)
         changed = wire.with_output_limit(kwargs, limit)
         if kwargs.get("stream") and call.client.is_chat:
             changed |= wire.with_usage(kwargs)
         if "prompt" in kwargs and not kwargs.get("messages"):
-            changed |= await _with_prompt(kwargs, request, guarded.messages) if guarded.messages is not None else {}
-        elif guarded.messages is not None:
-            changed["messages"] = wire.encode(guarded.messages)
+            changed |= await _with_prompt(kwargs, request, prepared.messages) if prepared.messages is not None else {}
+        elif prepared.messages is not None:
+            changed["messages"] = wire.encode(prepared.messages)
         elif call.rewritten or call.client.original is not call.client.received:
             changed["messages"] = wire.encode(call.client.original.messages)
         return {**kwargs, **changed, **_slim_tools(call, kwargs)}
@@ -334,29 +334,29 @@ class Intake:
         router: Any,
         guard: GuardedDeployment,
         call: Call,
-        case: RequestContext,
+        context: RequestContext,
         kwargs: Mapping[str, Any],
         foreseen: Foreseen | None,
     ) -> dict[str, Any]:
         """The call's arguments with a client that carries the answer over the limit."""
         # Text completions show their messages only to the transport, which then prepares them itself.
         has_messages = bool(call.client.original.messages)
-        prepared = await self._compactor.prepared_for(call.client.original, case, foreseen) if has_messages else None
+        prepared = await self._compactor.prepared_for(call.client.original, context, foreseen) if has_messages else None
         changed: dict[str, Any] = {}
         if call.client.original is not call.client.received:
             changed["messages"] = wire.encode(call.client.original.messages)
         call.is_carried = True
         if isinstance(prepared, PreparedRequest):
-            call.sent(case, prepared)
+            call.sent(context, prepared)
             self._publisher.publish(router, guard.deployment, prepared.window)
         elif prepared is not None:
             call.will_be_compacted(prepared)
             call.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
-        asked = self._asked(call, case, kwargs, wants_usage=True)
+        asked = self._asked(call, context, kwargs, wants_usage=True)
         call.begins_silently = not call.client.is_chat and (asked.is_json or asked.notices.before == "off")
         inner = self._inner_transport()
-        transport = GuardedTransport(inner, self._compactor, case, asked, prepared, call, self._unsupported)
+        transport = GuardedTransport(inner, self._compactor, context, asked, prepared, call, self._unsupported)
         target = guard.deployment.target
         return {
             **kwargs,
@@ -373,25 +373,25 @@ class Intake:
             first: LiteLLM's stream or response.
             data: the client's request as the hooks see it.
         """
-        case, guarded = call.case, call.guarded
-        assert case is not None and guarded is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
+        context, prepared = call.context, call.prepared
+        assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
         call.is_read = True
         pin = call.pins.get(call.tried, call.client.group)
         kind = HookedUpstream if stream else WholeUpstream
         upstream = kind(first, router, pin, {**data, **_slim_tools(call, data)})
-        asked = self._asked(call, case, data, wants_usage=call.client.asks_for_usage)
+        asked = self._asked(call, context, data, wants_usage=call.client.asks_for_usage)
         if not stream:
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
-        told = replace(guarded, action=call.action)
+        told = replace(prepared, action=call.action)
         # None if the deployment hook has failed open.
-        room = call.room or self._compactor.room(case)
-        answer = Answer(self._compactor, case, upstream, asked, told, call, room=room, is_watched=stream)
-        return Hooked(answer, upstream, guarded)
+        room = call.room or self._compactor.room(context)
+        answer = Answer(self._compactor, context, upstream, asked, told, call, room=room, is_watched=stream)
+        return Hooked(answer, upstream, prepared)
 
-    def _asked(self, call: Call, case: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
+    def _asked(self, call: Call, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
         notices = notices_for(
-            case.settings.notices, body, is_document=call.client.is_structured, is_whole=not body.get("stream")
+            context.settings.notices, body, is_document=call.client.is_structured, is_whole=not body.get("stream")
         )
         if call.client.is_client_summary:
             # It keeps the answer in place of its history.
@@ -405,7 +405,7 @@ class Intake:
             notices=notices,
             wants_usage=wants_usage,
             stops=wire.stops(body),
-            said=call.client.said,
+            client_text=call.client.client_text,
         )
 
     def _inner_transport(self) -> httpx.AsyncBaseTransport:
@@ -450,7 +450,7 @@ class Intake:
             original=original,
             group=group,
             tenant=tenant_of(metadata),
-            said=wire.client_texts(body),
+            client_text=wire.client_texts(body),
             is_chat=is_chat,
             opted_out=self._settings.allow_opt_out and wish.off,
             wish=wish,
@@ -461,10 +461,10 @@ class Intake:
             slimmed_chars=saved_chars,
         )
 
-    async def _window_tokens(self, case: RequestContext) -> int:
+    async def _window_tokens(self, context: RequestContext) -> int:
         """The window as far as known without loading anything; 0 when unknown."""
         try:
-            return (await self._compactor.windows.resolve(case.target)).tokens
+            return (await self._compactor.windows.resolve(context.target)).tokens
         except CompactionError:
             return 0
 

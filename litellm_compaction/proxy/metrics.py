@@ -13,7 +13,15 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, CarryEvent, CompactionEvent, Event, TruncationAlarm
+from litellm_compaction.events import (
+    AHEAD,
+    USED_AHEAD,
+    USED_EARLY,
+    CompactionEvent,
+    ContinuationEvent,
+    Event,
+    TruncationAlarm,
+)
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -99,7 +107,7 @@ class Metrics:
         model = self._known(event.model)
         if isinstance(event, TruncationAlarm):
             instruments["truncation_alarms_total"].labels(model, event.reason).inc()
-        elif isinstance(event, CarryEvent):
+        elif isinstance(event, ContinuationEvent):
             if event.outcome != "restarted":
                 instruments["answers_ended_total"].labels(model, event.outcome).inc()
         else:

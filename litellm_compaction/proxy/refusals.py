@@ -202,14 +202,14 @@ def mark_told(error: object) -> None:
     setattr(error, _TOLD, True)
 
 
-def server_gone(error: object, case: RequestContext | None) -> ServerGone | None:
+def server_gone(error: object, context: RequestContext | None) -> ServerGone | None:
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error.
 
     Args:
         error: with its causes; LiteLLM may give a text alone, which tells nothing.
-        case: of the request; None if it was not sent.
+        context: of the request; None if it was not sent.
     """
-    address = case.target.lmstudio_address if case is not None else ""
+    address = context.target.lmstudio_address if context is not None else ""
     causes: list[BaseException] = []
     while isinstance(error, BaseException) and error not in causes:
         causes.append(error)

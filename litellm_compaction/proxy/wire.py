@@ -233,10 +233,10 @@ def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
     if body.get("messages") == encode(request.messages):
         return True
     found = decode(body)
-    return found is not None and _gist(found) == _gist(request)
+    return found is not None and _change_key(found) == _change_key(request)
 
 
-def _gist(request: Request) -> list[tuple[object, ...]]:
+def _change_key(request: Request) -> list[tuple[object, ...]]:
     return [
         (message.is_system or message.role, message.text.strip(), message.other_parts, message.calls, message.call_id)
         for message in request.messages
@@ -435,7 +435,7 @@ def _texts(value: object) -> Iterator[str]:
             waiting.extend(found)
 
 
-def can_be_carried_over(body: Mapping[str, Any]) -> bool:
+def can_be_continued(body: Mapping[str, Any]) -> bool:
     """True if an answer can be joined from two: not with several choices or log probabilities."""
     return body.get("n") in (None, 1) and asked_answers(body) == 1 and not body.get("logprobs")
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from litellm_compaction.core.compaction import Compaction, compaction_id, is_sound
-from litellm_compaction.core.strategies import is_rung
+from litellm_compaction.core.strategies import is_level
 from litellm_compaction.errors import StoreError
 from litellm_compaction.master_key import UNSIGNED, Seal
 from litellm_compaction.stores.rows import SETTINGS, Rows
@@ -294,21 +294,27 @@ class _Envelope:
 
 
 _ADAPTER = TypeAdapter(_Envelope)
+# Under which names fields are stored that have another one in the code.
+_STORED_NAMES = {"level": "rung", "covered_part": "begun"}
 
 
 def encode(compaction: Compaction) -> bytes:
     """JSON in UTF-8, which holds half surrogate pairs too: clients do send them."""
     fields = _ADAPTER.dump_python(_Envelope(version=1, compaction=compaction), mode="json", warnings=False)
+    fields["compaction"] = {_STORED_NAMES.get(name, name): value for name, value in fields["compaction"].items()}
     return encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
 
 
 def decode(data: bytes) -> Compaction | None:
     """The compaction that `encode` wrote, in whatever version; None if it cannot be read or fits no conversation."""
     try:
-        compaction = _ADAPTER.validate_python(json.loads(data.decode("utf-8", "surrogatepass"))).compaction
-    except (ValidationError, ValueError, RecursionError):
+        fields = json.loads(data.decode("utf-8", "surrogatepass"))
+        stored = fields["compaction"]
+        named = {name: stored[key] for name, key in _STORED_NAMES.items() if key in stored}
+        compaction = _ADAPTER.validate_python({**fields, "compaction": {**stored, **named}}).compaction
+    except (ValidationError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    return compaction if is_rung(compaction.rung) and is_sound(compaction) else None
+    return compaction if is_level(compaction.level) and is_sound(compaction) else None
 
 
 def encode_text(text: str) -> bytes:

@@ -269,7 +269,7 @@ class Calibration:
         """When it last learned anything; 0 for never."""
         return max(samples.newest_us for samples in self.kept.values())
 
-    def gist(self) -> tuple[int, ...]:
+    def change_key(self) -> tuple[int, ...]:
         """Changes only if the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
         samples = self._samples.values
         ratios = [sample.ratio for sample in samples] or [1.0]
@@ -283,7 +283,7 @@ class Calibration:
             round(log2(longest)),
             round(shares / _NEAR_SHARE),
             round(20 * (self.tools_ratio if self.tools_ratio is not None else -1)),
-            *self.growths.gist(),
+            *self.growths.change_key(),
         )
 
 
@@ -309,28 +309,28 @@ class Calibrations:
         self.has_warned = False
         self._stamps = stamps or Stamps()
         self.media = MediaPrices(self._stamps)
-        self._by_basis: dict[str, Calibration] = {}
+        self._by_method: dict[str, Calibration] = {}
 
-    def of(self, basis: str) -> Calibration:
+    def of(self, counting_method: str) -> Calibration:
         """Of whole prompts."""
-        found = self._by_basis.get(basis)
+        found = self._by_method.get(counting_method)
         if found is None:
             # A thread that counts a text may ask for the same one in between.
-            found = self._by_basis.setdefault(basis, Calibration(self._stamps, self.media))
+            found = self._by_method.setdefault(counting_method, Calibration(self._stamps, self.media))
         return found
 
-    def of_new(self, basis: str) -> Calibration:
+    def of_new(self, counting_method: str) -> Calibration:
         """Of new messages by themselves, without the server's additions to every prompt."""
-        return self.of(basis + _NEW)
+        return self.of(counting_method + _NEW)
 
-    def gist(self) -> tuple[object, ...]:
+    def change_key(self) -> tuple[object, ...]:
         """Changes only if what was learned has changed noticeably."""
-        prices = (self.media.gist(),) if self.media.samples.values else ()
-        return (*prices, *sorted((basis, found.gist()) for basis, found in self._learned()))
+        prices = (self.media.change_key(),) if self.media.samples.values else ()
+        return (*prices, *sorted((counting_method, found.change_key()) for counting_method, found in self._learned()))
 
     def as_json(self) -> str:
         """All that was learned, for another process; no text of anybody."""
-        learned = {basis: found.as_json() for basis, found in self._learned()}
+        learned = {counting_method: found.as_json() for counting_method, found in self._learned()}
         return json.dumps({"version": _VERSION, "calibrations": learned, "media": self.media.samples.as_json()})
 
     def take_over(self, text: str) -> None:
@@ -341,17 +341,20 @@ class Calibrations:
             return
         if not isinstance(facts, dict) or facts.get("version") != _VERSION:
             return
-        by_basis = facts.get("calibrations")
-        for basis, known in list(by_basis.items())[:_MAX_BASES] if isinstance(by_basis, dict) else ():
-            self.of(basis).take_over(known)
+        by_method = facts.get("calibrations")
+        for counting_method, known in list(by_method.items())[:_MAX_BASES] if isinstance(by_method, dict) else ():
+            self.of(counting_method).take_over(known)
         self.media.samples.merge(facts.get("media"))
 
     def _learned(self) -> list[tuple[str, Calibration]]:
         """Those that know something, as many as are kept, the newest last."""
         # A copy at once: a thread that counts a text may add a basis meanwhile.
-        known = list(self._by_basis.items())
-        learned = [(found.newest_us, basis, found) for basis, found in known if found.newest_us]
-        return [(basis, found) for _, basis, found in sorted(learned, key=lambda each: each[:2])[-_MAX_BASES:]]
+        known = list(self._by_method.items())
+        learned = [(found.newest_us, counting_method, found) for counting_method, found in known if found.newest_us]
+        return [
+            (counting_method, found)
+            for _, counting_method, found in sorted(learned, key=lambda each: each[:2])[-_MAX_BASES:]
+        ]
 
 
 def joined(kept: str, learned: str, *, clock: Callable[[], float] = time.time) -> str:

@@ -159,10 +159,10 @@ class Count:
         left_out_tokens: of text that the template leaves out, not in raw_tokens; the server's own template may not.
         mix: of the text: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
-        basis: of raw_tokens; what is learned holds only for what is counted in the same way.
+        counting_method: of raw_tokens; what is learned holds only for what is counted in the same way.
         profile: of the messages, if a stand-in counted them.
         role: of the last message.
-        lead_tokens: of the system messages that it begins with.
+        prefix_tokens: of the system messages that it begins with.
         prints: of the messages with tools and extras, to the letter; empty if it has none.
         anchor: the prompt that it begins with and that the server has counted, if any.
     """
@@ -186,10 +186,10 @@ class Count:
     text_ratio: float = 1.0
     mix: Mix = PLAIN
     calibrated: bool = False
-    basis: str = ""
+    counting_method: str = ""
     profile: Profile | None = None
     role: str = ""
-    lead_tokens: int = 0
+    prefix_tokens: int = 0
     prints: Fingerprints = ()
     anchor: Anchor | None = None
 

@@ -106,27 +106,27 @@ class TokenCounter:
         extras_tokens = await _extras_tokens(counting, family, request.extras) if request.extras else 0.0
         if extras_tokens:
             raw = raw.with_extras(extras_tokens)
-        basis = _basis(family, rendered=raw.rendered)
+        counting_method = _counting_method(family, rendered=raw.rendered)
         calibrations = self._of(target_key)
         if raw.rendered and raw.doubtful_tools_tokens:
-            ratio = calibrations.of(basis).tools_ratio
+            ratio = calibrations.of(counting_method).tools_ratio
             if ratio is None:
                 # Numbers of prompts with tools of unknown price say nothing about those without.
-                basis += _WITH_TOOLS
+                counting_method += _WITH_TOOLS
             else:
                 raw = raw.with_tools_priced(ratio, exact=family.exact and raw.allowance_tokens == 0)
-        prediction = calibrations.of(basis).predict(raw.text_tokens, raw.mix, raw.error_ratio)
+        prediction = calibrations.of(counting_method).predict(raw.text_tokens, raw.mix, raw.error_ratio)
         # Of a shorter prompt more samples hold, and the one that says most counts.
-        shorter = calibrations.of(basis).predict(raw.text_tokens * _COMPACTED_RATIO, raw.mix, raw.error_ratio)
+        shorter = calibrations.of(counting_method).predict(raw.text_tokens * _COMPACTED_RATIO, raw.mix, raw.error_ratio)
         text_factor = max(prediction.factor, shorter.factor)
         role = request.messages[-1].role if request.messages else ""
-        anchor = self._anchors.find(target_key, basis, prints)
-        anchored = Anchored(calibrations, basis)
+        anchor = self._anchors.find(target_key, counting_method, prints)
+        anchored = Anchored(calibrations, counting_method)
         reading = anchored.read(raw, prediction, anchor) if anchor else None
         if anchor is not None and reading is not None and raw.profile is not None and anchor.role != role:
-            like = self._anchors.find(target_key, basis, prints, role=role)
-            lead_tokens = sum(raw.sizes[: system_prefix_length(request.messages)]) if role == "user" else 0.0
-            missing_tokens = lead_tokens * max(1.0, prediction.factor)
+            like = self._anchors.find(target_key, counting_method, prints, role=role)
+            prefix_tokens = sum(raw.sizes[: system_prefix_length(request.messages)]) if role == "user" else 0.0
+            missing_tokens = prefix_tokens * max(1.0, prediction.factor)
             anchor, reading = anchored.read_like_end(raw, (anchor, reading), like, missing_tokens)
         if reading is None:
             reading = anchored.read_alone(raw, prediction)
@@ -165,10 +165,10 @@ class TokenCounter:
             left_out_tokens=raw.left_out_tokens,
             mix=raw.mix,
             calibrated=prediction.calibrated,
-            basis=basis,
+            counting_method=counting_method,
             profile=raw.profile,
             role=role,
-            lead_tokens=sum(sizes[: system_prefix_length(request.messages)]) if raw.profile is not None else 0,
+            prefix_tokens=sum(sizes[: system_prefix_length(request.messages)]) if raw.profile is not None else 0,
             prints=prints,
             anchor=anchor,
         )
@@ -236,7 +236,10 @@ class TokenCounter:
             if not self.explains(target_key, count, prompt_tokens):
                 return deviation
         else:
-            calibration, anchored = calibrations.of(count.basis), Anchored(calibrations, count.basis)
+            calibration, anchored = (
+                calibrations.of(count.counting_method),
+                Anchored(calibrations, count.counting_method),
+            )
             if not calibration.believes(prompt_tokens, anchored.least_tokens(count)):
                 return None
             if not _has_added(calibration, count, prompt_tokens):
@@ -277,11 +280,11 @@ class TokenCounter:
             self._note_anchor(target_key, count, prompt_tokens, is_sure=True)
             return True
         calibrations = self._of(target_key)
-        anchored = Anchored(calibrations, count.basis)
+        anchored = Anchored(calibrations, count.counting_method)
         _note_tools(calibrations, count, prompt_tokens)
         if count.profile is None or count.role == "user":
             # Of a prompt with another end some templates leave out the system messages: true of it, and of no other.
-            _has_added(calibrations.of(count.basis), count, prompt_tokens)
+            _has_added(calibrations.of(count.counting_method), count, prompt_tokens)
             anchored.learn(count, prompt_tokens)
         self._note_anchor(target_key, count, prompt_tokens, is_sure=True)
         return True
@@ -300,18 +303,18 @@ class TokenCounter:
 
     def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
         """Learns a suspicious number if it is how this server counts, by others like it; returns True if so."""
-        calibration = self._of(target_key).of(count.basis)
+        calibration = self._of(target_key).of(count.counting_method)
         return calibration.explains(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
 
     def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int, *, is_sure: bool = False) -> None:
         if count.fingerprint:
             anchor = Anchor.of(count, prompt_tokens, is_sure=is_sure)
-            self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
+            self._anchors.note(target_key, count.counting_method, count.fingerprint, anchor)
 
-    def gist(self, target_key: str) -> tuple[object, ...]:
+    def change_key(self, target_key: str) -> tuple[object, ...]:
         """Changes only if the next counts of a deployment change noticeably."""
         known = self._calibrations.get(target_key)
-        return known.gist() if known is not None else ()
+        return known.change_key() if known is not None else ()
 
     def as_json(self, target_key: str) -> str:
         """What was learned of a deployment, for another process; no text of anybody."""
@@ -323,10 +326,13 @@ class TokenCounter:
 
     def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
         tokens, rendered = raw_tokens(measure, family), bool(family.template)
-        basis, mix = _basis(family, rendered=rendered), mix_of([measure], family)
+        counting_method, mix = _counting_method(family, rendered=rendered), mix_of([measure], family)
         # What a server adds to prompts says nothing of a text by itself, nor do tools that its template leaves out.
         known = self._of(target_key)
-        whole, new = (each.predict(tokens, mix, family.error_ratio) for each in (known.of(basis), known.of_new(basis)))
+        whole, new = (
+            each.predict(tokens, mix, family.error_ratio)
+            for each in (known.of(counting_method), known.of_new(counting_method))
+        )
         factor = 1.0 if rendered and not whole.calibrated else whole.factor
         return ceil(tokens * (max(factor, new.factor) if new.calibrated else factor))
 
@@ -420,7 +426,7 @@ async def _fingerprints(request: Request, asker: str) -> Fingerprints:
 def _note_tools(calibrations: Calibrations, count: Count, prompt_tokens: int) -> None:
     """Learns the price of tools that the template drops, if nothing else in the prompt is in doubt."""
     if count.rendered and count.doubtful_tools_tokens and not count.allowance_tokens and count.anchor is None:
-        calibration = calibrations.of(count.basis.removesuffix(_WITH_TOOLS))
+        calibration = calibrations.of(count.counting_method.removesuffix(_WITH_TOOLS))
         sure_tokens = count.raw_tokens - count.doubtful_tools_tokens
         calibration.note_tools((prompt_tokens - sure_tokens) / count.doubtful_tools_tokens, sure_tokens)
 
@@ -443,7 +449,7 @@ def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bo
     return is_between_plausible(prompt_tokens, text_tokens, count.raw_tokens)
 
 
-def _basis(family: Family, *, rendered: bool) -> str:
+def _counting_method(family: Family, *, rendered: bool) -> str:
     """Rendered prompts say nothing about the formula, nor one vocabulary about another."""
     return "|".join((family.name, family.vocabulary, family.template if rendered else ""))
 

@@ -156,7 +156,7 @@ class Growths:
         """So many messages were seen that their doubt is one."""
         return len(self.samples.values) >= _SETTLED
 
-    def gist(self) -> tuple[int, ...]:
+    def change_key(self) -> tuple[int, ...]:
         """Changes only if the next prediction changes noticeably: by 2 % of a text, or two tokens of a message."""
         return min(len(self.samples.values), 4), round(50 * self._fit.means[0]), round(self._fit.means[3] / 2)
 

@@ -223,6 +223,6 @@ class MediaPrices:
         if -_MAX_DOUBT_RATIO <= ratio <= _MAX_RATIO:
             self.samples.add(_Sample(max(0.0, ratio), estimated_tokens / images))
 
-    def gist(self) -> tuple[int, ...]:
+    def change_key(self) -> tuple[int, ...]:
         """Changes only if the next price changes noticeably: by 5 % of the estimate."""
         return min(len(self.samples.values), _SETTLED_SAMPLES), round(20 * self.price().factor)

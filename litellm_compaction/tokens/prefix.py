@@ -43,30 +43,32 @@ class Anchors:
     def __init__(self) -> None:
         self._entries: Bounded[tuple[str, str, int], Anchor] = Bounded(_MAX_ANCHORS)
 
-    def note(self, target_key: str, basis: str, fingerprint: int, anchor: Anchor) -> None:
+    def note(self, target_key: str, counting_method: str, fingerprint: int, anchor: Anchor) -> None:
         """Remembers the true count of a prompt by the last fingerprint of its request.
 
         A second number for the same prompt stands only if it is higher, or the server was asked for it: some servers
         leave out the part that was in their cache.
         """
-        key = (target_key, basis, fingerprint)
+        key = (target_key, counting_method, fingerprint)
         known = self._entries.get(key)
         if known is None or known.prompt_tokens < anchor.prompt_tokens or anchor.is_sure:
             self._entries[key] = anchor
         else:
             self._entries.move_to_end(key)
 
-    def find(self, target_key: str, basis: str, prints: Fingerprints, *, role: str | None = None) -> Anchor | None:
+    def find(
+        self, target_key: str, counting_method: str, prints: Fingerprints, *, role: str | None = None
+    ) -> Anchor | None:
         """The longest known prompt that a request begins with, the whole of it included.
 
         Args:
             target_key: the deployment.
-            basis: as in `Count`.
+            counting_method: as in `Count`.
             prints: the request's.
             role: of the prompt's last message; None for any.
         """
         for fingerprint in reversed(prints[1:]):
-            key = (target_key, basis, fingerprint)
+            key = (target_key, counting_method, fingerprint)
             found = self._entries.get(key)
             if found is not None and role in (None, found.role):
                 self._entries.move_to_end(key)
@@ -121,13 +123,13 @@ class Anchored:
     """Reads counts from anchors, and learns from them, for prompts of one deployment and basis."""
 
     _calibrations: Calibrations
-    _basis: str
+    _counting_method: str
 
     def price(self, raw: RawCount) -> Price:
         """Of the images and the sound of a request."""
         if not raw.media:
             return UNKNOWN
-        calibration = self._calibrations.of(self._basis)
+        calibration = self._calibrations.of(self._counting_method)
         return calibration.media.price() if raw.profile is None else Price(calibration.growths.media_ratio())
 
     def read_alone(self, raw: RawCount, prediction: Prediction) -> Reading:
@@ -210,7 +212,7 @@ class Anchored:
             # In some vocabularies every digit stands alone, which a log or a table shows first.
             most_tokens += max(0.0, raw.profile.digit_tokens - anchor.profile.digit_tokens)
         doubt_tokens = most_tokens - growth.tokens
-        if self._calibrations.of(self._basis).growths.is_settled:
+        if self._calibrations.of(self._counting_method).growths.is_settled:
             doubt_tokens = min(doubt_tokens, _SURE_DEVIATIONS * growth.doubt_tokens)
         return max(
             doubt_tokens,
@@ -229,7 +231,7 @@ class Anchored:
             return (1 - _OLD_TURNS_ERROR) * anchor.prompt_tokens + max(0.0, least) - count.allowance_tokens
         new_tokens = max(0.0, count.raw_tokens - anchor.raw_tokens)
         mix = anchor.new_mix(count.raw_tokens, count.mix)
-        new = self._calibrations.of_new(self._basis).predict(new_tokens, mix, EXACT_ERROR)
+        new = self._calibrations.of_new(self._counting_method).predict(new_tokens, mix, EXACT_ERROR)
         if new.calibrated or count.exact:
             least = new.factor * (1 - max(_LOW_ERROR, new.error_ratio))
         else:
@@ -239,7 +241,7 @@ class Anchored:
     def learn(self, count: Count, prompt_tokens: int) -> None:
         """Learns what new messages take by themselves: a ratio of whole prompts has a server's additions in it."""
         if count.profile is not None:
-            growths = self._calibrations.of(self._basis).growths
+            growths = self._calibrations.of(self._counting_method).growths
             if count.anchor is None or count.anchor.profile is None:
                 growths.note_whole(count.profile, count.tools_tokens, prompt_tokens)
             else:
@@ -257,7 +259,9 @@ class Anchored:
         if min(new_tokens, new_prompt_tokens) >= TINY_TOKENS:
             mix = count.anchor.new_mix(count.raw_tokens, count.mix)
             left_out_tokens = max(0.0, count.left_out_tokens - count.anchor.left_out_tokens)
-            self._calibrations.of_new(self._basis).add(new_tokens, 0.0, mix, new_prompt_tokens, left_out_tokens)
+            self._calibrations.of_new(self._counting_method).add(
+                new_tokens, 0.0, mix, new_prompt_tokens, left_out_tokens
+            )
 
     def _learn_price(self, count: Count, prompt_tokens: int) -> None:
         """Learns the price of images and sound, if the text beside them is known well."""
@@ -270,7 +274,7 @@ class Anchored:
         if anchor is not None:
             text_tokens, media_tokens = text_tokens - anchor.text_tokens, media_tokens - anchor.media_tokens
             prompt_tokens -= anchor.prompt_tokens
-        calibration = self._calibrations.of(self._basis)
+        calibration = self._calibrations.of(self._counting_method)
         text = calibration.predict(text_tokens, count.mix, _LOW_ERROR)
         doubt_tokens += abs(text_tokens) * text.error_ratio
         price_tokens, images = (
@@ -289,13 +293,13 @@ class Anchored:
         return factor, media_tokens / raw.media_tokens
 
     def _growth(self, new: Profile) -> Growth:
-        return self._calibrations.of(self._basis).growths.predict(new)
+        return self._calibrations.of(self._counting_method).growths.predict(new)
 
     def _predict_new(self, raw: RawCount, new_tokens: float, anchor: Anchor) -> Prediction:
         """Of messages after an anchor, by such messages or else by whole prompts."""
         mix = anchor.new_mix(raw.tokens, raw.mix)
-        new = self._calibrations.of_new(self._basis).predict(new_tokens, mix, raw.error_ratio)
+        new = self._calibrations.of_new(self._counting_method).predict(new_tokens, mix, raw.error_ratio)
         if new.calibrated:
             return new
-        new = self._calibrations.of(self._basis).predict(new_tokens, mix, raw.error_ratio)
+        new = self._calibrations.of(self._counting_method).predict(new_tokens, mix, raw.error_ratio)
         return new._replace(error_ratio=max(new.error_ratio, raw.error_ratio))

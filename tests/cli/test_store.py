@@ -111,7 +111,7 @@ def test_show_tells_what_was_pruned(run: Callable[..., str], path: Path) -> None
     """How many messages went or became shorter, and what the pruning model said of them."""
     pruned = replace(
         compaction("h3", text="Long ago."),
-        rung="prune",
+        level="prune",
         edited_from=0,
         shown=(Shown(1, "gone"), Shown(2, "gone"), Shown(3, 20)),
         omissions="Two steps failed.",

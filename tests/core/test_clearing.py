@@ -140,13 +140,13 @@ def edits(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
     """A conversation and an edit of it: any legal length, any of its results."""
     raw = draw(raw_conversations(repeats=5))
     messages = parsed(raw)
-    lead, newest = system_prefix_length(messages), newest_user_index(messages)
+    prefix, newest = system_prefix_length(messages), newest_user_index(messages)
     assert newest is not None
     hashes = chain(messages)
-    covered = draw(st.integers(0, len(messages) - lead - 1))
-    rest = messages[lead : lead + covered]
+    covered = draw(st.integers(0, len(messages) - prefix - 1))
+    rest = messages[prefix : prefix + covered]
     chosen = draw(st.sets(st.sampled_from(sorted(stubs(rest))))) if stubs(rest) else set()
-    pinned = (newest - lead,) if newest - lead < covered else ()
+    pinned = (newest - prefix,) if newest - prefix < covered else ()
     return raw, Compaction(
         covered_messages=covered,
         covered_hash=hashes[covered],
@@ -154,7 +154,7 @@ def edits(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
         round=1,
         segments=(),
         ledger=draw(st.sampled_from(["", "- port 8080"])),
-        rung="edit",
+        level="edit",
         edited_from=0,
         shown=as_stubs(sorted(chosen)),
     )

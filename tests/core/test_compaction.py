@@ -47,7 +47,7 @@ def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happ
         round=1,
         segments=(segment,) if summary else (),
         ledger=ledger,
-        rung="summary" if summary else "truncate",
+        level="summary" if summary else "truncate",
     )
 
 
@@ -97,9 +97,9 @@ def test_the_tail_is_kept_as_it_is(drawn: tuple[list[JsonDict], Compaction]) -> 
     """Behind the carrier every message is the client's own object, but for `null` contents."""
     raw, compaction = drawn
     messages = parsed(raw)
-    lead = system_prefix_length(messages)
+    prefix = system_prefix_length(messages)
     applied = apply(messages, compaction)
-    kept = applied[lead + 1 :]
+    kept = applied[prefix + 1 :]
     originals = messages[len(messages) - len(kept) :]
     for now, then in zip(kept, originals, strict=True):
         if then.role == "assistant" and then.raw["content"] is None:
@@ -107,8 +107,8 @@ def test_the_tail_is_kept_as_it_is(drawn: tuple[list[JsonDict], Compaction]) -> 
         else:
             assert now is then
     # Nothing between the carrier and the kept messages got lost.
-    opens_with_user = messages[lead + compaction.covered_messages].role == "user"
-    assert len(kept) == len(messages) - lead - compaction.covered_messages - opens_with_user
+    opens_with_user = messages[prefix + compaction.covered_messages].role == "user"
+    assert len(kept) == len(messages) - prefix - compaction.covered_messages - opens_with_user
 
 
 @given(cut_conversations(), st.data())
@@ -129,8 +129,8 @@ def test_the_next_turn_begins_with_the_same_bytes(
 def test_an_edited_history_has_no_compaction(drawn: tuple[list[JsonDict], Compaction], data: st.DataObject) -> None:
     """One changed, missing or added word in what is covered, and the record is not for this conversation."""
     raw, compaction = drawn
-    lead = system_prefix_length(parsed(raw))
-    at = data.draw(st.integers(lead, lead + compaction.covered_messages - 1))
+    prefix = system_prefix_length(parsed(raw))
+    at = data.draw(st.integers(prefix, prefix + compaction.covered_messages - 1))
     edited = copy.deepcopy(raw)
     edited[at]["content"] = f"{edited[at]['content'] or ''} edited"
     assert not applicable(edited, compaction)
@@ -239,13 +239,13 @@ def test_a_record_names_its_round_and_joins_its_segments() -> None:
     """Frozen segments follow each other, and reach as far as the last of them."""
     segments = tuple(Segment(text=f"Part {number}.", round=number, covered_messages=2 * number) for number in (1, 2))
     compaction = Compaction(
-        covered_messages=6, covered_hash="h", pinned=(), round=3, segments=segments, ledger="- a", rung="truncate"
+        covered_messages=6, covered_hash="h", pinned=(), round=3, segments=segments, ledger="- a", level="truncate"
     )
     assert compaction.summarized_messages == 4
     assert compaction.summary == "Part 1.\n\nPart 2."
     assert "(round 3)" in compaction.record
     empty = Compaction(
-        covered_messages=6, covered_hash="h", pinned=(), round=1, segments=(), ledger="", rung="truncate"
+        covered_messages=6, covered_hash="h", pinned=(), round=1, segments=(), ledger="", level="truncate"
     )
     assert (empty.summarized_messages, empty.summary) == (0, "")
     assert "##" not in empty.record

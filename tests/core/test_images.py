@@ -83,9 +83,11 @@ def agent(shots: int, *, photos: int = 1, words: int = 0, **shape: Any) -> list[
     return raw
 
 
-def planned(raw: list[JsonDict], window: int, keep_images: int, **depth: Any) -> tuple[Conversation, Planned]:
+def planned(raw: list[JsonDict], window: int, keep_images: int, **options: Any) -> tuple[Conversation, Planned]:
     weighed = conversation(parsed(raw))
-    return weighed, first_level(weighed, budget(window, weighed), replace(DEPTH, keep_images=keep_images, **depth), [])
+    return weighed, first_level(
+        weighed, budget(window, weighed), replace(DEPTH, keep_images=keep_images, **options), []
+    )
 
 
 def summarized(weighed: Conversation, decision: Summarize, **changes: Any) -> Compaction:
@@ -97,7 +99,7 @@ def summarized(weighed: Conversation, decision: Summarize, **changes: Any) -> Co
         round=decision.round,
         segments=(),
         ledger="The user's own words.",
-        rung=decision.strategy,
+        level=decision.strategy,
         images=decision.images,
         **changes,
     )

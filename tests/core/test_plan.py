@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply
-from litellm_compaction.core.continuation.request import Partial, carried_over, keyed
+from litellm_compaction.core.continuation.request import Partial, continued_request, keyed
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens, usable
 from litellm_compaction.core.cut_points import answered_round, legal_cuts, protected_indices
 from litellm_compaction.core.messages import system_prefix_length
@@ -56,11 +56,11 @@ WINDOWS = st.sampled_from([1024, 2048, 4096, 8192])
 
 
 def decide(
-    raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, depth: CompactionOptions = DEPTH
+    raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, options: CompactionOptions = DEPTH
 ) -> tuple[Planned, Conversation, Budget]:
     weighed = conversation(parsed(raw))
     limits = budget(window, weighed)
-    return first_level(weighed, limits, depth, stored), weighed, limits
+    return first_level(weighed, limits, options, stored), weighed, limits
 
 
 def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -> Compaction:
@@ -81,7 +81,7 @@ def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -
         round=number,
         segments=(*earlier, segment),
         ledger=("l" * 4 * decision.ledger_tokens),
-        rung="summary",
+        level="summary",
         provisional=decision.provisional,
     )
 
@@ -131,7 +131,7 @@ def test_the_wish_costs_lines_of_the_ledger_and_not_depth() -> None:
     """Recent messages that nearly fit beside the whole ledger are kept, with fewer lines in it, inside the target."""
     recent = [each for n in range(3) for each in (assistant(f"a{n} " * 260), user(f"u{n} " * 260))]
     raw = [*chat(24, words=200), *recent]
-    shallow, weighed, limits = decide(raw, 8192, depth=replace(DEPTH, keep_recent_messages=1))
+    shallow, weighed, limits = decide(raw, 8192, options=replace(DEPTH, keep_recent_messages=1))
     wished, _, _ = decide(raw, 8192)
     assert isinstance(shallow, Summarize)
     assert isinstance(wished, Summarize)
@@ -305,7 +305,7 @@ def test_with_a_high_floor_a_summary_is_worth_what_it_stands_for() -> None:
     asked, made = [], []
     for turns in range(12, 80):
         raw = [system("r" * int(4 * 0.72 * window)), *agent_run(turns, words=30)]
-        decision, weighed, limits = decide(raw, window, stored, depth=replace(DEPTH, edits=False))
+        decision, weighed, limits = decide(raw, window, stored, options=replace(DEPTH, edits=False))
         if not isinstance(decision, Summarize):
             continue
         assert decision.predicted_tokens <= limits.latest_start_tokens
@@ -362,25 +362,25 @@ def test_an_answer_keeps_the_round_that_it_is_about(
     messages, stored = parsed(raw), list[Compaction]()
     for _ in range(2):
         partial = Partial(text=" ".join(f"w{at}" for at in range(words)))
-        carried = carried_over(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
-        weighed = conversation(carried)
+        continued = continued_request(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
+        weighed = conversation(continued)
         limits = budget(window, weighed)
         decision = first_level(weighed, limits, DEPTH, stored)
         words += data.draw(st.integers(1, 1500))
         if not isinstance(decision, Summarize):
             continue
         made = written(decision, weighed)
-        sent = apply(carried, made)
-        assert broken_promises(carried, sent) == []
+        sent = apply(continued, made)
+        assert broken_promises(continued, sent) == []
         assert applied_tokens(weighed, made) <= decision.predicted_tokens
-        answered = answered_round(carried)
-        plain = [{**message.raw, "content": message.raw.get("content") or ""} for message in (*carried, *sent)]
-        shown = [at for at in answered if plain[at] in plain[len(carried) :]]
+        answered = answered_round(continued)
+        plain = [{**message.raw, "content": message.raw.get("content") or ""} for message in (*continued, *sent)]
+        shown = [at for at in answered if plain[at] in plain[len(continued) :]]
         assert len(shown) in (0, len(answered))
         room = limits.early_start_tokens - limits.least_target_tokens
         if not stored and sum(weighed.sizes[at] for at in answered) < room // 2:
             assert len(shown) == len(answered)
-        stored.insert(0, keyed(carried, weighed.hashes, made))
+        stored.insert(0, keyed(continued, weighed.hashes, made))
 
 
 @pytest.mark.parametrize("floor_ratio", [0.4, 0.5, 0.6, 0.7])
@@ -391,7 +391,7 @@ def test_a_nearly_full_window_makes_room_for_an_answer(floor_ratio: float, fill:
     raw = [system("r" * int(4 * floor_ratio * window)), *agent_run(3, words=10)]
     short = window * fill - conversation(parsed(raw)).tokens
     raw[3] = result("call_0", raw[3]["content"] + "w" * int(4 * short))
-    decision, weighed, limits = decide(raw, window, depth=replace(DEPTH, edits=False))
+    decision, weighed, limits = decide(raw, window, options=replace(DEPTH, edits=False))
     assert weighed.tokens == pytest.approx(fill * window, rel=0.01)
     assert isinstance(decision, Summarize)
     assert decision.predicted_tokens <= 0.82 * window
@@ -405,7 +405,7 @@ def test_what_makes_room_for_an_answer_asks_no_model_again_and_again() -> None:
     made: list[Summarize] = []
     for number in range(30):
         raw += [calls(f"c{number}"), result(f"c{number}", f"w{number} " * 200)]
-        decision, weighed, _ = decide(raw, 8192, stored, depth=replace(DEPTH, edits=False))
+        decision, weighed, _ = decide(raw, 8192, stored, options=replace(DEPTH, edits=False))
         if isinstance(decision, Summarize):
             made.append(decision)
             stored.insert(0, written(decision, weighed))

@@ -53,11 +53,11 @@ def ahead(
     stored: Sequence[Compaction] = (),
     *,
     answer: str = "",
-    depth: CompactionOptions = DEPTH,
+    options: CompactionOptions = DEPTH,
 ) -> Compaction | None:
     """The record that is written ahead behind the answer to `raw`, as long as it may be."""
     weighed = conversation(turn_ended(parsed(raw), answer))
-    decision = plan_ahead(weighed, budget(window, weighed), depth, stored)
+    decision = plan_ahead(weighed, budget(window, weighed), options, stored)
     if decision is None:
         return None
     assert isinstance(decision, Summarize)
@@ -77,7 +77,7 @@ def test_all_that_the_cache_holds_is_covered() -> None:
 def test_a_call_belongs_to_the_round_that_follows() -> None:
     """Behind a call everything before it is covered, and the record fits what comes back with its results."""
     raw = agent_run(14, words=300)
-    made = ahead(raw, depth=replace(DEPTH, edits=False))
+    made = ahead(raw, options=replace(DEPTH, edits=False))
     assert made is not None
     assert made.covered_messages == len(raw) - 1
     later = [*raw, calls("next"), result("next", "done " * 50)]
@@ -135,7 +135,7 @@ def test_nothing_is_written_where_stubs_will_do() -> None:
     for number in range(12):
         raw += [calls(f"c{number}"), result(f"c{number}", f"file {number} " * 200)]
     assert ahead(raw) is None
-    assert ahead(raw, depth=replace(DEPTH, edits=False)) is not None
+    assert ahead(raw, options=replace(DEPTH, edits=False)) is not None
 
 
 def test_nothing_is_written_twice() -> None:
@@ -153,7 +153,7 @@ def test_nothing_is_written_that_gains_too_little() -> None:
 
 def test_a_model_that_chooses_messages_is_not_asked_ahead() -> None:
     """`prune` shows the model another prompt, which would take the chat's place in its cache."""
-    assert ahead(FILLED, answer="Done.", depth=replace(DEPTH, strategy=STRATEGIES["prune"])) is None
+    assert ahead(FILLED, answer="Done.", options=replace(DEPTH, strategy=STRATEGIES["prune"])) is None
 
 
 @given(raw=raw_conversations(max_turns=8), window=st.sampled_from([1024, 2048, 4096]), data=st.data())

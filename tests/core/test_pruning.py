@@ -63,7 +63,7 @@ def covering(covered: int, *, pinned: tuple[int, ...] = (), dropped: tuple[int, 
         round=0,
         segments=(),
         ledger="",
-        rung="prune",
+        level="prune",
         edited_from=0,
     )
 
@@ -71,11 +71,11 @@ def covering(covered: int, *, pinned: tuple[int, ...] = (), dropped: tuple[int, 
 def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: Compaction | None = None) -> Compaction:
     """The compaction that comes of wishes for the first `covered` messages."""
     messages = parsed(raw)
-    lead = system_prefix_length(messages)
+    prefix = system_prefix_length(messages)
     pinned = conversation(messages).pinned(covered)
     old = before or covering(0)
     base = replace(old, covered_messages=covered, covered_hash=chain(messages)[covered], pinned=pinned)
-    done = pruned(messages[lead:], base, offered(messages[lead:], base), wishes)
+    done = pruned(messages[prefix:], base, offered(messages[prefix:], base), wishes)
     return replace(done, round=base.round + 1, omissions=wishes.summary)
 
 
@@ -383,19 +383,19 @@ def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
     the same from the store.
     """
     messages = parsed(raw)
-    lead = system_prefix_length(messages)
-    covered = data.draw(st.sampled_from(legal_cuts(messages))) - lead
+    prefix = system_prefix_length(messages)
+    covered = data.draw(st.sampled_from(legal_cuts(messages))) - prefix
     pinned = conversation(messages).pinned(covered)
-    choices = offered(messages[lead:], covering(covered, pinned=pinned))
+    choices = offered(messages[prefix:], covering(covered, pinned=pinned))
     try:
-        wishes = read_answer(data.draw(answers(raw)), messages[lead:], choices)
+        wishes = read_answer(data.draw(answers(raw)), messages[prefix:], choices)
     except ValueError:
         return
     compaction = made(raw, wishes, covered=covered)
     upstream = apply(messages, compaction)
     assert broken_promises(messages, upstream) == []
-    assert as_bytes(upstream[:lead]) == as_bytes(messages[:lead])
-    kept = len(messages) - lead - covered - (messages[lead + covered].role == "user")
+    assert as_bytes(upstream[:prefix]) == as_bytes(messages[:prefix])
+    kept = len(messages) - prefix - covered - (messages[prefix + covered].role == "user")
     tail = (
         [
             {**message.raw, "content": "" if message.raw["content"] is None else message.raw["content"]}
@@ -405,8 +405,8 @@ def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
         else []
     )
     assert [message.raw for message in upstream[len(upstream) - kept :]] == tail or not kept
-    originals = iter(messages[lead:])
-    for message in upstream[lead:]:
+    originals = iter(messages[prefix:])
+    for message in upstream[prefix:]:
         own = message.text.partition(FRAME_END + "\n\n")[2] if FRAME_END in message.text else message.text
         if own:
             assert any(_is_from(message, own, original) for original in originals), own[:80]
@@ -428,7 +428,7 @@ def _is_from(message: Message, own: str, original: Message) -> bool:
 
 def test_a_pruning_is_forgotten_with_an_older_version() -> None:
     """What an older version stored has none of the fields, and is what it was."""
-    plain = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="l", rung="edit")
+    plain = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="l", level="edit")
     fields = json.loads(encode(plain))
     for name in ("shown", "omissions"):
         del fields["compaction"][name]

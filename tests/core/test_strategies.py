@@ -137,8 +137,8 @@ def test_a_whole_history_only_gains_its_last_word(raw: list[JsonDict]) -> None:
 def test_a_handoff_leaves_the_record_the_last_request_and_the_open_round(raw: list[JsonDict], tail: list[str]) -> None:
     """System, one user message, and the tool round that nobody has answered yet, whatever else would fit."""
     weighed = conversation(parsed(raw))
-    depth = replace(DEPTH, edits=False, strategy=STRATEGIES["handoff"])
-    planned = plan(weighed, budget(8192, weighed), depth, ())
+    options = replace(DEPTH, edits=False, strategy=STRATEGIES["handoff"])
+    planned = plan(weighed, budget(8192, weighed), options, ())
     assert isinstance(planned, Compact)
     decision, unwritten = planned.levels
     assert isinstance(decision, Summarize)
@@ -153,7 +153,7 @@ def test_a_handoff_leaves_the_record_the_last_request_and_the_open_round(raw: li
         round=1,
         segments=(segment,),
         ledger="",
-        rung="handoff",
+        level="handoff",
     )
     sent = apply(weighed.messages, made)
     newest = [message["content"] for message in raw if message["role"] == "user"][-1]
@@ -172,7 +172,7 @@ def test_a_handoff_without_a_user_promises_no_request() -> None:
         round=1,
         segments=(),
         ledger="l",
-        rung="handoff",
+        level="handoff",
     )
     assert "Last request" not in apply(messages, made)[0].text
 

@@ -197,7 +197,7 @@ def test_a_record_keeps_a_request_without_its_data() -> None:
         round=1,
         segments=(),
         ledger="- a",
-        rung="truncate",
+        level="truncate",
     )
     sent = apply(messages, compaction)
     assert "line 20" not in sent[1].text

@@ -200,7 +200,7 @@ class Bench:
         target = self.target(window, model=label)
         return PruningModel(label=label, target=target, ask=ask, is_same=window is None)
 
-    def case(
+    def context(
         self,
         window: int | None = 8192,
         *,
@@ -244,10 +244,10 @@ class Bench:
         *,
         tools: Sequence[JsonDict] = (),
         tool_choice: Any = None,
-        **case: Any,
+        **context: Any,
     ) -> PreparedRequest:
         request = Request(messages=parsed(raw), tools=tuple(tools), tool_choice=tool_choice)
-        return await self.compactor.guard(request, self.case(window, **case))
+        return await self.compactor.guard(request, self.context(window, **context))
 
     @property
     def outcomes(self) -> list[str]:
@@ -260,15 +260,15 @@ class Bench:
         return event
 
 
-def sent(raw: Sequence[JsonDict], guarded: PreparedRequest) -> tuple[Message, ...]:
+def sent(raw: Sequence[JsonDict], prepared: PreparedRequest) -> tuple[Message, ...]:
     """What goes upstream, after a check that it may: it keeps the promises and fits its window."""
-    assert guarded.budget.fits(guarded.count.tokens)
-    output_tokens = guarded.max_output_tokens(None)
-    assert guarded.count.tokens + guarded.count.margin_tokens + output_tokens <= guarded.window.tokens
-    assert output_tokens >= guarded.budget.rules.answer_min_tokens
-    messages = parsed(raw) if guarded.messages is None else guarded.messages
-    assert guarded.count.sizes == tuple(size(message) for message in messages)
-    if guarded.messages is not None:
+    assert prepared.budget.fits(prepared.count.tokens)
+    output_tokens = prepared.max_output_tokens(None)
+    assert prepared.count.tokens + prepared.count.margin_tokens + output_tokens <= prepared.window.tokens
+    assert output_tokens >= prepared.budget.rules.answer_min_tokens
+    messages = parsed(raw) if prepared.messages is None else prepared.messages
+    assert prepared.count.sizes == tuple(size(message) for message in messages)
+    if prepared.messages is not None:
         assert broken_promises(parsed(raw), messages) == []
     return messages
 
@@ -294,4 +294,4 @@ def leaving(seat: Seat) -> Iterator[Seat]:
     try:
         yield seat
     finally:
-        seat.leave()
+        seat.release()

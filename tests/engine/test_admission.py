@@ -103,7 +103,7 @@ async def test_does_not_fit(desk: Desk) -> None:
     second = await desk.entry(41)
     assert desk.usage == (60, 100, 1)
     assert not second.done()
-    first.leave()
+    first.release()
     assert (await second).tokens == 41
     assert desk.usage == (41, 100, 0)
 
@@ -113,7 +113,7 @@ async def test_no_overtaking(desk: Desk) -> None:
     first = await desk.seat(60)
     large, small = await desk.entry(70), await desk.entry(1)
     assert desk.usage == (60, 100, 2)
-    first.leave()
+    first.release()
     assert (await large).tokens + (await small).tokens == 71
 
 
@@ -121,7 +121,7 @@ async def test_admitted_together(desk: Desk) -> None:
     """All heads that fit are admitted by one leave, and the first that does not fit stops the rest."""
     first = await desk.seat(100)
     entries = [await desk.entry(tokens) for tokens in (30, 40, 50, 1)]
-    first.leave()
+    first.release()
     await settled()
     assert [entry.done() for entry in entries] == [True, True, False, False]
     assert desk.usage == (70, 100, 2)
@@ -132,7 +132,7 @@ async def test_larger_than_window_alone(desk: Desk) -> None:
     giant = await desk.seat(500)
     other = await desk.entry(1)
     assert desk.usage == (500, 100, 1)
-    giant.leave()
+    giant.release()
     assert (await other).tokens == 1
 
 
@@ -140,10 +140,10 @@ async def test_larger_than_window_waits(desk: Desk) -> None:
     """A request larger than the window waits until the pool is empty."""
     first, second = await desk.seat(1), await desk.seat(1)
     giant = await desk.entry(500)
-    first.leave()
+    first.release()
     await settled()
     assert not giant.done()
-    second.leave()
+    second.release()
     assert (await giant).tokens == 500
 
 
@@ -158,10 +158,10 @@ async def test_pools_are_separate(desk: Desk) -> None:
 async def test_leave_twice(desk: Desk) -> None:
     """Leaving again changes nothing, also when the pool has been made anew since."""
     seat = await desk.seat(60)
-    seat.leave()
-    seat.leave()
+    seat.release()
+    seat.release()
     other = await desk.seat(50)
-    seat.leave()
+    seat.release()
     seat.shrink(0)
     assert (seat.tokens, other.tokens) == (0, 50)
     assert desk.usage == (50, 100, 0)
@@ -176,7 +176,7 @@ async def test_window_shrinks(desk: Desk) -> None:
     late = await desk.entry(10, window_tokens=50)
     assert desk.usage == (80, 50, 1)
     assert (first.tokens, second.tokens) == (40, 40)
-    first.leave()
+    first.release()
     assert (await late).tokens == 10
 
 
@@ -215,7 +215,7 @@ async def test_beside_others_a_seat_is_lent_an_even_part_of_what_is_free(desk: D
     first, second = await desk.seat(30), await desk.seat(55)
     await first.exchange(30, timeout_s=LONG_S, most_tokens=100)
     assert (first.tokens, second.tokens) == (45, 55)
-    second.leave()
+    second.release()
     third = await desk.seat(20, 100)
     assert third.tokens == 50
     await third.exchange(50, timeout_s=LONG_S, most_tokens=10)
@@ -270,7 +270,7 @@ async def test_several_give_way_for_a_large_one(desk: Desk) -> None:
     first.needed_tokens = second.needed_tokens = 20
     await desk.entry(60)
     assert (first.must_give_way(20), second.must_give_way(20)) == (True, True)
-    second.leave()
+    second.release()
     assert first.must_give_way(20)
 
 
@@ -289,11 +289,11 @@ async def test_a_stopped_answer_holds_its_room_until_its_server_knows() -> None:
     """Whoever leaves in the middle of one gives it back a moment later, in and outside of a running loop."""
     admission = Admission(stopping_s=0.0)
     seat = await admission.enter(POOL, window_tokens=WINDOW_TOKENS, tokens=60, timeout_s=LONG_S)
-    admission.leave_later(seat)
+    admission.release_later(seat)
     assert usage(admission, POOL).used_tokens == 60
     entry = asyncio.ensure_future(admission.enter(POOL, window_tokens=WINDOW_TOKENS, tokens=60, timeout_s=LONG_S))
     seat = await asyncio.wait_for(entry, HANG_S)
-    await asyncio.to_thread(admission.leave_later, seat)
+    await asyncio.to_thread(admission.release_later, seat)
     assert usage(admission, POOL).used_tokens == 0
 
 
@@ -330,13 +330,13 @@ async def test_exchange_before_entries(desk: Desk) -> None:
     entry = await desk.entry(61)
     late = [await desk.exchange(second, 70), await desk.exchange(third, 90)]
     assert desk.usage == (40, 100, 3)
-    first.leave()
+    first.release()
     await late[0]
     assert not late[1].done()
-    second.leave()
+    second.release()
     await late[1]
     assert not entry.done()
-    third.leave()
+    third.release()
     assert (await entry).tokens == 61
 
 
@@ -366,7 +366,7 @@ async def test_exchange_after_window_shrank(desk: Desk) -> None:
 async def test_exchange_after_leave(desk: Desk) -> None:
     """A seat that has left cannot come back."""
     seat = await desk.seat(10)
-    seat.leave()
+    seat.release()
     with pytest.raises(RuntimeError, match="left"):
         await seat.exchange(20, timeout_s=LONG_S)
     assert desk.usage == (0, 0, 0)
@@ -380,7 +380,7 @@ async def test_leave_during_exchange(desk: Desk, is_granted: bool) -> None:
     if is_granted:
         first.shrink(40)
         assert second.tokens == 60
-    second.leave()
+    second.release()
     with pytest.raises(RuntimeError, match="left"):
         await restart
     assert desk.usage == (first.tokens, 100, 0)
@@ -392,7 +392,7 @@ async def test_exchange_twice_at_once(desk: Desk) -> None:
     restart = await desk.exchange(second, 60)
     with pytest.raises(RuntimeError, match="waited"):
         await second.exchange(10, timeout_s=LONG_S)
-    first.leave()
+    first.release()
     await restart
     assert second.tokens == 60
 
@@ -428,7 +428,7 @@ async def test_everybody_exchanges_at_once(held: list[int], more: list[int], new
     ]
     await settled(1)
     if filler is not None:
-        filler.leave()
+        filler.release()
     await asyncio.wait_for(asyncio.gather(*entries, *restarts), HANG_S)
     # Several restarts may be admitted in the same turn, and then run in any order.
     assert sorted(order[: len(seats)]) == list(range(len(seats)))
@@ -480,8 +480,8 @@ async def test_exchange_out_of_time(desk: Desk) -> None:
     assert desk.usage == (50, 100, 0)
     await asyncio.wait_for(second.exchange(50, timeout_s=0), HANG_S)
     assert second.tokens == 50
-    first.leave()
-    second.leave()
+    first.release()
+    second.release()
     assert desk.usage == (0, 0, 0)
 
 
@@ -527,7 +527,7 @@ async def test_cancelled_when_admitted(desk: Desk, wait: Wait) -> None:
     first, second = await desk.seat(90), await desk.seat(10)
     task = await wait(desk, second)
     next_one = await desk.entry(80)
-    first.leave()
+    first.release()
     assert desk.usage[0] >= 60
     async with _cancelled(task):
         pass
@@ -542,7 +542,7 @@ async def test_room_beside_a_cancelled_head(desk: Desk, wait: Wait) -> None:
     task = await wait(desk, second)
     next_one = await desk.entry(80)
     async with _cancelled(task):
-        first.leave()
+        first.release()
         assert desk.usage == (80 + second.tokens, 100, 0)
     assert (await next_one).tokens == 80
 
@@ -563,7 +563,7 @@ def test_cancelled_when_out_of_time(cancel_s: float) -> None:
         assert entry.cancelled()
         assert usage(admission, POOL) == (60, 100, 0)
         assert loop.errors == []
-        seat.leave()
+        seat.release()
 
     try:
         loop.run_until_complete(scene())
@@ -584,7 +584,7 @@ async def test_pools_are_forgotten(desk: Desk) -> None:
     waiting.cancel()
     await settled()
     assert list(pools) == [POOL]
-    seat.leave()
+    seat.release()
     assert not pools
 
 
@@ -594,7 +594,7 @@ async def test_pool_of_a_waiting_exchange_stays(desk: Desk) -> None:
     restart = await desk.exchange(second, 80)
     restart.cancel()
     await settled()
-    first.leave()
+    first.release()
     await second.exchange(80, timeout_s=0)
     newcomer = await desk.entry(30)
     assert not newcomer.done()
@@ -650,7 +650,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.settle()
             for person in (*self.running, *self.idle, *self.restarting):
                 assert person.seat is not None
-                person.seat.leave()
+                person.seat.release()
             assert usage(self.admission, POOL) == (0, 0, 0)
             assert not self.admission._pools
             assert self.loop.errors == []
@@ -760,7 +760,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         """An answer ends."""
         person = self.picked(self.running + self.idle, pick)
         assert person.seat is not None
-        person.seat.leave()
+        person.seat.release()
         (self.running if person in self.running else self.idle).remove(person)
         self.account()
 
@@ -774,11 +774,11 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.running.remove(gone)
             assert gone.seat is not None
             if how == "before":
-                gone.seat.leave()
+                gone.seat.release()
         person.task.cancel()
         if gone is not None and how == "after":
             assert gone.seat is not None
-            gone.seat.leave()
+            gone.seat.release()
         if person in self.restarting:
             self.restarting.remove(person)
             self.idle.append(person)

@@ -28,30 +28,30 @@ class Scene:
         self.timeout_s = timeout_s
         self.rooms: list[Reservation] = []
 
-    def case(self) -> RequestContext:
-        return self.bench.case(WINDOW, admission="pool", admission_timeout_s=self.timeout_s)
+    def context(self) -> RequestContext:
+        return self.bench.context(WINDOW, admission="pool", admission_timeout_s=self.timeout_s)
 
     def room(self) -> Reservation:
-        self.rooms.append(self.bench.compactor.room(self.case()))
+        self.rooms.append(self.bench.compactor.room(self.context()))
         return self.rooms[-1]
 
     async def busy(self) -> Reservation:
         """Another answer, which holds so much of the context that no summary fits beside it."""
         room, short = self.room(), await self.bench.guard([user("hello")], WINDOW)
-        await room.take(short, BUSY_TOKENS, is_watched=False)
+        await room.acquire(short, BUSY_TOKENS, is_watched=False)
         return room
 
     async def asked(self, raw: Sequence[JsonDict]) -> PreparedRequest:
         """As the carriers do it: prepared, then finished and sent in room of its own."""
-        room, case = self.room(), self.case()
+        room, context = self.room(), self.context()
         try:
-            prepared = await self.bench.compactor.prepare(Request(messages=parsed(raw)), case)
+            prepared = await self.bench.compactor.prepare(Request(messages=parsed(raw)), context)
             assert isinstance(prepared, CompactionNeeded)
-            guarded = await self.bench.compactor.finish(prepared, room)
-            await room.take(guarded, 100, is_watched=True)
+            prepared = await self.bench.compactor.finish(prepared, room)
+            await room.acquire(prepared, 100, is_watched=True)
         finally:
-            room.leave()
-        return guarded
+            room.release()
+        return prepared
 
     def start(self, *conversations: Sequence[JsonDict]) -> list[asyncio.Task[PreparedRequest]]:
         return [asyncio.create_task(self.asked(raw)) for raw in conversations]
@@ -80,9 +80,9 @@ async def test_four_that_wait_for_room_share_one_summary() -> None:
     tasks = scene.start(*[LONG] * 4)
     await asyncio.wait_for(scene.joined(4), 60)
     assert scene.bench.ask.prompts == []
-    other.leave()
+    other.release()
     scene.open()
-    sent = [guarded.messages for guarded in await asyncio.gather(*tasks)]
+    sent = [prepared.messages for prepared in await asyncio.gather(*tasks)]
     assert sent[0] is not None
     assert all(each is not None and as_bytes(each) == as_bytes(sent[0]) for each in sent)
     assert len(scene.bench.ask.prompts) == 1
@@ -96,7 +96,7 @@ async def test_what_begins_alike_shares_a_summary() -> None:
     tasks = scene.start(*[[*LONG[:-1], user(f"Question of window {n}?")] for n in range(3)])
     await asyncio.wait_for(scene.joined(3), 60)
     scene.open()
-    sent = [guarded.messages for guarded in await asyncio.gather(*tasks)]
+    sent = [prepared.messages for prepared in await asyncio.gather(*tasks)]
     assert len(scene.bench.ask.prompts) == 1
     assert [each[-1].text for each in sent if each] == [f"Question of window {n}?" for n in range(3)]
 
@@ -123,8 +123,8 @@ async def test_who_came_a_moment_late_looks_into_the_store_too() -> None:
     scene = Scene()
     scene.open()
     request = Request(messages=parsed(LONG))
-    pending = [await scene.bench.compactor.prepare(request, scene.case()) for _ in range(2)]
-    for each in pending:
+    needed = [await scene.bench.compactor.prepare(request, scene.context()) for _ in range(2)]
+    for each in needed:
         assert isinstance(each, CompactionNeeded)
         await scene.bench.compactor.finish(each)
     assert len(scene.bench.ask.prompts) == 1
@@ -138,12 +138,12 @@ async def test_the_one_that_began_it_may_leave(is_waiting: bool) -> None:
     first, second = scene.start(LONG, LONG)
     await asyncio.wait_for(scene.joined(2), 60)
     if not is_waiting:
-        other.leave()
+        other.release()
         await asyncio.wait_for(scene.bench.ask.asked.wait(), 60)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    other.leave()
+    other.release()
     scene.open()
     assert (await second).action == "compacted"
     assert len(scene.bench.ask.prompts) == 1
@@ -170,7 +170,7 @@ async def test_an_error_reaches_all() -> None:
     other = await scene.busy()
     answers = await asyncio.gather(*scene.start(LONG, LONG, LONG), return_exceptions=True)
     assert [type(answer) for answer in answers] == [Overloaded] * 3
-    other.leave()
+    other.release()
     assert scene.is_empty()
 
 
@@ -183,17 +183,17 @@ async def test_restarts_of_alike_answers_share_a_summary() -> None:
 
     async def restarted() -> PreparedRequest:
         room = scene.room()
-        await room.take(short, 2500, is_watched=False)
+        await room.acquire(short, 2500, is_watched=False)
         try:
-            guarded = await scene.bench.compactor.continuing.carry_over(request, partial, scene.case(), room)
-            await room.take(guarded, 100, is_watched=True)
+            prepared = await scene.bench.compactor.continuing.continue_answer(request, partial, scene.context(), room)
+            await room.acquire(prepared, 100, is_watched=True)
         finally:
-            room.leave()
-        return guarded
+            room.release()
+        return prepared
 
     tasks = [asyncio.create_task(restarted()) for _ in range(3)]
     await asyncio.wait_for(scene.joined(3), 60)
     scene.open()
-    assert {guarded.action for guarded in await asyncio.wait_for(asyncio.gather(*tasks), 60)} == {"compacted"}
+    assert {prepared.action for prepared in await asyncio.wait_for(asyncio.gather(*tasks), 60)} == {"compacted"}
     assert len(scene.bench.ask.prompts) == 1
     assert scene.is_empty()

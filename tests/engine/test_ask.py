@@ -47,10 +47,10 @@ def is_appended(asked: tuple[Message, ...]) -> bool:
     return len(asked) > 1 and asked[-1].text.startswith("You write the record")
 
 
-async def asked_of(bench: Bench, *, turns: int = 60, **case: Any) -> tuple[Message, ...]:
+async def asked_of(bench: Bench, *, turns: int = 60, **context: Any) -> tuple[Message, ...]:
     """What the first summary call of a growing conversation sends."""
     for turn in range(turns):
-        await bench.guard(talk(turn), tools=TOOLS, **case)
+        await bench.guard(talk(turn), tools=TOOLS, **context)
         if bench.ask.messages:
             return bench.ask.messages[0]
     raise AssertionError("nothing was asked")
@@ -71,10 +71,10 @@ async def test_the_next_round_sends_the_record_along() -> None:
     bench = Bench()
     for turn in range(120):
         before = len(bench.ask.messages)
-        guarded = await bench.guard(talk(turn), tools=TOOLS)
+        prepared = await bench.guard(talk(turn), tools=TOOLS)
         if len(bench.ask.messages) > before >= 1:
             break
-        messages = sent(talk(turn), guarded)
+        messages = sent(talk(turn), prepared)
     asked = bench.ask.messages[-1]
     assert is_appended(asked)
     assert as_bytes(asked[:-1]) == as_bytes(messages)[: len(asked) - 1]
@@ -110,7 +110,7 @@ async def test_a_tool_call_is_no_summary() -> None:
     await asked_of(bench)
     assert [is_appended(asked) for asked in bench.ask.messages] == [True, False]
     assert bench.ask.tools[1] == ()
-    assert bench.store.kept[-1][1].rung == "summary"
+    assert bench.store.kept[-1][1].level == "summary"
     assert (bench.last.summary_calls, bench.last.reason) == (2, "")
 
 
@@ -172,7 +172,7 @@ async def test_stubs_are_not_summarized() -> None:
         await bench.guard(raw, tools=TOOLS)
         if bench.ask.messages:
             break
-    assert any(compaction.rung == "edit" for _, compaction in bench.store.kept)
+    assert any(compaction.level == "edit" for _, compaction in bench.store.kept)
     assert not is_appended(bench.ask.messages[0])
     assert "marker-1 " in bench.ask.prompts[0]
 
@@ -197,12 +197,12 @@ async def test_another_model_takes_as_large_a_prompt_as_the_same_one() -> None:
     bench, counter, sources = Bench(), TokenCounter(), Sources()
     measurer = RequestMeasurer(windows=bench.windows, counter=counter, sources=sources)
     client = SummaryClient(windows=bench.windows, counter=counter, sources=sources)
-    case = bench.case(target=bench.target(8192, model="qwen3-8b"))
-    work = await measurer.weigh(bench.request([user("hello " * 500)]), case)
+    context = bench.context(target=bench.target(8192, model="qwen3-8b"))
+    measured = await measurer.measure(bench.request([user("hello " * 500)]), context)
     other = bench.pruning_model(bench.ask, label="qwen3-4b", window=8192)
     assert other.is_same is False
-    limit = await client.prompt_limit(work, other, 400)
-    assert limit.tokens == (await client.prompt_limit(work, replace(other, is_same=True), 400)).tokens
+    limit = await client.prompt_limit(measured, other, 400)
+    assert limit.tokens == (await client.prompt_limit(measured, replace(other, is_same=True), 400)).tokens
 
 
 async def test_a_model_whose_summaries_are_rejected_pauses(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ from litellm_compaction.windows.windows import Windows
 from tests.builders import JsonDict, calls, chat, parsed, result, system, talk, tools, user
 from tests.engine.bench import Bench
 from tests.engine.test_strategies import Model as PruningModel
-from tests.engine.test_strategies import talk as work
+from tests.engine.test_strategies import talk as measured
 
 WINDOW = 8192
 UNKNOWN, KNOWN = "acme/strange-7b", "qwen/qwen3-8b"
@@ -62,7 +62,7 @@ class Server:
         body = {"model": self.key, "messages": list(messages), **({"tools": list(tools)} if tools else {}), **fields}
         return await self._http.post(f"{self._base_url}/v1/chat/completions", json=body)
 
-    def case(self, **changes: Any) -> Any:
+    def context(self, **changes: Any) -> Any:
         async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
             raw = [dict(message.raw) for message in request.messages]
             answer = await self._answer(raw, list(request.tools), max_tokens=answer_tokens)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ class Server:
         target = self.bench.target(
             None, model=self.key, api_base=f"{self._base_url}/v1", is_lmstudio=True, api_key=None
         )
-        return self.bench.case(target=target, measure=measure, warm_up=self._warm_up, **changes)
+        return self.bench.context(target=target, measure=measure, warm_up=self._warm_up, **changes)
 
     async def _warm_up(self) -> None:
         self.simulator.load(self.key, WINDOW)
@@ -80,15 +80,15 @@ class Server:
         self, messages: Sequence[JsonDict], tools: Sequence[JsonDict] = (), **changes: Any
     ) -> PreparedRequest:
         request = Request(messages=parsed(messages), tools=tuple(tools))
-        return await self.bench.compactor.guard(request, self.case(**changes))
+        return await self.bench.compactor.guard(request, self.context(**changes))
 
     async def served(self, messages: Sequence[JsonDict], **changes: Any) -> tuple[PreparedRequest, int]:
         """What was prepared, and the server's own number for it; both are learned from."""
-        guarded = await self.guard(messages, **changes)
-        sent = messages if guarded.messages is None else [dict(message.raw) for message in guarded.messages]
+        prepared = await self.guard(messages, **changes)
+        sent = messages if prepared.messages is None else [dict(message.raw) for message in prepared.messages]
         told = await self.post(sent, max_tokens=1)  # type: ignore[arg-type]
-        self.bench.compactor.replies.learn(self.case(), guarded, prompt_tokens=told, completion_tokens=1)
-        return guarded, told
+        self.bench.compactor.replies.learn(self.context(), prepared, prompt_tokens=told, completion_tokens=1)
+        return prepared, told
 
     def true_tokens(self, messages: Sequence[JsonDict]) -> int:
         return self.simulator.requests[-1].prompt_tokens or 0
@@ -123,12 +123,12 @@ async def test_a_strange_tokenizer_is_no_reason_to_compact(factor: float, share:
     """Below the real trigger a request goes as it came, from the first one on, and no question costs a prefill."""
     async with lm_studio(factor=factor) as server:
         messages = talk("engine", int(share * WINDOW / factor))
-        guarded = await server.guard(messages)
-        assert guarded.messages is None
+        prepared = await server.guard(messages)
+        assert prepared.messages is None
         assert server.prefills == 0
         told = await server.post(messages, max_tokens=1)
         if told > WINDOW / 4:
-            assert abs(guarded.count.tokens / told - 1) <= 0.005
+            assert abs(prepared.count.tokens / told - 1) <= 0.005
         assert server.simulator.sdk.faults() == []
 
 
@@ -137,9 +137,9 @@ async def test_a_strange_tokenizer_is_no_reason_to_compact(factor: float, share:
 async def test_what_is_compacted_fits_by_the_servers_own_count(factor: float, share: float) -> None:
     """Above the trigger a compaction is made, and what is left of the conversation is never cut."""
     async with lm_studio(factor=factor) as server:
-        guarded, told = await server.served(chat(16, words=int(share * WINDOW / factor / 40)))
-        assert guarded.action == "compacted"
-        assert told + guarded.max_output_tokens(None) <= WINDOW
+        prepared, told = await server.served(chat(16, words=int(share * WINDOW / factor / 40)))
+        assert prepared.action == "compacted"
+        assert told + prepared.max_output_tokens(None) <= WINDOW
         assert server.prefills == 1
 
 
@@ -149,11 +149,11 @@ async def test_a_known_model_with_another_tokenizer_is_counted_by_its_server(fac
     """Its first long prompt, and what a compaction leaves of it, are not cut, and no question costs a prefill."""
     async with lm_studio(KNOWN, factor=factor, architecture="qwen3") as server:
         messages = chat(16, words=int(share * WINDOW / factor / 40))
-        guarded, told = await server.served(messages)
-        assert guarded.action == "compacted"
+        prepared, told = await server.served(messages)
+        assert prepared.action == "compacted"
         assert not any(record.truncated for record in server.simulator.requests)
-        assert told + guarded.max_output_tokens(None) <= WINDOW
-        assert guarded.count.tokens == pytest.approx(told, rel=0.02)
+        assert told + prepared.max_output_tokens(None) <= WINDOW
+        assert prepared.count.tokens == pytest.approx(told, rel=0.02)
         [instance] = server.simulator.instances
         prompts = [server.simulator.count_chat(instance, [user(each)]) for each in server.bench.ask.prompts]
         assert prompts
@@ -166,8 +166,8 @@ async def test_what_fits_is_not_refused(factor: float) -> None:
     """A question that fills most of the window is sent; one above it is refused with the server's own number."""
     async with lm_studio(factor=factor) as server:
         fitting = [system("Be brief."), user("word " * int(0.9 * WINDOW / factor))]
-        guarded, told = await server.served(fitting)
-        assert guarded.messages is None
+        prepared, told = await server.served(fitting)
+        assert prepared.messages is None
         assert 0.85 * WINDOW < told < WINDOW
         too_long = [system("Be brief."), user("word " * int(1.1 * WINDOW / factor))]
         prefills = server.prefills
@@ -200,10 +200,10 @@ async def test_tools_and_results_are_counted_as_the_server_renders_them() -> Non
         messages = [system("You are an agent."), user("Fix it.")]
         for number in range(8):
             messages += [calls(f"{number:09d}"), result(f"{number:09d}", f"line {number} of output\n" * 60)]
-        guarded = await server.guard(messages, schemas)
+        prepared = await server.guard(messages, schemas)
         told = await server.post(messages, schemas, max_tokens=1)
-        assert guarded.messages is None
-        assert abs(guarded.count.tokens / told - 1) <= 0.005
+        assert prepared.messages is None
+        assert abs(prepared.count.tokens / told - 1) <= 0.005
 
 
 @pytest.mark.parametrize("pause", [False, True])
@@ -217,15 +217,15 @@ async def test_the_first_request_after_a_reload_is_not_cut(pause: bool) -> None:
             server.simulator.load(KNOWN, window)
             if pause:
                 await asyncio.sleep(0)
-            guarded, told = await server.served(messages)
-            assert guarded.window.tokens == window
-            assert told + guarded.max_output_tokens(None) <= window
+            prepared, told = await server.served(messages)
+            assert prepared.window.tokens == window
+            assert told + prepared.max_output_tokens(None) <= window
 
 
 async def test_a_reload_that_another_request_has_seen_counts_for_this_one_too() -> None:
     """Both had the window from before the reload when they asked what is loaded."""
     async with lm_studio(KNOWN, architecture="qwen3", window=32_768) as server:
-        windows, target = server.bench.windows, server.case().target
+        windows, target = server.bench.windows, server.context().target
         before = await windows.confirmed(target, await windows.resolve(target))
         server.simulator.unload(KNOWN)
         server.simulator.load(KNOWN, 4096)
@@ -242,9 +242,9 @@ async def test_a_protocol_that_does_not_pass_changes_nothing(mode: SdkMode) -> N
             server.simulator.sdk.mode = mode
             outcomes = []
             for share in (0.5, 0.75, 0.9, 1.2):
-                guarded, told = await server.served(talk(f"engine {share}", int(share * WINDOW / 1.2), words=300))
-                assert told + guarded.max_output_tokens(None) <= WINDOW
-                outcomes.append((guarded.messages is None, told))
+                prepared, told = await server.served(talk(f"engine {share}", int(share * WINDOW / 1.2), words=300))
+                assert told + prepared.max_output_tokens(None) <= WINDOW
+                outcomes.append((prepared.messages is None, told))
             decided.append(outcomes)
     if mode != "unloads":
         # There the model itself is another one each time.
@@ -256,11 +256,11 @@ async def test_images_are_not_asked_about() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     async with lm_studio(factor=0.8) as server:
         question = [{"type": "text", "text": "word " * 6_600}, picture, picture]
-        guarded, told = await server.served([system("Be brief."), {"role": "user", "content": question}])
-        assert guarded.messages is None
+        prepared, told = await server.served([system("Be brief."), {"role": "user", "content": question}])
+        assert prepared.messages is None
         # Parts first, whose images may cost anything; then all of it, and the test's own request.
         assert 2 <= server.prefills <= 5
-        assert guarded.count.tokens == told
+        assert prepared.count.tokens == told
 
 
 def with_pictures(text: str, *sizes: int) -> list[JsonDict]:
@@ -281,11 +281,11 @@ async def test_images_cost_their_learned_price_on_top(key: str) -> None:
         await server.served(with_pictures("What is it? " * 600, 448, 448))
         prefills = server.prefills
         asked = with_pictures("word " * 5_600, 448, 448, 448)
-        guarded = await server.guard(asked)
+        prepared = await server.guard(asked)
         assert server.prefills == prefills
         told = await server.post(asked, max_tokens=1)
-        assert guarded.messages is None
-        assert abs(guarded.count.tokens / told - 1) <= 0.005
+        assert prepared.messages is None
+        assert abs(prepared.count.tokens / told - 1) <= 0.005
 
 
 @pytest.mark.parametrize("key", [UNKNOWN, KNOWN])
@@ -298,10 +298,10 @@ async def test_what_images_cost_on_top_is_kept_for_other_processes(key: str) -> 
     async with lm_studio(key, factor=0.8, architecture=architecture) as server:
         server.bench.counter.take_over(f"id-{key}", learned)
         asked = with_pictures("word " * 5_600, 448, 448, 448)
-        guarded = await server.guard(asked)
+        prepared = await server.guard(asked)
         assert server.prefills == 0
         told = await server.post(asked, max_tokens=1)
-        assert abs(guarded.count.tokens / told - 1) <= 0.005
+        assert abs(prepared.count.tokens / told - 1) <= 0.005
 
 
 async def test_images_of_another_size_are_asked_about() -> None:
@@ -309,10 +309,10 @@ async def test_images_of_another_size_are_asked_about() -> None:
     async with lm_studio(factor=0.8) as server:
         await server.served(with_pictures("What is it? " * 50, 896))
         prefills = server.prefills
-        guarded, told = await server.served(with_pictures("word " * 4_600, 56, 56, 56))
-        assert guarded.messages is None
+        prepared, told = await server.served(with_pictures("word " * 4_600, 56, 56, 56))
+        assert prepared.messages is None
         assert server.prefills > prefills + 1
-        assert guarded.count.tokens == told
+        assert prepared.count.tokens == told
 
 
 @pytest.mark.parametrize(("key", "architecture"), [(KNOWN, "qwen3"), (UNKNOWN, "strange")])
@@ -320,16 +320,16 @@ async def test_a_model_without_files_goes_on_inside_its_answer(key: str, archite
     """The prompt that is sent raw is what LM Studio's own template writes, up to the end of the answer so far."""
     async with lm_studio(key, architecture=architecture, window=32_768) as server:
         messages = [system("Be brief."), user("Tell me a story.")]
-        case, partial = server.case(), Partial(text="Once upon a time, there was")
+        context, partial = server.context(), Partial(text="Once upon a time, there was")
         await server.guard([*messages[:1], user("word " * 9_000)])
-        guarded = await server.bench.compactor.continuing.carry_over(
-            Request(messages=parsed(messages)), partial, case, ways=("raw", "turn")
+        prepared = await server.bench.compactor.continuing.continue_answer(
+            Request(messages=parsed(messages)), partial, context, ways=("raw", "turn")
         )
-        assert guarded.way == "raw"
-        assert guarded.prompt is not None
+        assert prepared.way == "raw"
+        assert prepared.prompt is not None
         turns = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages)
-        assert guarded.prompt.text == f"{turns}<|im_start|>assistant\n{partial.text}"
-        assert guarded.prompt.end_of_turn == "<|im_end|>"
+        assert prepared.prompt.text == f"{turns}<|im_start|>assistant\n{partial.text}"
+        assert prepared.prompt.end_of_turn == "<|im_end|>"
         assert "applyPromptTemplate" in server.simulator.sdk.endpoints()
 
 
@@ -340,10 +340,10 @@ async def test_a_raw_prompt_begins_with_its_token_where_the_engine_adds_none(for
         messages = [system("Be brief."), user("Tell me a story.")]
         await server.guard([*messages[:1], user("word " * 9_000)])
         server.simulator.sdk.calls.clear()
-        guarded = await server.bench.compactor.continuing.carry_over(
-            Request(messages=parsed(messages)), Partial(text="Once upon"), server.case(), ways=("raw", "turn")
+        prepared = await server.bench.compactor.continuing.continue_answer(
+            Request(messages=parsed(messages)), Partial(text="Once upon"), server.context(), ways=("raw", "turn")
         )
-        assert guarded.way == "raw"
+        assert prepared.way == "raw"
         asked = server.simulator.sdk.parameters("applyPromptTemplate")[-3:]
         assert [each["opts"].get("omitBosToken", False) for each in asked] == 3 * [form == "gguf"]
 
@@ -354,10 +354,10 @@ async def test_text_with_control_tokens_is_not_sent_raw(text: str) -> None:
     async with lm_studio(window=32_768) as server:
         await server.guard([system("Be brief."), user("word " * 9_000)])
         request = Request(messages=parsed([system("Be brief."), user(text)]))
-        guarded = await server.bench.compactor.continuing.carry_over(
-            request, Partial(text="Once upon a time"), server.case(), ways=("raw", "turn")
+        prepared = await server.bench.compactor.continuing.continue_answer(
+            request, Partial(text="Once upon a time"), server.context(), ways=("raw", "turn")
         )
-        assert guarded.way == "turn"
+        assert prepared.way == "turn"
 
 
 async def test_a_prompt_that_the_protocol_cannot_say_is_not_sent_raw() -> None:
@@ -365,10 +365,10 @@ async def test_a_prompt_that_the_protocol_cannot_say_is_not_sent_raw() -> None:
     async with lm_studio(window=32_768) as server:
         await server.guard([system("Be brief."), user("word " * 9_000)])
         request = Request(messages=parsed([system("Be brief."), {**user("Tell me a story."), "name": "Anna"}]))
-        guarded = await server.bench.compactor.continuing.carry_over(
-            request, Partial(text="Once upon a time"), server.case(), ways=("raw", "turn")
+        prepared = await server.bench.compactor.continuing.continue_answer(
+            request, Partial(text="Once upon a time"), server.context(), ways=("raw", "turn")
         )
-        assert guarded.way == "turn"
+        assert prepared.way == "turn"
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -383,9 +383,9 @@ async def test_strict_templates_take_what_is_left(rule: Any, asks: bool) -> None
             if rule == "gemma":
                 # Its template shows results as the user's words, and wants turns by turns.
                 messages[-2] = {**messages[-2], "content": "I look at it."}
-        guarded, told = await server.served(messages)
-        assert guarded.action == "compacted"
-        assert told + guarded.max_output_tokens(None) <= WINDOW
+        prepared, told = await server.served(messages)
+        assert prepared.action == "compacted"
+        assert told + prepared.max_output_tokens(None) <= WINDOW
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -400,11 +400,11 @@ async def test_a_template_that_raises_means_the_next_level(asks: bool, monkeypat
         monkeypatch.setattr(f"litellm_compaction.simulator.{module}.template_error", strict)
     async with lm_studio(KNOWN, architecture="qwen3", asks=asks) as server:
         server.bench.ask = PruningModel("prune", "good")
-        messages = work(5000)
+        messages = measured(5000)
         for _ in range(2):
-            guarded = await server.guard(messages, strategy="prune", clear_tool_results=False)
-            assert guarded.messages is not None
-            status = await server.status([dict(message.raw) for message in guarded.messages])
+            prepared = await server.guard(messages, strategy="prune", clear_tool_results=False)
+            assert prepared.messages is not None
+            status = await server.status([dict(message.raw) for message in prepared.messages])
             assert (server.bench.last.rung, status) == (("summary", 200) if asks else ("prune", 400))
 
 
@@ -420,10 +420,10 @@ async def test_a_count_that_is_too_high_refuses_nothing_before_an_answer_has_con
         if thinks:
             thought = {**calls("123456789"), "reasoning_content": "I think about it. " * 30}
             messages = [system("Be brief."), user("Fix it."), thought, result("123456789", "word " * int(0.8 * WINDOW))]
-        guarded, told = await server.served(messages)
-        assert guarded.messages is None
+        prepared, told = await server.served(messages)
+        assert prepared.messages is None
         assert told > 0.75 * WINDOW
-        assert told + guarded.max_output_tokens(None) <= WINDOW
+        assert told + prepared.max_output_tokens(None) <= WINDOW
 
 
 def count(fingerprint: int) -> Count:
@@ -449,11 +449,11 @@ async def test_reasoning_is_counted_on_top() -> None:
     async with lm_studio(KNOWN, architecture="qwen3") as server:
         messages = [system("Be brief."), user("Fix it."), thought, result("123456789", "word " * 5_200)]
         await server.guard(messages)
-        guarded = await server.guard(messages)
+        prepared = await server.guard(messages)
         told = await server.post(messages, max_tokens=1)
         assert "countTokens" in server.simulator.sdk.endpoints()
-        assert guarded.messages is None
-        assert abs(guarded.count.tokens / told - 1) <= 0.005
+        assert prepared.messages is None
+        assert abs(prepared.count.tokens / told - 1) <= 0.005
 
 
 async def test_the_template_in_effect_is_rendered() -> None:
@@ -465,11 +465,11 @@ async def test_the_template_in_effect_is_rendered() -> None:
             messages += [calls(f"{number:09d}"), result(f"{number:09d}", f"line {number} of output\n" * 60)]
         await server.guard(messages, schemas)
         server.simulator.sdk.calls.clear()
-        guarded = await server.guard(messages, schemas)
+        prepared = await server.guard(messages, schemas)
         told = await server.post(messages, schemas, max_tokens=1)
-        assert guarded.count.exact
+        assert prepared.count.exact
         assert "countTokens" not in server.simulator.sdk.endpoints()
-        assert abs(guarded.count.tokens / told - 1) <= 0.005
+        assert abs(prepared.count.tokens / told - 1) <= 0.005
 
 
 @pytest.mark.parametrize(("factor", "extra"), [(1.15, 0), (0.87, 0), (0.85, 0), (1.0, 1)])
@@ -478,13 +478,13 @@ async def test_counts_are_held_against_answers(factor: float, extra: int, caplog
     async with lm_studio() as server:
         server.simulator.sdk.tokens_factor, server.simulator.sdk.extra_tokens = factor, extra
         for turn in range(3):
-            guarded, told = await server.served(talk(f"engine {turn}", int(0.55 * WINDOW), words=300))
-            assert told + guarded.max_output_tokens(None) <= WINDOW
+            prepared, told = await server.served(talk(f"engine {turn}", int(0.55 * WINDOW), words=300))
+            assert told + prepared.max_output_tokens(None) <= WINDOW
         calls_made = len(server.simulator.sdk.endpoints())
-        guarded, told = await server.served([system("Be brief."), user("word " * int(0.9 * WINDOW))])
-        assert told + guarded.max_output_tokens(None) <= WINDOW
+        prepared, told = await server.served([system("Be brief."), user("word " * int(0.9 * WINDOW))])
+        assert told + prepared.max_output_tokens(None) <= WINDOW
         assert ("countTokens" in server.simulator.sdk.endpoints()[calls_made:]) == bool(extra)
-        assert guarded.count.tokens == told
+        assert prepared.count.tokens == told
         assert len([line for line in caplog.messages if "one prompt" in line]) == (not extra)
 
 
@@ -497,8 +497,8 @@ async def test_a_count_that_is_too_low_cuts_nothing_from_the_first_request_on(
     async with lm_studio(key, architecture=architecture) as server:
         server.simulator.sdk.tokens_factor = 0.85
         for turn in range(2):
-            guarded, told = await server.served(talk(f"engine {turn}", int(share * WINDOW), words=300))
-            assert told + guarded.max_output_tokens(None) <= WINDOW
+            prepared, told = await server.served(talk(f"engine {turn}", int(share * WINDOW), words=300))
+            assert told + prepared.max_output_tokens(None) <= WINDOW
 
 
 @pytest.mark.parametrize(("key", "architecture"), [(KNOWN, "qwen3"), (UNKNOWN, "strange")])
@@ -506,10 +506,10 @@ async def test_an_answer_confirms_a_count_below_ours(key: str, architecture: str
     """A model that counts less than we do: decided by its number at once; the answer has all its room after one."""
     async with lm_studio(key, architecture=architecture, factor=0.8) as server:
         for turn in range(2):
-            guarded, told = await server.served(talk(f"engine {turn}", int(0.6 * WINDOW / 0.8), words=300))
-            assert guarded.messages is None
-            assert abs(guarded.count.tokens / told - 1) <= 0.005
-            assert (guarded.doubt_tokens > 0.15 * told) == (turn == 0)
+            prepared, told = await server.served(talk(f"engine {turn}", int(0.6 * WINDOW / 0.8), words=300))
+            assert prepared.messages is None
+            assert abs(prepared.count.tokens / told - 1) <= 0.005
+            assert (prepared.doubt_tokens > 0.15 * told) == (turn == 0)
         assert server.prefills == 2
 
 
@@ -528,16 +528,16 @@ async def test_a_number_of_a_cut_prompt_teaches_nothing() -> None:
     """A reload that nothing has shown yet: the list is read again before a number far below ours is believed."""
     async with lm_studio(asks=False, window=32_768) as server:
         messages = talk("engine", 5000)
-        guarded = await server.guard(messages)
+        prepared = await server.guard(messages)
         server.simulator.unload(UNKNOWN)
         server.simulator.load(UNKNOWN, 4096)
         server.simulator.truncated_usage = "kept"
         cut = await server.post(messages, max_tokens=1)
         assert cut < 4096
-        server.bench.compactor.replies.learn(server.case(), guarded, prompt_tokens=cut, completion_tokens=1)
+        server.bench.compactor.replies.learn(server.context(), prepared, prompt_tokens=cut, completion_tokens=1)
         await asyncio.gather(*server.bench.compactor.replies._asking)
         assert "prompt_far_below_count" in server.bench.outcomes
-        assert server.bench.counter.gist(f"id-{UNKNOWN}") == ()
+        assert server.bench.counter.change_key(f"id-{UNKNOWN}") == ()
 
 
 async def test_a_number_far_below_ours_is_learned_where_the_window_still_holds() -> None:
@@ -546,16 +546,16 @@ async def test_a_number_far_below_ours_is_learned_where_the_window_still_holds()
         await server.served(talk("engine", 8000))
         await asyncio.gather(*server.bench.compactor.replies._asking)
         assert server.bench.outcomes == []
-        assert server.bench.counter.gist(f"id-{UNKNOWN}") != ()
+        assert server.bench.counter.change_key(f"id-{UNKNOWN}") != ()
 
 
 async def test_the_lesson_of_the_last_answer_outlives_the_process() -> None:
     """It is waited for, though LM Studio is asked for its window meanwhile."""
     async with lm_studio(asks=False, factor=0.75, window=32_768) as server:
         await server.served(talk("engine", 8000))
-        assert server.bench.counter.gist(f"id-{UNKNOWN}") == ()
+        assert server.bench.counter.change_key(f"id-{UNKNOWN}") == ()
         await server.bench.compactor.replies.aclose()
-        assert server.bench.counter.gist(f"id-{UNKNOWN}") != ()
+        assert server.bench.counter.change_key(f"id-{UNKNOWN}") != ()
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
@@ -568,10 +568,10 @@ async def test_nothing_is_written_ahead_while_somebody_uses_lm_studio_itself(is_
     async with lm_studio(KNOWN, architecture="qwen3") as server:
         server.simulator.instances[0].chats_in_app = int(is_busy)
         messages = talk("engine", int(0.66 * WINDOW))
-        request, case = Request(messages=parsed(messages)), server.case(background="idle", may_write_ahead=yes)
-        guarded = await server.bench.compactor.guard(request, case)
+        request, context = Request(messages=parsed(messages)), server.context(background="idle", may_write_ahead=yes)
+        prepared = await server.bench.compactor.guard(request, context)
         background = server.bench.compactor.background
-        background.answered(request, case, guarded, answer="Done.", used_tokens=int(0.7 * WINDOW))
+        background.answered(request, context, prepared, answer="Done.", used_tokens=int(0.7 * WINDOW))
         await asyncio.gather(*background._tasks)
         assert bool(server.bench.ask.prompts) != is_busy
         assert "getInstanceProcessingState" in server.simulator.sdk.endpoints()

@@ -42,18 +42,20 @@ class Scene:
     def __init__(self, ask: FakeAsk | None = None, **bench: Any) -> None:
         self.bench = Bench(ask=ask or FakeAsk(), **bench)
 
-    def case(self, **changes: Any) -> RequestContext:
-        return self.bench.case(WINDOW, **{"background": "idle", "may_write_ahead": yes, **changes})
+    def context(self, **changes: Any) -> RequestContext:
+        return self.bench.context(WINDOW, **{"background": "idle", "may_write_ahead": yes, **changes})
 
     async def turn(
-        self, raw: Sequence[JsonDict] = FILLED, answer: str = ANSWER, *, used: int | None = None, **case: Any
+        self, raw: Sequence[JsonDict] = FILLED, answer: str = ANSWER, *, used: int | None = None, **context: Any
     ) -> PreparedRequest:
         """A request and its answer."""
-        request, surroundings = Request(messages=parsed(raw)), self.case(**case)
-        guarded = await self.bench.compactor.guard(request, surroundings)
-        used_tokens = guarded.count.tokens + count(answer) if used is None else used
-        self.bench.compactor.background.answered(request, surroundings, guarded, answer=answer, used_tokens=used_tokens)
-        return guarded
+        request, surroundings = Request(messages=parsed(raw)), self.context(**context)
+        prepared = await self.bench.compactor.guard(request, surroundings)
+        used_tokens = prepared.count.tokens + count(answer) if used is None else used
+        self.bench.compactor.background.answered(
+            request, surroundings, prepared, answer=answer, used_tokens=used_tokens
+        )
+        return prepared
 
     async def rested(self) -> None:
         """Returns when what was begun has come to its end; long texts are looked at in threads."""
@@ -78,11 +80,11 @@ async def test_the_next_compaction_asks_no_model() -> None:
     await scene.turn()
     await scene.rested()
     assert scene.told == [("prepared", "")]
-    guarded = await scene.turn(LATER)
-    assert guarded.action == "reused"
-    assert guarded.round == 1
-    assert guarded.messages is not None
-    assert SUMMARY in guarded.messages[1].text
+    prepared = await scene.turn(LATER)
+    assert prepared.action == "reused"
+    assert prepared.round == 1
+    assert prepared.messages is not None
+    assert SUMMARY in prepared.messages[1].text
     assert scene.told == [("prepared", ""), ("reused", "prepared")]
     assert len(scene.bench.ask.prompts) == 1
 
@@ -101,8 +103,8 @@ async def test_a_request_that_fits_is_sent_as_it_came() -> None:
     scene = Scene()
     await scene.turn()
     await scene.rested()
-    guarded = await scene.turn(NEXT)
-    assert (guarded.action, guarded.messages) == ("none", None)
+    prepared = await scene.turn(NEXT)
+    assert (prepared.action, prepared.messages) == ("none", None)
 
 
 async def test_what_is_in_effect_stays_so() -> None:
@@ -129,11 +131,11 @@ async def test_a_turn_that_is_certain_to_be_compacted_finds_its_prompt_read() ->
     assert scene.told == [("prepared", "")]
     assert scene.bench.ask.max_tokens[1:] == [1]
     read = scene.bench.ask.messages[1]
-    guarded = await scene.turn([*FILLED, assistant(answer), user("Go on.")])
-    assert guarded.action == "reused"
-    assert guarded.messages is not None
-    assert as_bytes(read[:-1]) == as_bytes(guarded.messages[: len(read) - 1])
-    assert guarded.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
+    prepared = await scene.turn([*FILLED, assistant(answer), user("Go on.")])
+    assert prepared.action == "reused"
+    assert prepared.messages is not None
+    assert as_bytes(read[:-1]) == as_bytes(prepared.messages[: len(read) - 1])
+    assert prepared.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
     assert len(scene.bench.ask.prompts) == 2
 
 
@@ -145,11 +147,11 @@ async def test_a_turn_that_is_expected_to_be_compacted_finds_its_prompt_read() -
     assert scene.told == [("prepared", "")]
     assert scene.bench.ask.max_tokens[1:] == [1]
     read = scene.bench.ask.messages[1]
-    guarded = await scene.turn([*NEARLY, assistant(ANSWER), user(f"So {prose('more', 120)}")])
-    assert guarded.action == "reused"
-    assert guarded.messages is not None
-    assert as_bytes(read[:-1]) == as_bytes(guarded.messages[: len(read) - 1])
-    assert guarded.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
+    prepared = await scene.turn([*NEARLY, assistant(ANSWER), user(f"So {prose('more', 120)}")])
+    assert prepared.action == "reused"
+    assert prepared.messages is not None
+    assert as_bytes(read[:-1]) == as_bytes(prepared.messages[: len(read) - 1])
+    assert prepared.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
     assert scene.told == [("prepared", ""), ("reused", "prepared")]
     assert len(scene.bench.ask.prompts) == 2
 
@@ -182,10 +184,10 @@ async def test_results_are_cleared_and_what_is_left_is_read_ahead() -> None:
     assert scene.bench.last.rung == "edit"
     assert scene.bench.ask.max_tokens == [1]
     (read,) = scene.bench.ask.messages
-    guarded = await scene.turn([*raw, calls("next"), result("next", "line " * 320)], "")
-    assert guarded.action == "reused"
-    assert guarded.messages is not None
-    assert as_bytes(read) == as_bytes(guarded.messages[: len(read)])
+    prepared = await scene.turn([*raw, calls("next"), result("next", "line " * 320)], "")
+    assert prepared.action == "reused"
+    assert prepared.messages is not None
+    assert as_bytes(read) == as_bytes(prepared.messages[: len(read)])
     assert scene.told[1] == ("reused", "prepared")
     assert scene.bench.ask.max_tokens == [1]
 
@@ -201,9 +203,9 @@ async def test_who_comes_while_it_is_read_is_answered_behind_it() -> None:
     scene = Scene(Stuck())
     await scene.turn(NEARLY)
     await scene.until(lambda: scene.bench.ask.gate is not None)
-    guarded = await scene.turn([*NEARLY, assistant(ANSWER), user("Ok.")])
+    prepared = await scene.turn([*NEARLY, assistant(ANSWER), user("Ok.")])
     assert scene.bench.ask.cancelled == 1
-    assert guarded.action == "reused"
+    assert prepared.action == "reused"
 
 
 async def test_what_was_read_is_not_for_another_history() -> None:
@@ -235,8 +237,8 @@ async def test_history_that_was_edited_does_not_find_it() -> None:
     scene = Scene()
     await scene.turn()
     await scene.rested()
-    guarded = await scene.turn([*LATER[:3], user("Something else."), *LATER[4:]])
-    assert guarded.action == "compacted"
+    prepared = await scene.turn([*LATER[:3], user("Something else."), *LATER[4:]])
+    assert prepared.action == "compacted"
     assert len(scene.bench.ask.prompts) == 2
 
 
@@ -245,12 +247,12 @@ async def test_tenants_never_meet() -> None:
     scene = Scene()
     await scene.turn(scope="one")
     await scene.rested()
-    guarded = await scene.turn(LATER, scope="two")
-    assert guarded.action == "compacted"
+    prepared = await scene.turn(LATER, scope="two")
+    assert prepared.action == "compacted"
 
 
 @pytest.mark.parametrize(
-    "case",
+    "context",
     [
         {"background": "off"},
         {"may_write_ahead": None},
@@ -259,10 +261,10 @@ async def test_tenants_never_meet() -> None:
         {"strategy": "prune"},
     ],
 )
-async def test_nobody_is_asked_who_may_not_be(case: dict[str, Any]) -> None:
+async def test_nobody_is_asked_who_may_not_be(context: dict[str, Any]) -> None:
     """Not where it is off, where nobody knows the pool, where the key may not, and where no model writes records."""
     scene = Scene()
-    await scene.turn(**case)
+    await scene.turn(**context)
     await scene.rested()
     assert scene.bench.ask.prompts == []
     assert scene.told == []
@@ -272,10 +274,10 @@ async def test_nobody_is_asked_who_may_not_be(case: dict[str, Any]) -> None:
 async def test_siblings_must_be_seen(admission: str, calls: int) -> None:
     """Where other processes ask the same server, only a shared context shows them."""
     scene = Scene()
-    request, case = Request(messages=parsed(FILLED)), replace(scene.case(admission=admission), has_siblings=True)
-    guarded = await scene.bench.compactor.guard(request, case)
-    used_tokens = guarded.count.tokens
-    scene.bench.compactor.background.answered(request, case, guarded, answer=ANSWER, used_tokens=used_tokens)
+    request, context = Request(messages=parsed(FILLED)), replace(scene.context(admission=admission), has_siblings=True)
+    prepared = await scene.bench.compactor.guard(request, context)
+    used_tokens = prepared.count.tokens
+    scene.bench.compactor.background.answered(request, context, prepared, answer=ANSWER, used_tokens=used_tokens)
     await scene.rested()
     assert len(scene.bench.ask.prompts) == calls
 
@@ -293,7 +295,7 @@ async def test_who_comes_has_the_engine_at_once() -> None:
     scene = Scene(FakeAsk(gate=asyncio.Event()))
     await scene.turn()
     await scene.bench.ask.asked.wait()
-    await scene.bench.compactor.prepare(Request(messages=parsed([user("Hello.")])), scene.case(scope="another"))
+    await scene.bench.compactor.prepare(Request(messages=parsed([user("Hello.")])), scene.context(scope="another"))
     assert scene.bench.ask.cancelled == 1
     assert scene.told == [("given_up", "arrived")]
     assert scene.bench.store.kept == []
@@ -316,11 +318,11 @@ async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_ta
     """It is the one that the cache holds, on its own tenant's account."""
     scene = Scene()
     other = [user("Another topic."), *FILLED[1:]]
-    request, case = Request(messages=parsed(other)), scene.case(scope="two")
-    guarded = await scene.bench.compactor.guard(request, case)
+    request, context = Request(messages=parsed(other)), scene.context(scope="two")
+    prepared = await scene.bench.compactor.guard(request, context)
     await scene.turn(scope="one")
-    background, used_tokens = scene.bench.compactor.background, guarded.count.tokens
-    background.answered(request, case, guarded, answer=ANSWER, used_tokens=used_tokens)
+    background, used_tokens = scene.bench.compactor.background, prepared.count.tokens
+    background.answered(request, context, prepared, answer=ANSWER, used_tokens=used_tokens)
     await scene.rested()
     assert [scope for scope, _ in scene.bench.store.kept] == ["two"]
     assert len(scene.bench.ask.prompts) == 1
@@ -329,12 +331,12 @@ async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_ta
 async def test_another_answer_is_not_disturbed() -> None:
     """While anybody runs at the server nothing is begun, for however many answers have ended."""
     scene = Scene()
-    room = scene.bench.compactor.room(scene.case())
-    await room.take(await scene.bench.guard([user("Hello.")], WINDOW), 100, is_watched=True)
+    room = scene.bench.compactor.room(scene.context())
+    await room.acquire(await scene.bench.guard([user("Hello.")], WINDOW), 100, is_watched=True)
     await scene.turn()
     await scene.rested()
     assert scene.bench.ask.prompts == []
-    room.leave()
+    room.release()
 
 
 @pytest.mark.parametrize("admission", ["off", "pool"])
@@ -343,12 +345,12 @@ async def test_it_holds_room_for_as_long_as_it_runs(admission: str) -> None:
     scene = Scene(FakeAsk(gate=asyncio.Event()))
     await scene.turn(admission=admission)
     await scene.bench.ask.asked.wait()
-    admitted = scene.bench.compactor.room(scene.case(admission=admission))
+    admitted = scene.bench.compactor.room(scene.context(admission=admission))
     short = await scene.bench.guard([user("Hello.")], WINDOW, admission=admission)
     assert scene.bench.ask.cancelled == 1
-    await admitted.take(short, 5000, is_watched=True)
+    await admitted.acquire(short, 5000, is_watched=True)
     assert admitted.beside(short.window) == 0
-    admitted.leave()
+    admitted.release()
 
 
 async def test_a_summary_that_fails_leaves_nothing() -> None:

@@ -25,14 +25,16 @@ BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." f
 REST = "\nAnd this is the end of the answer."
 
 
-async def _carried(bench: Bench, raw: list[JsonDict], begun: str = BEGUN, **case: Any) -> PreparedRequest:
+async def _carried(bench: Bench, raw: list[JsonDict], begun: str = BEGUN, **context: Any) -> PreparedRequest:
     request = Request(messages=parsed(raw))
-    return await bench.compactor.continuing.carry_over(request, Partial(text=begun), bench.case(WINDOW, **case))
+    return await bench.compactor.continuing.continue_answer(
+        request, Partial(text=begun), bench.context(WINDOW, **context)
+    )
 
 
-def _prompt(guarded: PreparedRequest) -> list[JsonDict]:
-    assert guarded.messages is not None
-    return [dict(message.raw) for message in guarded.messages]
+def _prompt(prepared: PreparedRequest) -> list[JsonDict]:
+    assert prepared.messages is not None
+    return [dict(message.raw) for message in prepared.messages]
 
 
 def _next(answer: JsonDict, *more: JsonDict) -> list[JsonDict]:
@@ -42,12 +44,12 @@ def _next(answer: JsonDict, *more: JsonDict) -> list[JsonDict]:
 async def test_the_next_turn_finds_the_record() -> None:
     """The same bytes up to where the answer was cut, and no model call: the record stands for the first part."""
     bench = Bench()
-    carried = _prompt(await _carried(bench, ASKED))
+    continued = _prompt(await _carried(bench, ASKED))
     raw = _next(assistant(BEGUN + REST))
-    guarded = await bench.guard(raw, WINDOW)
-    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 1)
-    shown = _prompt(guarded)
-    *before, part, _ask = carried
+    prepared = await bench.guard(raw, WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(prepared)
+    *before, part, _ask = continued
     assert shown[:2] == before
     assert part["content"]
     assert BEGUN.endswith(part["content"])
@@ -82,9 +84,9 @@ async def test_what_a_client_adds_or_trims_does_not_matter(answer: str) -> None:
     bench = Bench()
     begun = answer.split("\n\n⚙️")[0].removesuffix("\n\n").removesuffix(REST)
     await _carried(bench, ASKED, begun)
-    guarded = await bench.guard([dict(cleaned(message).raw) for message in parsed(_next(assistant(answer)))], WINDOW)
-    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 1)
-    shown = _prompt(guarded)[2]["content"]
+    prepared = await bench.guard([dict(cleaned(message).raw) for message in parsed(_next(assistant(answer)))], WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(prepared)[2]["content"]
     assert shown.rstrip().endswith(REST.strip())
     assert "⚙️" not in shown
     assert BEGUN[:200] not in shown
@@ -96,9 +98,9 @@ async def test_an_answer_that_ends_in_a_call_is_found_within_the_round() -> None
     await _carried(bench, ASKED)
     called = {**assistant(BEGUN + REST), "tool_calls": [_call("c1")]}
     raw = _next(called, result("c1", "A short result."))
-    guarded = await bench.guard(raw, WINDOW)
-    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 1)
-    shown = _prompt(guarded)
+    prepared = await bench.guard(raw, WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(prepared)
     assert shown[2]["tool_calls"] == called["tool_calls"]
     assert shown[2]["content"].endswith(REST)
     assert shown[3] == raw[3]
@@ -121,18 +123,18 @@ async def test_the_next_restart_summarizes_only_what_is_new() -> None:
     bench = Bench(ask=FakeAsk("### Current state\nSo far it is about rivers."))
     await _carried(bench, ASKED)
     more = "".join(f"\nParagraph {number} goes on about lakes and seas." for number in range(260))
-    carried = _prompt(await _carried(bench, ASKED, BEGUN + more))
+    continued = _prompt(await _carried(bench, ASKED, BEGUN + more))
     assert len(bench.ask.prompts) == 2
     assert "Line 3 of the answer" not in bench.ask.prompts[1]
     assert "Paragraph 3 goes on" in bench.ask.prompts[1]
     assert bench.last.round == 2
-    guarded = await bench.guard(_next(assistant(BEGUN + more + REST)), WINDOW)
-    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 2)
-    shown = _prompt(guarded)
-    assert shown[1] == carried[1]
-    assert shown[2]["content"] == carried[2]["content"] + REST
+    prepared = await bench.guard(_next(assistant(BEGUN + more + REST)), WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 2)
+    shown = _prompt(prepared)
+    assert shown[1] == continued[1]
+    assert shown[2]["content"] == continued[2]["content"] + REST
     # The promises are checked against the list as if the covered beginning had never been in it.
-    sent(_next(shown[2]), guarded)
+    sent(_next(shown[2]), prepared)
 
 
 async def test_a_later_compaction_goes_on_from_it() -> None:
@@ -143,12 +145,12 @@ async def test_a_later_compaction_goes_on_from_it() -> None:
     await bench.guard(raw, WINDOW)
     for number in range(8):
         raw += [assistant(f"Answer {number}. " + "It says this and that. " * 60), user(f"Question {number}?")]
-    guarded = await bench.guard(raw, WINDOW)
-    assert guarded.round == 2
+    prepared = await bench.guard(raw, WINDOW)
+    assert prepared.round == 2
     asked = bench.ask.prompts[-1]
     assert REST.strip() in asked
     assert "Line 3 of the answer" not in asked
-    assert "".join(message.text for message in guarded.messages or ()).count("[BEGIN RECORD") == 1
+    assert "".join(message.text for message in prepared.messages or ()).count("[BEGIN RECORD") == 1
 
 
 TALK = [
@@ -167,11 +169,11 @@ async def test_the_round_that_is_answered_stays(way: Way) -> None:
     bench = Bench()
     request = Request(messages=parsed([*TALK, *ROUND]))
     # Another model than the served one: it is shown nothing but what the record will stand for.
-    case = bench.case(WINDOW, pruning_models=[bench.pruning_model(bench.ask, label="other", window=8192)])
-    case = replace(case, target=replace(case.target, is_lmstudio=True)) if way == "prefill" else case
-    guarded = await bench.compactor.continuing.carry_over(request, Partial(text=BEGUN), case, ways=(way,))
-    shown = _prompt(guarded)
-    assert guarded.way == way
+    context = bench.context(WINDOW, pruning_models=[bench.pruning_model(bench.ask, label="other", window=8192)])
+    context = replace(context, target=replace(context.target, is_lmstudio=True)) if way == "prefill" else context
+    prepared = await bench.compactor.continuing.continue_answer(request, Partial(text=BEGUN), context, ways=(way,))
+    shown = _prompt(prepared)
+    assert prepared.way == way
     assert [message["role"] for message in shown[:5]] == ["system", "user", "assistant", "tool", "assistant"]
     assert shown[2:4] == [{**ROUND[0], "content": ""}, ROUND[1]]
     assert shown[1]["content"].endswith("Write about one of them.")
@@ -182,17 +184,17 @@ async def test_the_round_that_is_answered_stays(way: Way) -> None:
 async def test_the_next_turns_show_the_round_and_then_summarize_it() -> None:
     """The same bytes for as long as the record does; the next summary is of the round as well."""
     bench = Bench()
-    carried = _prompt(await _carried(bench, [*TALK, *ROUND]))
+    continued = _prompt(await _carried(bench, [*TALK, *ROUND]))
     raw = [*TALK, *ROUND, assistant(BEGUN + REST), user("Make it shorter.")]
-    guarded = await bench.guard(raw, WINDOW)
-    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 1)
-    assert _prompt(guarded)[:4] == carried[:4]
+    prepared = await bench.guard(raw, WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 1)
+    assert _prompt(prepared)[:4] == continued[:4]
     for number in range(8):
         raw += [assistant(f"Answer {number}. " + "It says this and that. " * 60), user(f"Question {number}?")]
-    guarded = await bench.guard(raw, WINDOW)
-    assert guarded.round == 2
+    prepared = await bench.guard(raw, WINDOW)
+    assert prepared.round == 2
     assert FOUND in bench.ask.prompts[-1]
-    assert "tool" not in [message["role"] for message in _prompt(guarded)]
+    assert "tool" not in [message["role"] for message in _prompt(prepared)]
 
 
 async def test_a_second_restart_keeps_the_round() -> None:
@@ -225,12 +227,12 @@ async def test_only_asking_how_an_answer_could_go_on_tells_nobody(begun: str, ex
     """A prompt above the line, for which no stop gains anything, is no refused request: its client is answered."""
     bench = Bench()
     raw = [system("You write."), user("x" * 4 * 3700)]
-    case = bench.case(WINDOW, oversized_user_message=excerpts)
+    context = bench.context(WINDOW, oversized_user_message=excerpts)
     with contextlib.suppress(DoesNotFit):
-        await bench.compactor.continuing.prospect(
-            Request(messages=parsed(raw)), Partial(text=begun), case, room_tokens=800
+        await bench.compactor.continuing.plan(
+            Request(messages=parsed(raw)), Partial(text=begun), context, room_tokens=800
         )
-    assert (bench.events, bench.store.kept, case.attempts.told_hash) == ([], [], "")
+    assert (bench.events, bench.store.kept, context.attempts.told_hash) == ([], [], "")
 
 
 async def test_a_record_that_is_found_for_going_on_is_told_of_when_it_is_sent() -> None:
@@ -239,12 +241,12 @@ async def test_a_record_that_is_found_for_going_on_is_told_of_when_it_is_sent() 
     talk = [user(f"Question {number}. {'x' * 900}") if number % 2 else assistant("y" * 900) for number in range(1, 18)]
     await bench.guard([system("You write."), *talk], WINDOW)
     before, request = len(bench.events), Request(messages=parsed([system("You write."), *talk]))
-    case = bench.case(WINDOW)
+    context = bench.context(WINDOW)
     for _ in range(2):
-        prospect = await bench.compactor.continuing.prospect(request, Partial(text=BEGUN[:400]), case)
-    assert isinstance(prospect.prepared, PreparedRequest)
-    assert (prospect.prepared.action, bench.events[before:], case.attempts.told_hash) == ("reused", [], "")
-    await bench.compactor.continuing.carried(prospect)
+        plan = await bench.compactor.continuing.plan(request, Partial(text=BEGUN[:400]), context)
+    assert isinstance(plan.prepared, PreparedRequest)
+    assert (plan.prepared.action, bench.events[before:], context.attempts.told_hash) == ("reused", [], "")
+    await bench.compactor.continuing.continued(plan)
     assert [(event.outcome, event.phase) for event in _compactions(bench.events[before:])] == [("reused", "streaming")]
 
 
@@ -253,7 +255,9 @@ async def test_an_answer_that_cannot_go_on_after_all_is_no_refused_request() -> 
     bench = Bench()
     raw = [system("You write."), user("x" * 4 * 4000)]
     with pytest.raises(DoesNotFit):
-        await bench.compactor.continuing.carry_over(Request(messages=parsed(raw)), Partial(text=""), bench.case(WINDOW))
+        await bench.compactor.continuing.continue_answer(
+            Request(messages=parsed(raw)), Partial(text=""), bench.context(WINDOW)
+        )
     assert bench.events == []
 
 

@@ -116,8 +116,8 @@ async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -
     await asyncio.sleep(0.2)
     first.cancel()
     pair.write(1)
-    guarded = await asyncio.wait_for(second, LEASE_S / 2)
-    assert guarded.action == "compacted"
+    prepared = await asyncio.wait_for(second, LEASE_S / 2)
+    assert prepared.action == "compacted"
     assert pair.calls == [1, 1]
 
 
@@ -157,9 +157,9 @@ async def test_nobody_waits_longer_than_a_summary_may_take(pair: Pair) -> None:
     await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
     pair.write(1)
     begun_s = asyncio.get_running_loop().time()
-    guarded = await asyncio.wait_for(pair.start(1, summary_timeout_s=1), HANG_S)
+    prepared = await asyncio.wait_for(pair.start(1, summary_timeout_s=1), HANG_S)
     assert 1 <= asyncio.get_running_loop().time() - begun_s < 2
-    assert guarded.action == "compacted"
+    assert prepared.action == "compacted"
     assert pair.calls == [1, 1]
 
 
@@ -183,18 +183,18 @@ def test_a_lease_ends_with_its_owner() -> None:
         board = MemoryBoard(clock=clock)
         first, second = Coordination(board, clock=clock), Coordination(board, clock=clock)
         lease, other = first.lease("right"), second.lease("right")
-        assert await lease.take()
-        assert await lease.take()
-        assert not await other.take()
-        assert await second.lease("another").take()
+        assert await lease.acquire()
+        assert await lease.acquire()
+        assert not await other.acquire()
+        assert await second.lease("another").acquire()
         await asyncio.sleep(3600)
-        assert not await other.take()
+        assert not await other.acquire()
         # As `kill -9` ends it.
         first._board = MemoryBoard(clock=clock)
         await asyncio.sleep(LEASE_S - 3)
-        assert not await other.take()
+        assert not await other.acquire()
         await asyncio.sleep(4)
-        assert await other.take()
+        assert await other.acquire()
         await first.aclose()
         await second.aclose()
 
@@ -208,10 +208,10 @@ def test_a_process_that_ends_gives_its_leases_back() -> None:
         clock = asyncio.get_running_loop().time
         board = MemoryBoard(clock=clock)
         first, second = Coordination(board, clock=clock), Coordination(board, clock=clock)
-        assert await first.lease("right").take()
+        assert await first.lease("right").acquire()
         await asyncio.sleep(60)
         await first.aclose()
-        assert await second.lease("right").take()
+        assert await second.lease("right").acquire()
         await second.aclose()
         assert not board.topics
 
@@ -224,7 +224,7 @@ def test_a_process_ends_whatever_its_board_does() -> None:
     async def end(broken: MemoryBoard) -> float:
         clock = asyncio.get_running_loop().time
         coordination = Coordination(MemoryBoard(clock=clock), clock=clock)
-        assert await coordination.lease("right").take()
+        assert await coordination.lease("right").acquire()
         coordination._board = broken
         begun_s = clock()
         await coordination.aclose()
@@ -242,13 +242,13 @@ def test_a_lease_that_is_given_back_is_free(is_done: bool) -> None:
         clock = asyncio.get_running_loop().time
         coordination = Coordination(MemoryBoard(clock=clock), clock=clock)
         lease, other = coordination.lease("right"), coordination.lease("right")
-        assert await lease.take()
+        assert await lease.acquire()
         lease.release(is_done=is_done)
         lease.release(is_done=is_done)
         await asyncio.sleep(0.5)
-        assert await other.take() is not is_done
+        assert await other.acquire() is not is_done
         await asyncio.sleep(1)
-        assert await other.take()
+        assert await other.acquire()
         await coordination.aclose()
 
     run(given_back())
@@ -262,21 +262,21 @@ def test_a_board_that_fails_for_a_moment_gives_nobody_the_right() -> None:
         board = BrokenBoard(clock=clock)
         one, other = Coordination(board, clock=clock), Coordination(board, clock=clock)
         held = one.lease("right")
-        assert await held.take()
-        assert await other.lease("else").take()
+        assert await held.acquire()
+        assert await other.lease("else").acquire()
         clock.now_s += 8
         board.is_broken = True
-        assert not await other.lease("right").take()
+        assert not await other.lease("right").acquire()
         clock.now_s += 0.5
-        assert not await other.lease("right").take()
+        assert not await other.lease("right").acquire()
         assert not other.is_lost
         board.is_broken = False
         clock.now_s += 0.5
-        assert not await other.lease("right").take()
+        assert not await other.lease("right").acquire()
         board.is_broken = True
-        assert not await other.lease("right").take()
+        assert not await other.lease("right").acquire()
         clock.now_s += 2
-        assert await other.lease("right").take()
+        assert await other.lease("right").acquire()
         assert other.is_lost
         for each in (one, other):
             await each.aclose()
@@ -291,17 +291,17 @@ def test_two_moments_far_apart_are_no_outage() -> None:
         clock = Clock()
         board = BrokenBoard(clock=clock)
         one, other = Coordination(board, clock=clock), Coordination(board, clock=clock)
-        assert await one.lease("right").take()
-        assert await other.lease("else").take()
+        assert await one.lease("right").acquire()
+        assert await other.lease("else").acquire()
         for _ in range(3):
             clock.now_s += 60
             board.is_broken = True
-            assert not await other.lease("right").take()
+            assert not await other.lease("right").acquire()
             assert not other.is_lost
         clock.now_s += 2
-        assert await other.lease("right").take()
+        assert await other.lease("right").acquire()
         clock.now_s += 60
-        assert await other.lease("right").take()
+        assert await other.lease("right").acquire()
         for each in (one, other):
             await each.aclose()
 
@@ -316,13 +316,13 @@ def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
         board = BrokenBoard(clock=clock)
         board.is_broken = True
         coordination = Coordination(board, clock=clock)
-        assert await coordination.lease("right").take()
+        assert await coordination.lease("right").acquire()
         assert coordination.is_silent
         board.is_broken = False
-        assert await coordination.lease("right").take()
+        assert await coordination.lease("right").acquire()
         assert not board.topics
         clock.now_s += 6
-        assert await coordination.lease("right").take()
+        assert await coordination.lease("right").acquire()
         assert board.topics
         await coordination.aclose()
 

@@ -177,8 +177,8 @@ async def test_a_broken_store_is_told_once(error: Exception, caplog: pytest.LogC
 GOOD = {"samples": [[1, 1.3, 5000, 0.0, 0.0]]}
 
 
-def kept(known: object, *, version: int = 2, basis: str = "unknown|cl100k_base|") -> str:
-    return json.dumps({"version": version, "calibrations": {basis: known}})
+def kept(known: object, *, version: int = 2, counting_method: str = "unknown|cl100k_base|") -> str:
+    return json.dumps({"version": version, "calibrations": {counting_method: known}})
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def kept(known: object, *, version: int = 2, basis: str = "unknown|cl100k_base|"
         kept([GOOD]),
         kept({"samples": 7, "growths": {}, "since": "x"}),
         kept({"extra_tokens": [[1, 10**9]], "tools_ratios": [[1, 10**9]]}),
-        kept(GOOD, basis="other family"),
+        kept(GOOD, counting_method="other family"),
         *(
             kept({"samples": [row]})
             for row in (
@@ -258,22 +258,22 @@ async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:
     bench = Bench(counter=TokenCounter())
     target = bench.target(1_000_000, model="llama-3.1-8b")
     for turns in (20, 40, 44, 60):
-        case = bench.case(target=target)
-        guarded = await bench.guard(chat(turns, words=150), target=target)
-        told = round(guarded.count.raw_tokens * 0.8)
-        bench.compactor.replies.learn(case, guarded, prompt_tokens=told, completion_tokens=5)
+        context = bench.context(target=target)
+        prepared = await bench.guard(chat(turns, words=150), target=target)
+        told = round(prepared.count.raw_tokens * 0.8)
+        bench.compactor.replies.learn(context, prepared, prompt_tokens=told, completion_tokens=5)
     assert bench.outcomes == ["prompt_far_below_count"]
-    assert guarded.count.tokens == pytest.approx(told, rel=0.02)
+    assert prepared.count.tokens == pytest.approx(told, rel=0.02)
 
 
 async def test_a_compacted_list_is_the_anchor_of_the_next_turn() -> None:
     """What was really sent is remembered: the next turn of a compacted conversation is counted from there."""
     bench = Bench(counter=TokenCounter())
     raw = chat(30, words=150)
-    guarded = await bench.guard(raw)
-    assert guarded.messages is not None
-    told = round(guarded.count.raw_tokens * 1.1)
-    bench.compactor.replies.learn(bench.case(), guarded, prompt_tokens=told, completion_tokens=5)
+    prepared = await bench.guard(raw)
+    assert prepared.messages is not None
+    told = round(prepared.count.raw_tokens * 1.1)
+    bench.compactor.replies.learn(bench.context(), prepared, prompt_tokens=told, completion_tokens=5)
     again = await bench.guard([*raw, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}])
     assert again.action == "reused"
     assert again.count.anchor is not None
@@ -284,9 +284,9 @@ async def test_a_compacted_list_is_the_anchor_of_the_next_turn() -> None:
 async def test_the_compactor_reads_and_keeps_facts() -> None:
     """End to end over one store: learned by one compactor, known to the next."""
     bench = Bench(counter=TokenCounter())
-    guarded = await bench.guard(chat(8, words=300), 100_000)
-    told = int(guarded.count.raw_tokens * 1.25)
-    bench.compactor.replies.learn(bench.case(100_000), guarded, prompt_tokens=told, completion_tokens=5)
+    prepared = await bench.guard(chat(8, words=300), 100_000)
+    told = int(prepared.count.raw_tokens * 1.25)
+    bench.compactor.replies.learn(bench.context(100_000), prepared, prompt_tokens=told, completion_tokens=5)
     await settled()
     store = RecordingStore()
     fact = await bench.store.get_fact(FACTS_SCOPE, "calibration:id-test-model")
@@ -304,9 +304,9 @@ async def test_an_overflow_is_no_anchor() -> None:
     """Its number may have a part of the answer in it: it is no base for the same conversation, compacted or not."""
     bench = Bench(counter=TokenCounter())
     raw = chat(8, words=150)
-    guarded = await bench.guard(raw, 100_000)
-    told = round(guarded.count.raw_tokens * 1.4)
-    bench.compactor.replies.learn_overflow(bench.case(100_000), guarded, Overflow(told, None))
+    prepared = await bench.guard(raw, 100_000)
+    told = round(prepared.count.raw_tokens * 1.4)
+    bench.compactor.replies.learn_overflow(bench.context(100_000), prepared, Overflow(told, None))
     again = await bench.guard(raw, 100_000)
     assert again.count.anchor is None
     assert again.count.tokens >= told

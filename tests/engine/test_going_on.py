@@ -121,42 +121,44 @@ ALL: frozenset[Way] = frozenset(ALL_WAYS)
 ASKED = [system("You write."), user("Write about rivers.")]
 
 
-async def carried(
+async def continued(
     raw: list[JsonDict] = ASKED, *, tools: tuple[JsonDict, ...] = (), ways: frozenset[Way] = ALL, **partial: Any
 ) -> PreparedRequest:
     """What is sent to an LM Studio with a model of known template and 4,096 tokens."""
     bench = Bench()
-    case = bench.case(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))
+    context = bench.context(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))
     request = Request(messages=parsed(raw), tools=tools)
-    return await bench.compactor.continuing.carry_over(request, Partial(**{"text": BEGUN, **partial}), case, ways=ways)
+    return await bench.compactor.continuing.continue_answer(
+        request, Partial(**{"text": BEGUN, **partial}), context, ways=ways
+    )
 
 
 async def test_the_prompt_ends_inside_the_answer() -> None:
     """Best of all: rendered here, up to the last character but for the white space before the next word."""
-    guarded = await carried()
-    assert guarded.way == "raw"
-    assert guarded.prompt is not None
-    assert guarded.messages is not None
-    assert BEGUN.rstrip().endswith(guarded.shown)
-    assert guarded.prompt.text.endswith(f"<|im_start|>assistant\n{guarded.shown}")
-    assert guarded.messages[-1].role == "assistant"
-    assert "Write about rivers." in guarded.prompt.text
-    assert guarded.action == "compacted"
+    prepared = await continued()
+    assert prepared.way == "raw"
+    assert prepared.prompt is not None
+    assert prepared.messages is not None
+    assert BEGUN.rstrip().endswith(prepared.shown)
+    assert prepared.prompt.text.endswith(f"<|im_start|>assistant\n{prepared.shown}")
+    assert prepared.messages[-1].role == "assistant"
+    assert "Write about rivers." in prepared.prompt.text
+    assert prepared.action == "compacted"
 
 
 async def test_a_request_may_exclude_a_way() -> None:
     """Tools and structured output need the server's own parsing; thoughts and a client's own prefill need asking."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    assert (await carried(tools=(tool,))).way == "prefill"
-    assert (await carried(is_json=True)).way == "prefill"
-    assert (await carried([*ASKED[:1], user("Say <|im_end|> twice.")])).way == "prefill"
-    assert (await carried(ways=frozenset(("prefill", "turn")))).way == "prefill"
+    assert (await continued(tools=(tool,))).way == "prefill"
+    assert (await continued(is_json=True)).way == "prefill"
+    assert (await continued([*ASKED[:1], user("Say <|im_end|> twice.")])).way == "prefill"
+    assert (await continued(ways=frozenset(("prefill", "turn")))).way == "prefill"
     asked = [
-        await carried([*ASKED, assistant("Rivers")]),
-        await carried(text="<think>\nRivers are"),
-        await carried(text="", reasoning="Rivers are"),
-        await carried(ways=frozenset(("turn",))),
-        await carried([user("Say <|im_end|> twice.")], ways=frozenset(("raw", "turn"))),
+        await continued([*ASKED, assistant("Rivers")]),
+        await continued(text="<think>\nRivers are"),
+        await continued(text="", reasoning="Rivers are"),
+        await continued(ways=frozenset(("turn",))),
+        await continued([user("Say <|im_end|> twice.")], ways=frozenset(("raw", "turn"))),
     ]
     assert [(each.way, each.shown) for each in asked] == [("turn", "")] * 5
     assert all(each.messages is not None and each.messages[-1].role == "user" for each in asked)
@@ -165,9 +167,9 @@ async def test_a_request_may_exclude_a_way() -> None:
 async def test_our_own_words_are_nobodys() -> None:
     """What we say between the two parts of an answer is no message of the user's, in no record."""
     for ways in (ALL, frozenset[Way](("turn",))):
-        guarded = await carried(ways=ways)
-        assert guarded.messages is not None
-        record = guarded.messages[1].text
+        prepared = await continued(ways=ways)
+        assert prepared.messages is not None
+        record = prepared.messages[1].text
         assert "Write about rivers." in record
         assert "Go on." not in record
         assert GO_ON_START not in record

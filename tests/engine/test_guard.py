@@ -51,10 +51,10 @@ async def _both_wait(bench: Bench) -> None:
 async def test_a_short_conversation_is_left_alone() -> None:
     """P7: the client's own list, no look into the store, no model call, no event."""
     bench = Bench()
-    guarded = await bench.guard(chat(3))
-    assert (guarded.action, guarded.messages, guarded.round) == ("none", None, 0)
-    assert guarded.tokens_before == guarded.count.tokens
-    assert guarded.max_output_tokens(100) == 100
+    prepared = await bench.guard(chat(3))
+    assert (prepared.action, prepared.messages, prepared.round) == ("none", None, 0)
+    assert prepared.tokens_before == prepared.count.tokens
+    assert prepared.max_output_tokens(100) == 100
     assert (bench.store.finds, bench.ask.prompts, bench.events) == (0, [], [])
 
 
@@ -66,10 +66,10 @@ async def test_a_trigger_far_below_the_window_compacts_and_is_reused(settings: d
     """In a window of 128,000 tokens too; the next turns find the compaction, and stay far below the trigger."""
     bench = Bench()
     long = chat(40, words=500) if "safety_buffer_tokens" in settings else LONG
-    guarded = await bench.guard(long, 128_000, **settings)
-    sent(long, guarded)
-    assert guarded.action == "compacted"
-    assert guarded.count.tokens < 0.6 * guarded.tokens_before
+    prepared = await bench.guard(long, 128_000, **settings)
+    sent(long, prepared)
+    assert prepared.action == "compacted"
+    assert prepared.count.tokens < 0.6 * prepared.tokens_before
     longer = [*long, assistant("Done."), user("And the next one?")]
     again = await bench.guard(longer, 128_000, **settings)
     sent(longer, again)
@@ -101,10 +101,10 @@ async def test_a_long_conversation_is_summarized_once() -> None:
     """One model call, a list that keeps the promises, a stored compaction and one event."""
     bench = Bench()
     before = copy.deepcopy(LONG)
-    guarded = await bench.guard(LONG)
-    messages = sent(LONG, guarded)
+    prepared = await bench.guard(LONG)
+    messages = sent(LONG, prepared)
     assert before == LONG
-    assert (guarded.action, guarded.round) == ("compacted", 1)
+    assert (prepared.action, prepared.round) == ("compacted", 1)
     assert SUMMARY in messages[1].text
     assert "Question 0." in messages[1].text
     assert len(bench.ask.prompts) == 1
@@ -117,7 +117,7 @@ async def test_a_long_conversation_is_summarized_once() -> None:
         8192,
         "operator",
     )
-    assert (event.tokens_before, event.tokens_after) == (guarded.tokens_before, guarded.count.tokens)
+    assert (event.tokens_before, event.tokens_after) == (prepared.tokens_before, prepared.count.tokens)
     assert (event.round, event.summary_calls, event.pruning_model, event.reason) == (1, 1, "pruner", "")
     assert event.tokens_after < event.tokens_before / 2 + 100
 
@@ -127,9 +127,9 @@ async def test_the_next_turn_reuses_the_compaction() -> None:
     bench = Bench()
     first = sent(LONG, await bench.guard(LONG))
     later = [*LONG, {"role": "assistant", "content": None, "tool_calls": calls("1")["tool_calls"]}, result("1", "ok")]
-    guarded = await bench.guard(later)
-    second = sent(later, guarded)
-    assert (guarded.action, guarded.round) == ("reused", 1)
+    prepared = await bench.guard(later)
+    second = sent(later, prepared)
+    assert (prepared.action, prepared.round) == ("reused", 1)
     assert as_bytes(second)[: len(first)] == as_bytes(first)
     assert len(bench.ask.prompts) == 1
     assert bench.outcomes == ["compacted", "reused"]
@@ -143,9 +143,9 @@ async def test_what_clients_change_on_the_way_does_not_matter() -> None:
     again = copy.deepcopy(LONG)
     again[0]["content"] = "It is 10:02."
     again[2]["content"] = f"<think>hm</think>\n\n✅ Context compacted, continuing...\n\n{again[2]['content']}"
-    guarded = await bench.guard(again)
-    assert guarded.action == "reused"
-    assert sent(again, guarded)[0].text == "It is 10:02."
+    prepared = await bench.guard(again)
+    assert prepared.action == "reused"
+    assert sent(again, prepared)[0].text == "It is 10:02."
 
 
 async def test_an_edited_history_is_compacted_anew() -> None:
@@ -154,9 +154,9 @@ async def test_an_edited_history_is_compacted_anew() -> None:
     await bench.guard(LONG)
     edited = copy.deepcopy(LONG)
     edited[1]["content"] = f"EDITED {edited[1]['content']}"
-    guarded = await bench.guard(edited)
-    assert guarded.action == "compacted"
-    assert "EDITED" in sent(edited, guarded)[1].text
+    prepared = await bench.guard(edited)
+    assert prepared.action == "compacted"
+    assert "EDITED" in sent(edited, prepared)[1].text
     assert len(bench.ask.prompts) == 2
 
 
@@ -166,9 +166,9 @@ async def test_tenants_never_meet() -> None:
     bench.ask.answer = "### Current state\nSECRET of team a"
     await bench.guard(LONG, scope="a")
     bench.ask.answer = SUMMARY
-    guarded = await bench.guard(LONG, scope="b")
-    assert guarded.action == "compacted"
-    assert not any("SECRET" in message.text for message in sent(LONG, guarded))
+    prepared = await bench.guard(LONG, scope="b")
+    assert prepared.action == "compacted"
+    assert not any("SECRET" in message.text for message in sent(LONG, prepared))
 
 
 async def test_a_canary_adds_no_system_text() -> None:
@@ -194,20 +194,20 @@ async def test_tools_count_and_stay_out_of_it() -> None:
     tools = tuple({"type": "function", "function": {"name": f"tool_{n}", "description": "x" * 400}} for n in range(30))
     request = Request(messages=parsed(chat(9, words=300)), tools=tools)
     assert (await bench.guard(chat(9, words=300))).action == "none"
-    guarded = await bench.compactor.guard(request, bench.case(8192))
-    assert guarded.action == "compacted"
-    assert guarded.count.tools_tokens > 3000
-    assert guarded.budget.fits(guarded.count.tokens)
+    prepared = await bench.compactor.guard(request, bench.context(8192))
+    assert prepared.action == "compacted"
+    assert prepared.count.tools_tokens > 3000
+    assert prepared.budget.fits(prepared.count.tokens)
 
 
 async def test_a_real_counter_agrees() -> None:
     """The same with a real vocabulary: over the trigger before, inside the target afterwards."""
     bench = Bench(counter=TokenCounter())
-    guarded = await bench.guard(LONG)
-    assert guarded.action == "compacted"
-    assert guarded.budget.fits(guarded.count.tokens)
-    assert guarded.count.tokens <= guarded.budget.target_tokens(guarded.tokens_before)
-    assert (await bench.guard(LONG)).messages == guarded.messages
+    prepared = await bench.guard(LONG)
+    assert prepared.action == "compacted"
+    assert prepared.budget.fits(prepared.count.tokens)
+    assert prepared.count.tokens <= prepared.budget.target_tokens(prepared.tokens_before)
+    assert (await bench.guard(LONG)).messages == prepared.messages
 
 
 # ------------------------------------------------------------------ several at a time
@@ -223,7 +223,7 @@ async def test_the_same_request_at_the_same_time_shares_one_summary() -> None:
     bench.ask.gate.set()
     all_guarded = await asyncio.gather(*tasks)
     assert len(bench.ask.prompts) == 1
-    assert {str(as_bytes(sent(LONG, guarded))) for guarded in all_guarded} == {
+    assert {str(as_bytes(sent(LONG, prepared))) for prepared in all_guarded} == {
         str(as_bytes(sent(LONG, all_guarded[0])))
     }
 
@@ -284,9 +284,9 @@ async def test_a_summary_that_nobody_waits_for_is_ended() -> None:
 async def test_without_a_summary_the_record_is_verbatim(answer: str | Exception, reason: str) -> None:
     """P5: the next rung fits and holds the user's words; the event says what went wrong."""
     bench = Bench(ask=FakeAsk(answer))
-    guarded = await bench.guard(LONG)
-    messages = sent(LONG, guarded)
-    assert guarded.action == "compacted"
+    prepared = await bench.guard(LONG)
+    messages = sent(LONG, prepared)
+    assert prepared.action == "compacted"
     assert "The user's own words, oldest first; where two disagree the later holds:\n- Question 0." in messages[1].text
     assert bench.outcomes == ["fallback"]
     assert (bench.last.reason, bench.last.summary_calls) == (reason, 1)
@@ -295,8 +295,8 @@ async def test_without_a_summary_the_record_is_verbatim(answer: str | Exception,
 def test_a_silent_pruning_model_is_given_up() -> None:
     """After `summary_timeout_s` the request goes on without it."""
     bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
-    guarded = virtual_time.run(bench.guard(LONG, summary_timeout_s=30))
-    sent(LONG, guarded)
+    prepared = virtual_time.run(bench.guard(LONG, summary_timeout_s=30))
+    sent(LONG, prepared)
     assert (bench.last.outcome, bench.last.reason, bench.ask.cancelled) == ("fallback", "timeout", 1)
 
 
@@ -305,9 +305,9 @@ async def test_a_fallback_is_reused_like_a_summary() -> None:
     bench = Bench(ask=FakeAsk(SummaryFailed("error")))
     first = sent(LONG, await bench.guard(LONG))
     later = [*LONG, assistant("ok"), user("more")]
-    guarded = await bench.guard(later)
-    assert guarded.action == "reused"
-    assert as_bytes(sent(later, guarded))[: len(first)] == as_bytes(first)
+    prepared = await bench.guard(later)
+    assert prepared.action == "reused"
+    assert as_bytes(sent(later, prepared))[: len(first)] == as_bytes(first)
     assert len(bench.ask.prompts) == 1
 
 
@@ -316,8 +316,8 @@ async def test_the_next_pruning_model_is_asked() -> None:
     bench = Bench()
     dead, good = FakeAsk(SummaryFailed("error")), FakeAsk()
     models = [bench.pruning_model(dead, label="dead", window=8192), bench.pruning_model(good, label="good")]
-    guarded = await bench.guard(LONG, pruning_models=models)
-    assert SUMMARY in sent(LONG, guarded)[1].text
+    prepared = await bench.guard(LONG, pruning_models=models)
+    assert SUMMARY in sent(LONG, prepared)[1].text
     assert (bench.last.outcome, bench.last.pruning_model, bench.last.summary_calls) == ("compacted", "good", 2)
     assert bench.last.reason == "error"
 
@@ -340,8 +340,8 @@ async def test_a_small_pruning_model_gets_prompts_that_it_can_read(window: int) 
     """P1 for our own calls: prompt + margin + summary inside of its window, not of the served one."""
     bench = Bench()
     model = bench.pruning_model(bench.ask, window=window)
-    guarded = await bench.guard(chat(100, words=300), 32_768, pruning_models=[model])
-    assert guarded.action == "compacted"
+    prepared = await bench.guard(chat(100, words=300), 32_768, pruning_models=[model])
+    assert prepared.action == "compacted"
     assert bench.ask.prompts or bench.last.reason == "no_room"
     for prompt, output_tokens in zip(bench.ask.prompts, bench.ask.max_tokens, strict=True):
         assert len(prompt) / 4 + 64 + output_tokens <= window
@@ -397,12 +397,12 @@ async def test_a_giant_result_is_sent_as_an_excerpt_where_allowed() -> None:
     """Head, tail and a marker; the history is compacted beside it."""
     bench = Bench()
     raw = [*LONG, calls("1"), result("1", BIG)]
-    guarded = await bench.guard(raw, oversized_tool_result="excerpt")
-    assert guarded.messages is not None
-    assert guarded.action == "compacted"
-    assert guarded.budget.fits(guarded.count.tokens)
-    assert "tokens left out" in guarded.messages[-1].text
-    assert guarded.messages[-1].call_id == "1"
+    prepared = await bench.guard(raw, oversized_tool_result="excerpt")
+    assert prepared.messages is not None
+    assert prepared.action == "compacted"
+    assert prepared.budget.fits(prepared.count.tokens)
+    assert "tokens left out" in prepared.messages[-1].text
+    assert prepared.messages[-1].call_id == "1"
     # One job; the history is too long for one prompt beside it.
     assert bench.last.summary_calls == 1
 
@@ -411,21 +411,21 @@ async def test_an_excerpt_leaves_room_for_the_history() -> None:
     """A giant result must not cost the conversation its summary."""
     bench = Bench()
     raw = [*LONG, calls("1"), result("1", BIG)]
-    guarded = await bench.guard(raw, oversized_tool_result="excerpt")
-    assert guarded.messages is not None
-    assert SUMMARY in guarded.messages[1].text
+    prepared = await bench.guard(raw, oversized_tool_result="excerpt")
+    assert prepared.messages is not None
+    assert SUMMARY in prepared.messages[1].text
 
 
 @pytest.mark.parametrize("history", [LONG[:-1], []])
 async def test_a_giant_message_is_sent_as_an_excerpt_where_allowed(history: list[JsonDict]) -> None:
     """With a history beside it and alone."""
     bench = Bench()
-    guarded = await bench.guard([*history, user(f"Look at this: {BIG}")], oversized_user_message="excerpt")
-    assert guarded.messages is not None
-    assert guarded.action == "compacted"
-    assert guarded.budget.fits(guarded.count.tokens)
-    assert "Look at this:" in guarded.messages[-1].text
-    assert "tokens left out" in guarded.messages[-1].text
+    prepared = await bench.guard([*history, user(f"Look at this: {BIG}")], oversized_user_message="excerpt")
+    assert prepared.messages is not None
+    assert prepared.action == "compacted"
+    assert prepared.budget.fits(prepared.count.tokens)
+    assert "Look at this:" in prepared.messages[-1].text
+    assert "tokens left out" in prepared.messages[-1].text
 
 
 @pytest.mark.parametrize("history", [LONG[:-1], []])
@@ -433,11 +433,11 @@ async def test_an_excerpt_is_told(history: list[JsonDict]) -> None:
     """P8: one event, with the prompt as it came, so that nobody takes the excerpt for the whole."""
     bench = Bench()
     raw = [*history, user(BIG)]
-    guarded = await bench.guard(raw, oversized_user_message="excerpt")
+    prepared = await bench.guard(raw, oversized_user_message="excerpt")
     whole = sum(len(str(message["content"])) for message in raw) // 4
-    assert guarded.tokens_before > whole
+    assert prepared.tokens_before > whole
     assert len(bench.events) == 1
-    assert (bench.last.tokens_before, bench.last.tokens_after) == (guarded.tokens_before, guarded.count.tokens)
+    assert (bench.last.tokens_before, bench.last.tokens_after) == (prepared.tokens_before, prepared.count.tokens)
     assert bench.last.outcome in ("compacted", "fallback")
 
 
@@ -468,9 +468,9 @@ async def test_a_broken_store_hurts_no_request() -> None:
     bench = Bench()
     bench.store.broken = True
     for _ in range(2):
-        guarded = await bench.guard(LONG)
-        assert guarded.action == "compacted"
-        sent(LONG, guarded)
+        prepared = await bench.guard(LONG)
+        assert prepared.action == "compacted"
+        sent(LONG, prepared)
     assert len(bench.ask.prompts) == 2
 
 
@@ -480,7 +480,7 @@ async def test_a_broken_store_hurts_no_request() -> None:
 async def test_observing_changes_nothing() -> None:
     """No model call, no store, and one event that says what would have been done."""
     bench = Bench()
-    await bench.compactor.observe(Request(messages=parsed(LONG)), bench.case(clear_tool_results=False))
+    await bench.compactor.observe(Request(messages=parsed(LONG)), bench.context(clear_tool_results=False))
     assert (bench.ask.prompts, bench.store.finds, bench.store.kept) == ([], 0, [])
     assert (bench.outcomes, bench.last.reason) == (["observed"], "summarize")
     assert bench.last.tokens_after < bench.last.tokens_before
@@ -489,15 +489,15 @@ async def test_observing_changes_nothing() -> None:
 async def test_observing_is_silent_about_what_is_small_or_unknown() -> None:
     """Below the trigger, and where nobody knows the window, there is nothing to report and no error."""
     bench = Bench()
-    await bench.compactor.observe(Request(messages=parsed(chat(3))), bench.case())
-    await bench.compactor.observe(Request(messages=parsed(LONG)), bench.case(None))
+    await bench.compactor.observe(Request(messages=parsed(chat(3))), bench.context())
+    await bench.compactor.observe(Request(messages=parsed(LONG)), bench.context(None))
     assert bench.events == []
 
 
 async def test_observing_reports_a_refusal() -> None:
     """What guard would answer with a 400 is seen before it is switched on."""
     bench = Bench()
-    await bench.compactor.observe(Request(messages=parsed([user(BIG)])), bench.case())
+    await bench.compactor.observe(Request(messages=parsed([user(BIG)])), bench.context())
     assert bench.last.reason == "refuse"
 
 
@@ -519,23 +519,23 @@ async def test_whatever_comes_is_sent_whole_or_refused(
     choices = {"oversized_tool_result": oversized, "oversized_user_message": oversized}
     before = copy.deepcopy(raw)
     try:
-        guarded = await bench.guard(raw, window, **choices)
+        prepared = await bench.guard(raw, window, **choices)
     except DoesNotFit as error:
         assert error.needed_tokens > window  # noqa: PT017 - both ends are fine here
         assert bench.outcomes[-1] == "refused"
         assert oversized == "excerpt" or bench.ask.prompts == []
         return
     assert raw == before
-    assert guarded.budget.fits(guarded.count.tokens)
+    assert prepared.budget.fits(prepared.count.tokens)
     assert len(bench.ask.prompts) <= 14
     if oversized == "error":
-        sent(raw, guarded)
+        sent(raw, prepared)
     again = await bench.guard(raw, window, **choices)
-    if guarded.messages is None:
+    if prepared.messages is None:
         assert again.messages is None
     else:
         assert again.messages is not None
-        assert as_bytes(again.messages) == as_bytes(guarded.messages)
+        assert as_bytes(again.messages) == as_bytes(prepared.messages)
 
 
 # ------------------------------------------------------------------ a deployment that was foreseen
@@ -546,7 +546,7 @@ async def test_what_was_foreseen_is_not_done_again(raw: list[JsonDict]) -> None:
     """The same answer, without counting or a look into the store; summaries are asked the way of the later context."""
     bench = Bench()
     request = bench.request(raw)
-    early, late = bench.case(pruning_models=[]), bench.case()
+    early, late = bench.context(pruning_models=[]), bench.context()
     prepared = await bench.compactor.prepare(request, early)
     counted, finds = bench.counter.counted, bench.store.finds
     again = await bench.compactor.prepared_for(request, late, Foreseen(early, prepared))
@@ -575,10 +575,10 @@ async def test_what_was_foreseen_for_another_request_is_done_anew(changes: dict[
     """Another window, tenant, wish, setting or budget may lead to another decision."""
     bench = Bench()
     request = bench.request(LONG)
-    early = bench.case()
+    early = bench.context()
     prepared = await bench.compactor.prepare(request, early)
     counted = bench.counter.counted
-    again = await bench.compactor.prepared_for(request, bench.case(**changes), Foreseen(early, prepared))
+    again = await bench.compactor.prepared_for(request, bench.context(**changes), Foreseen(early, prepared))
     assert bench.counter.counted > counted
     assert again is not prepared
 
@@ -589,12 +589,12 @@ async def test_what_was_foreseen_for_a_window_that_has_changed_is_done_anew() ->
     async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
         bench = Bench(windows=Windows(cache_s=0.0, http=http))
         target = bench.target(None, api_base=BASE, is_lmstudio=True, model="qwen/qwen3-8b")
-        request, case = bench.request(LONG), bench.case(target=target)
+        request, context = bench.request(LONG), bench.context(target=target)
         server.list_v1(v1_model(**{"qwen/qwen3-8b": 32_768}))
-        prepared = await bench.compactor.prepare(request, case)
+        prepared = await bench.compactor.prepare(request, context)
         assert isinstance(prepared, PreparedRequest)
         server.list_v1(v1_model(**{"qwen/qwen3-8b": 4096}))
-        again = await bench.compactor.prepared_for(request, case, Foreseen(case, prepared))
+        again = await bench.compactor.prepared_for(request, context, Foreseen(context, prepared))
         assert isinstance(again, CompactionNeeded)
         assert again.window.tokens == 4096
         await bench.windows.aclose()

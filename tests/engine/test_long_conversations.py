@@ -25,12 +25,12 @@ async def test_many_turns_of_a_chat(answer: str | Exception, window: int) -> Non
     before: list[str] = []
     compacted = 0
     for turn in range(36):
-        guarded = await bench.guard(raw, window)
-        messages = sent(raw, guarded)
+        prepared = await bench.guard(raw, window)
+        messages = sent(raw, prepared)
         # The planner counts a record's text, the counter its JSON, where each line break is one character more.
-        assert not guarded.budget.triggers(int(0.99 * guarded.count.tokens))
+        assert not prepared.budget.triggers(int(0.99 * prepared.count.tokens))
         assert "never touch /etc/passwd" in "".join(message.text for message in messages)
-        if guarded.action == "compacted":
+        if prepared.action == "compacted":
             compacted += 1
         else:
             assert as_bytes(messages)[: len(before)] == before
@@ -39,7 +39,7 @@ async def test_many_turns_of_a_chat(answer: str | Exception, window: int) -> Non
         raw = [*raw, assistant(f"answer {turn} " + "word " * words), user(f"question {turn} " + "w " * words)]
     assert 2 <= compacted <= 10
     assert len(bench.ask.prompts) <= 2 * compacted
-    assert guarded.round == compacted
+    assert prepared.round == compacted
 
 
 @pytest.mark.parametrize("answer", [FULL, SummaryFailed("error")])
@@ -51,11 +51,11 @@ async def test_sixty_rounds_of_an_agent(answer: str | Exception) -> None:
     for number in range(60):
         ids = [f"c{number}_{each}" for each in range(1 + number % 3)]
         raw = [*raw, calls(*ids), *(result(each, f"result {each} " + "data " * 100) for each in ids)]
-        guarded = await bench.guard(raw)
-        messages = sent(raw, guarded)
-        assert not guarded.budget.triggers(guarded.count.tokens)
+        prepared = await bench.guard(raw)
+        messages = sent(raw, prepared)
+        assert not prepared.budget.triggers(prepared.count.tokens)
         assert messages[1].text.endswith(TASK)
-        compacted += guarded.action == "compacted"
+        compacted += prepared.action == "compacted"
     assert 1 <= compacted <= 15
 
 
@@ -95,8 +95,8 @@ async def test_a_huge_result_does_not_cost_the_record() -> None:
     assert not rich.provisional
     asked = len(bench.ask.prompts)
     huge = [*raw, calls("big"), result("big", "data " * 5800)]
-    guarded = await bench.guard(huge, clear_tool_results=False)
-    messages = sent(huge, guarded)
+    prepared = await bench.guard(huge, clear_tool_results=False)
+    messages = sent(huge, prepared)
     poor = bench.store.kept[-1][1]
     assert poor.provisional
     assert (poor.round, len(bench.ask.prompts)) == (rich.round + 1, asked)
@@ -108,8 +108,8 @@ async def test_a_huge_result_does_not_cost_the_record() -> None:
     # Two rounds later the huge result is history, and the earlier record goes on as it was.
     later = [*huge, *(each for n in range(6) for each in (calls(f"d{n}"), result(f"d{n}", "data " * 200)))]
     bench.ask.answer = "### Current state\nThe big result was read."
-    guarded = await bench.guard(later, clear_tool_results=False)
-    sent(later, guarded)
+    prepared = await bench.guard(later, clear_tool_results=False)
+    sent(later, prepared)
     next_record = bench.store.kept[-1][1]
     assert not next_record.provisional
     assert "REMEMBER-ME: the port is open." in next_record.summary
@@ -122,16 +122,16 @@ async def test_a_retry_after_a_regeneration_finds_the_shorter_record() -> None:
     raw: list[JsonDict] = [system(), user(TASK)]
     states: list[tuple[list[JsonDict], list[str]]] = []
     for turn in range(40):
-        guarded = await bench.guard(raw)
-        if guarded.action == "compacted":
-            states.append((raw, as_bytes(sent(raw, guarded))))
+        prepared = await bench.guard(raw)
+        if prepared.action == "compacted":
+            states.append((raw, as_bytes(sent(raw, prepared))))
         raw = [*raw, assistant(f"answer {turn} " + "word " * 360), user(f"question {turn} " + "w " * 100)]
     asked = len(bench.ask.prompts)
     assert len(states) >= 3
     for earlier, bytes_then in states:
-        guarded = await bench.guard(earlier)
-        assert guarded.action == "reused"
-        assert as_bytes(sent(earlier, guarded)) == bytes_then
+        prepared = await bench.guard(earlier)
+        assert prepared.action == "reused"
+        assert as_bytes(sent(earlier, prepared)) == bytes_then
     assert len(bench.ask.prompts) == asked
 
 
@@ -162,13 +162,13 @@ async def test_old_results_give_way_without_a_model() -> None:
     for number in range(40):
         text = f"connected to host-{number}.example.org on port {9000 + number}\n" + "some more output " * 120
         raw = [*raw, calls(f"c{number}", arguments=f'{{"cmd": "connect {number}"}}'), result(f"c{number}", text)]
-        guarded = await bench.guard(raw)
-        messages = sent(raw, guarded)
+        prepared = await bench.guard(raw)
+        messages = sent(raw, prepared)
         if bench.ask.prompts:
             break
-        if guarded.action == "compacted":
+        if prepared.action == "compacted":
             edits += 1
-            assert bench.store.kept[-1][1].rung == "edit"
+            assert bench.store.kept[-1][1].level == "edit"
             assert [message.role for message in messages] == [message["role"] for message in raw]
             assert "9003" in "".join(message.text for message in messages)
         else:
@@ -191,15 +191,15 @@ async def test_fifty_rounds_keep_the_task_and_the_constraints(answer: str | Exce
         if number % 4 == 3:
             raw += [assistant("Step done. " + "word " * 60), user("Go on.")]
         number += 1
-        guarded = await bench.guard(raw, 4096)
-        messages = sent(raw, guarded)
+        prepared = await bench.guard(raw, 4096)
+        messages = sent(raw, prepared)
         text = "\n".join(message.text for message in messages)
         assert TASK in text
         assert constraint in text
-        if guarded.action == "compacted":
+        if prepared.action == "compacted":
             # The planner counts a record's text, the counter its JSON, where each line break is one character more.
-            exact_tokens = guarded.count.tokens - text.count("\n") // 4
-            assert exact_tokens <= guarded.budget.target_tokens(guarded.tokens_before)
+            exact_tokens = prepared.count.tokens - text.count("\n") // 4
+            assert exact_tokens <= prepared.budget.target_tokens(prepared.tokens_before)
     rounds = [compaction.round for _, compaction in bench.store.kept]
     assert rounds == list(range(1, 51))
 
@@ -220,10 +220,10 @@ async def test_an_edit_of_the_history_invalidates_only_what_came_later() -> None
     edited[1 + third.covered_messages - 1]["content"] += " EDITED"
     assert second.covered_messages < third.covered_messages - 1
     bench.ask.answer = "### Current state\nSummary of the other round 3."
-    guarded = await bench.guard(edited)
-    sent(edited, guarded)
+    prepared = await bench.guard(edited)
+    sent(edited, prepared)
     _, anew = bench.store.kept[-1]
-    assert (guarded.action, anew.round, len(bench.ask.prompts)) == ("compacted", 3, asked + 1)
+    assert (prepared.action, anew.round, len(bench.ask.prompts)) == ("compacted", 3, asked + 1)
     assert anew.segments[:2] == second.segments
     assert anew.segments[0] == first.segments[0]
     assert "Summary of round 3." not in anew.summary
@@ -240,9 +240,9 @@ async def test_small_turns_are_never_compacted_one_by_one(answer: str | Exceptio
     compacted: list[int] = []
     for number in range(90):
         raw = [*raw, calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 30)]
-        guarded = await bench.guard(raw)
-        sent(raw, guarded)
-        if guarded.action == "compacted":
+        prepared = await bench.guard(raw)
+        sent(raw, prepared)
+        if prepared.action == "compacted":
             compacted.append(number)
     assert compacted
     gaps = [later - earlier for earlier, later in itertools.pairwise(compacted)]
@@ -261,11 +261,11 @@ async def test_a_summary_over_its_bound_costs_lines_and_not_the_target() -> None
     for number in range(60):
         names = " ".join(f"src/part_{number}/file_{each}.py" for each in range(12))
         raw += [calls(f"c{number}"), result(f"c{number}", f"{names}\n" * 2)]
-    guarded = await bench.guard(raw, clear_tool_results=False)
-    text = "\n".join(message.text for message in sent(raw, guarded))
+    prepared = await bench.guard(raw, clear_tool_results=False)
+    text = "\n".join(message.text for message in sent(raw, prepared))
     assert bench.last.outcome == "compacted"
     assert bench.ask.max_tokens[-1] < (len(bench.store.kept[-1][1].summary) + 3) // 4
-    assert guarded.count.tokens - text.count("\n") // 4 <= guarded.budget.target_tokens(guarded.tokens_before)
+    assert prepared.count.tokens - text.count("\n") // 4 <= prepared.budget.target_tokens(prepared.tokens_before)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ async def test_a_high_floor_is_not_compacted_every_turn(system_words: int, rows:
     raw = [system("rule " * system_words), user("Port the parser. " * 10)]
     for number in range(16):
         raw += [calls(f"c{number}", content=f"Step {number}"), result(f"c{number}", f"row {number} of it\n" * rows)]
-        guarded = await bench.guard(raw, window)
-        sent(raw, guarded)
-        assert guarded.budget.fits(guarded.count.tokens + guarded.budget.output_buffer_tokens(guarded.count.tokens))
+        prepared = await bench.guard(raw, window)
+        sent(raw, prepared)
+        assert prepared.budget.fits(prepared.count.tokens + prepared.budget.output_buffer_tokens(prepared.count.tokens))
     assert len([outcome for outcome in bench.outcomes if outcome != "reused"]) <= most

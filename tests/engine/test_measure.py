@@ -15,15 +15,19 @@ from tests.engine.bench import Bench
 async def test_an_anchor_decides_about_the_request_and_not_about_a_compaction() -> None:
     """Its tokens and its doubt are the server's; sizes, floor and budget of a compaction are not lowered by them."""
     bench = Bench(counter=TokenCounter())
-    case = bench.case(8192)
-    family = family_of("", case.target.model)
+    context = bench.context(8192)
+    family = family_of("", context.target.model)
     counter = bench.counter
     for words, ratio in ((200, 1.0), (250, 0.8)):
         seen = Request(messages=parsed(chat(8, words=words)))
-        count = await counter.count(case.target.key, family, seen)
-        counter.learn(case.target.key, count, round(count.raw_tokens * ratio))
+        count = await counter.count(context.target.key, family, seen)
+        counter.learn(context.target.key, count, round(count.raw_tokens * ratio))
     measurer = RequestMeasurer(windows=Windows(cache_s=5), counter=counter, sources=Sources())
-    work = await measurer.weigh(Request(messages=parsed(chat(8, words=250))), case)
-    assert work.conversation.tokens == work.count.tokens < sum(work.conversation.sizes) + work.conversation.fixed_tokens
-    assert work.budget.own.error_ratio == work.count.error_ratio < work.budget.error_ratio
-    assert work.budget.own.prompt_limit_tokens > work.budget.prompt_limit_tokens
+    measured = await measurer.measure(Request(messages=parsed(chat(8, words=250))), context)
+    assert (
+        measured.conversation.tokens
+        == measured.count.tokens
+        < sum(measured.conversation.sizes) + measured.conversation.fixed_tokens
+    )
+    assert measured.budget.own.error_ratio == measured.count.error_ratio < measured.budget.error_ratio
+    assert measured.budget.own.prompt_limit_tokens > measured.budget.prompt_limit_tokens

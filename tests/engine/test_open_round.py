@@ -47,8 +47,8 @@ def bytes_of(messages: Sequence[Message | JsonDict]) -> list[str]:
 async def sent(raw: Sequence[JsonDict], strategy: str, *, clear: bool) -> Sequence[Message]:
     """What reaches the model; the pruning model gives away all that it is offered."""
     bench = Bench(ask=FakeAsk(DROP_ALL if strategy == "prune" else SUMMARY))
-    guarded = await bench.guard(raw, WINDOW, strategy=strategy, clear_tool_results=clear)
-    return parsed(raw) if guarded.messages is None else guarded.messages
+    prepared = await bench.guard(raw, WINDOW, strategy=strategy, clear_tool_results=clear)
+    return parsed(raw) if prepared.messages is None else prepared.messages
 
 
 @pytest.mark.parametrize("clear", [True, False])
@@ -79,10 +79,10 @@ async def test_a_line_behind_a_result_costs_it_nothing(strategy: str, behind: Js
     rounds = [each for n in range(4) for each in (calls(f"c{n}"), result(f"c{n}", f"row {n} of the result\n" * 60))]
     raw = [rules, task, *rounds, behind]
     bench = Bench(ask=FakeAsk(DROP_ALL if strategy == "prune" else SUMMARY))
-    guarded = await bench.guard(raw, WINDOW, strategy=strategy)
-    assert guarded.action == "compacted"
-    assert guarded.messages is not None
-    assert bytes_of(guarded.messages)[-3:] == bytes_of(raw)[-3:]
+    prepared = await bench.guard(raw, WINDOW, strategy=strategy)
+    assert prepared.action == "compacted"
+    assert prepared.messages is not None
+    assert bytes_of(prepared.messages)[-3:] == bytes_of(raw)[-3:]
     assert bench.last.phase == "tool_response"
     # And the turn after that, in which they are read, is a turn like any other.
     later = [*raw, assistant("It is ported."), user("Thanks. " + "Tell me more. " * 100)]

@@ -29,7 +29,7 @@ SUMMARIZE = Summarize(
 
 
 @pytest.mark.parametrize(
-    ("rung", "predicted_tokens", "before_tokens", "after_tokens", "enough"),
+    ("level", "predicted_tokens", "before_tokens", "after_tokens", "enough"),
     [
         ("summary", None, 9000, 7001, True),
         ("summary", None, 20_000, 9552, True),
@@ -43,15 +43,17 @@ SUMMARIZE = Summarize(
         ("prune", None, 9000, 7001, False),
     ],
 )
-async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it_was_made_for(
-    rung: str, predicted_tokens: int | None, before_tokens: int, after_tokens: int, enough: bool
+async def test_a_compaction_does_if_it_fits_shrinks_and_its_level_reaches_what_it_was_made_for(
+    level: str, predicted_tokens: int | None, before_tokens: int, after_tokens: int, enough: bool
 ) -> None:
     """A summary only has to fit and shrink; an edit or a pruning that would be compacted again at once does not do."""
     bench = Bench()
     measurer = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
-    work = await measurer.weigh(Request(messages=parsed(chat(4))), bench.case(WINDOW_TOKENS))
-    guarded = measurer.unchanged(work)
-    compaction = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", rung=rung)
+    measured = await measurer.measure(Request(messages=parsed(chat(4))), bench.context(WINDOW_TOKENS))
+    prepared = measurer.unchanged(measured)
+    compaction = Compaction(
+        covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", level=level
+    )
     decision = (
         SUMMARIZE
         if predicted_tokens is None
@@ -61,6 +63,6 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it
             predicted_tokens=predicted_tokens,
         )
     )
-    work = replace(work, count=replace(work.count, tokens=before_tokens))
-    guarded = replace(guarded, count=replace(guarded.count, tokens=after_tokens))
-    assert is_enough(work, decision, compaction, guarded) is enough
+    measured = replace(measured, count=replace(measured.count, tokens=before_tokens))
+    prepared = replace(prepared, count=replace(prepared.count, tokens=after_tokens))
+    assert is_enough(measured, decision, compaction, prepared) is enough

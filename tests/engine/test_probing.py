@@ -60,13 +60,13 @@ async def test_what_the_server_counts_low_enough_is_sent() -> None:
     """Its texts are counted one by one until all of it certainly fits, then all of it; it goes as it came."""
     server = Server()
     request = conversation(2750)
-    guarded = await bench().guard(request, WINDOW, measure=server)
-    assert guarded.messages is None
+    prepared = await bench().guard(request, WINDOW, measure=server)
+    assert prepared.messages is None
     assert 2 <= len(server.asked) <= 3
     assert all(asked < WINDOW for asked in server.asked)
     assert server.requests[-1].messages == parsed(request)
-    assert guarded.count.tokens == server.asked[-1]
-    assert guarded.count.tokens + guarded.count.margin_tokens + guarded.max_output_tokens(None) <= WINDOW
+    assert prepared.count.tokens == server.asked[-1]
+    assert prepared.count.tokens + prepared.count.margin_tokens + prepared.max_output_tokens(None) <= WINDOW
 
 
 @pytest.mark.parametrize("is_rendered", [True, False])
@@ -83,12 +83,12 @@ async def test_extras_are_in_doubt_until_the_server_says(is_rendered: bool) -> N
     server, engine, raw = Renders(1.0), bench(), conversation(600)
     request = Request(messages=parsed(raw), extras={"documents": [document]})
     for _ in range(2):
-        guarded = await engine.compactor.guard(request, engine.case(WINDOW, measure=server, asked_tokens=2000))
-        assert guarded.messages is None
+        prepared = await engine.compactor.guard(request, engine.context(WINDOW, measure=server, asked_tokens=2000))
+        assert prepared.messages is None
         assert server.requests[-1] == request
-        assert guarded.count.tokens == server.asked[-1] + is_rendered * count(document)
+        assert prepared.count.tokens == server.asked[-1] + is_rendered * count(document)
     assert server.requests.count(request) == 1, "the next turn knows"
-    engine.compactor.replies.learn(engine.case(WINDOW), guarded, prompt_tokens=3500, completion_tokens=1)
+    engine.compactor.replies.learn(engine.context(WINDOW), prepared, prompt_tokens=3500, completion_tokens=1)
     assert (await engine.guard(raw, WINDOW)).count.tokens == server.tokens(parsed(raw))
 
 
@@ -96,7 +96,7 @@ async def test_extras_that_nobody_counts_take_all_that_they_can() -> None:
     """Where the server says nothing, a request that fits without them only is refused."""
     request = Request(messages=parsed(conversation(600)), extras={"documents": [prose("document", 3600)]})
     with pytest.raises(DoesNotFit, match="maximum context length"):
-        await bench().compactor.guard(request, bench().case(WINDOW))
+        await bench().compactor.guard(request, bench().context(WINDOW))
 
 
 async def test_without_an_answer_it_is_refused() -> None:
@@ -133,8 +133,8 @@ async def test_a_hundred_alike_ask_once() -> None:
     found = await asyncio.gather(*(engine.guard(talk, WINDOW, measure=server) for _ in range(100)))
     # Text that nobody has counted may take twice our count: first a part of it, then all.
     assert len(server.asked) == 2
-    assert {guarded.count.tokens for guarded in found} == {server.asked[-1]}
-    assert all(guarded.messages is None for guarded in found)
+    assert {prepared.count.tokens for prepared in found} == {server.asked[-1]}
+    assert all(prepared.messages is None for prepared in found)
 
 
 async def test_a_server_that_says_nothing_is_left_in_peace_for_a_while() -> None:
@@ -151,10 +151,12 @@ async def test_a_conversation_asks_seldom() -> None:
     talk: list[dict[str, object]] = [{"role": "system", "content": prose("rules", 300)}]
     for turn in range(12):
         talk.append({"role": "user", "content": prose(f"question {turn}", 150)})
-        guarded = await engine.guard(talk, WINDOW, measure=server)
-        assert guarded.messages is None
-        case = engine.case(WINDOW)
-        engine.compactor.replies.learn(case, guarded, prompt_tokens=server.tokens(parsed(talk)), completion_tokens=50)
+        prepared = await engine.guard(talk, WINDOW, measure=server)
+        assert prepared.messages is None
+        context = engine.context(WINDOW)
+        engine.compactor.replies.learn(
+            context, prepared, prompt_tokens=server.tokens(parsed(talk)), completion_tokens=50
+        )
         talk.append({"role": "assistant", "content": prose(f"answer {turn}", 100)})
     assert len(server.asked) <= 2
 
@@ -163,9 +165,9 @@ async def test_the_answers_bound_is_no_matter_of_doubt() -> None:
     """A client that asks for 2,000 tokens gets them where the server's own count leaves room for them."""
     server = Server(0.7)
     talk = conversation(1900)
-    guarded = await bench().guard(talk, WINDOW, measure=server, asked_tokens=2000)
+    prepared = await bench().guard(talk, WINDOW, measure=server, asked_tokens=2000)
     assert len(server.asked) == 2
-    assert guarded.max_output_tokens(2000) == 2000
+    assert prepared.max_output_tokens(2000) == 2000
     without = await bench().guard(talk, WINDOW, asked_tokens=2000)
     assert without.max_output_tokens(2000) < 1900
 
@@ -183,12 +185,12 @@ async def test_a_sample_is_never_cut(factor: float) -> None:
     server = Server(factor)
     request = conversation(3200)
     try:
-        guarded = await bench().guard(request, WINDOW, measure=server)
+        prepared = await bench().guard(request, WINDOW, measure=server)
     except DoesNotFit:
-        guarded = None
+        prepared = None
     assert all(asked < WINDOW for asked in server.asked)
-    if guarded is not None:
-        assert server.tokens(parsed(request)) + guarded.max_output_tokens(None) <= WINDOW
+    if prepared is not None:
+        assert server.tokens(parsed(request)) + prepared.max_output_tokens(None) <= WINDOW
 
 
 async def test_what_cannot_fit_by_any_count_is_not_asked_for() -> None:
@@ -233,8 +235,8 @@ async def test_a_first_prompt_that_may_be_cut_is_asked_about(model: str) -> None
     for name, most_questions in (("one", 3), ("two", 0)):
         asked = len(server.asked)
         talk = turns(name, WINDOW * 11 // 20)
-        guarded = await engine.guard(talk, WINDOW, target=target, measure=server)
-        assert server.tokens(guarded.messages or parsed(talk)) + guarded.max_output_tokens(None) <= WINDOW
+        prepared = await engine.guard(talk, WINDOW, target=target, measure=server)
+        assert server.tokens(prepared.messages or parsed(talk)) + prepared.max_output_tokens(None) <= WINDOW
         assert len(server.asked) - asked <= most_questions
     assert server.asked
     assert max(server.asked) <= WINDOW
@@ -259,15 +261,15 @@ async def test_what_a_compaction_made_is_counted_by_the_server(factor: float) ->
     """One request of 16 tokens with the very messages and tools that are sent; its number is then the count."""
     server, attempts, engine = Server(factor), Attempts(summary_calls_left=4), bench()
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    guarded = await engine.guard(long_talk(), WINDOW, tools=tools, measure=server, attempts=attempts, count="probe")
-    assert guarded.action == "compacted"
+    prepared = await engine.guard(long_talk(), WINDOW, tools=tools, measure=server, attempts=attempts, count="probe")
+    assert prepared.action == "compacted"
     assert server.answer_tokens == [16]
-    assert server.requests[0].messages == guarded.messages
+    assert server.requests[0].messages == prepared.messages
     assert server.requests[0].tools == tuple(tools)
-    assert guarded.count.tokens == server.asked[0]
-    assert guarded.count.error_ratio < 0.05
+    assert prepared.count.tokens == server.asked[0]
+    assert prepared.count.error_ratio < 0.05
     assert attempts.summary_calls_left == 2
-    assert server.asked[0] + guarded.max_output_tokens(None) <= WINDOW
+    assert server.asked[0] + prepared.max_output_tokens(None) <= WINDOW
     again = await engine.guard(long_talk(), WINDOW, tools=tools, measure=server, attempts=attempts, count="probe")
     assert (again.action, len(server.asked)) == ("reused", 1)
     assert again.count.tokens == server.asked[0]
@@ -299,9 +301,9 @@ async def test_a_recount_that_fails_leaves_the_estimate(says: int | None) -> Non
     async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
         return says
 
-    guarded = await bench().guard(long_talk(), WINDOW, measure=measure, count="probe")
-    assert guarded.messages == expected.messages
-    assert guarded.count == expected.count
+    prepared = await bench().guard(long_talk(), WINDOW, measure=measure, count="probe")
+    assert prepared.messages == expected.messages
+    assert prepared.count == expected.count
 
 
 async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
@@ -311,9 +313,9 @@ async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
     async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
         return WINDOW - 20
 
-    guarded = await engine.guard(long_talk(), WINDOW, measure=measure, count="probe")
-    assert guarded.budget.fits(guarded.count.tokens)
-    assert guarded.count.tokens < WINDOW - 20 - guarded.budget.rules.answer_min_tokens
+    prepared = await engine.guard(long_talk(), WINDOW, measure=measure, count="probe")
+    assert prepared.budget.fits(prepared.count.tokens)
+    assert prepared.count.tokens < WINDOW - 20 - prepared.budget.rules.answer_min_tokens
 
 
 async def settled(engine: Bench) -> None:
@@ -360,9 +362,9 @@ async def test_a_server_with_a_tokenizer_is_asked_that() -> None:
         engine = Bench(windows=Windows(cache_s=1000.0, http=http), counter=TokenCounter())
         target = engine.target(None, api_base="http://127.0.0.1:8080/v1", apis=("llama.cpp",))
         server = Server()
-        guarded = await engine.guard(conversation(2750), target=target, measure=server)
-        assert guarded.messages is None
-        assert guarded.count.tokens == int(0.8 * count("\n".join(m["content"] for m in conversation(2750))))  # type: ignore[misc]
+        prepared = await engine.guard(conversation(2750), target=target, measure=server)
+        assert prepared.messages is None
+        assert prepared.count.tokens == int(0.8 * count("\n".join(m["content"] for m in conversation(2750))))  # type: ignore[misc]
         assert (server.asked, asked) == (
             [],
             ["/props", "/v1/chat/completions/input_tokens", "/apply-template", "/tokenize"],
@@ -374,12 +376,12 @@ async def test_a_question_takes_room_in_a_shared_context() -> None:
     """Beside a running answer that fills the context it is not asked: it would end both."""
     server, engine = Server(), bench()
     talk = conversation(1900)
-    busy = engine.compactor.room(engine.case(WINDOW, admission="pool", admission_timeout_s=0.1))
+    busy = engine.compactor.room(engine.context(WINDOW, admission="pool", admission_timeout_s=0.1))
     running = await engine.guard([{"role": "user", "content": "hello"}], WINDOW, admission="pool")
-    await busy.take(running, WINDOW - 200, is_watched=False)
+    await busy.acquire(running, WINDOW - 200, is_watched=False)
     await engine.guard(talk, WINDOW, measure=server, asked_tokens=2000, admission="pool", admission_timeout_s=0.1)
     assert server.asked == []
-    busy.leave()
+    busy.release()
 
 
 class Template(Server):
@@ -441,11 +443,11 @@ async def test_what_a_template_leaves_out_refuses_nothing(
 ) -> None:
     """The server shows it in a prompt that is a little shorter where all of it might be too long; nothing is cut."""
     server = Template(leaves_out=leaves_out)
-    guarded = await bench().guard(talk, WINDOW, measure=server, tools=tools)
-    assert guarded.messages is None
+    prepared = await bench().guard(talk, WINDOW, measure=server, tools=tools)
+    assert prepared.messages is None
     assert all(asked < WINDOW for asked in server.asked)
     assert len(server.asked) <= 8
-    assert guarded.count.tokens + guarded.count.margin_tokens + guarded.max_output_tokens(None) <= WINDOW
+    assert prepared.count.tokens + prepared.count.margin_tokens + prepared.max_output_tokens(None) <= WINDOW
 
 
 async def test_a_number_without_what_was_cached_is_believed_by_nobody() -> None:
@@ -455,9 +457,9 @@ async def test_a_number_without_what_was_cached_is_believed_by_nobody() -> None:
     # As the server's cache holds it of another process: not a word of it is read anew.
     await server(Request(messages=parsed(talk)))
     for _ in range(2):
-        guarded = await engine.guard(talk, WINDOW, measure=server)
-        assert server.tokens(parsed(talk)) + guarded.max_output_tokens(None) <= WINDOW
-        assert guarded.count.tokens >= server.tokens(parsed(talk))
+        prepared = await engine.guard(talk, WINDOW, measure=server)
+        assert server.tokens(parsed(talk)) + prepared.max_output_tokens(None) <= WINDOW
+        assert prepared.count.tokens >= server.tokens(parsed(talk))
     assert len(server.asked) >= 3
 
 
@@ -471,8 +473,8 @@ class Defaulting(Server):
 async def test_a_part_is_asked_for_beside_a_system_message() -> None:
     """A template's own would be taken for what the part's text costs, and make all other texts dear."""
     server, engine = Defaulting(0.9), bench()
-    guarded = await engine.guard(conversation(2750), WINDOW, measure=server)
-    assert guarded.messages is None
+    prepared = await engine.guard(conversation(2750), WINDOW, measure=server)
+    assert prepared.messages is None
     assert {request.messages[0].role for request in server.requests} == {"system"}
     other = await engine.guard([*conversation(200), *conversation(1500)[1:]], WINDOW, measure=server)
     assert other.count.tokens < 1.3 * server.tokens(parsed([*conversation(200), *conversation(1500)[1:]]))

@@ -28,8 +28,8 @@ class Run(NamedTuple):
     kept: list[Compaction]
 
 
-def agent(rounds: int, *, words: int, says: int, lead: str = "You are helpful.") -> list[JsonDict]:
-    raw = [system(lead), user("Find out why the build is slow.")]
+def agent(rounds: int, *, words: int, says: int, prefix: str = "You are helpful.") -> list[JsonDict]:
+    raw = [system(prefix), user("Find out why the build is slow.")]
     for number in range(rounds):
         raw += [
             calls(
@@ -62,24 +62,24 @@ async def run_of(model: str, raw: list[JsonDict]) -> Run:
 
     for end in range(4, len(raw) + 1, 2):
         asked = len(bench.ask.prompts)
-        case = bench.case(WINDOW, target=target, pruning_models=[pruning])
-        guarded = await bench.compactor.guard(bench.request(raw[:end]), case)
+        context = bench.context(WINDOW, target=target, pruning_models=[pruning])
+        prepared = await bench.compactor.guard(bench.request(raw[:end]), context)
         for messages in bench.ask.messages[asked:]:
             fresh = as_bytes(messages)
             read += sum(map(count, fresh)) - read_now(fresh)[0]
-        prompt = as_bytes(sent(raw[:end], guarded))
-        room = bench.compactor.room(case)
-        await room.take(guarded, guarded.max_output_tokens(None), is_watched=True)
+        prompt = as_bytes(sent(raw[:end], prepared))
+        room = bench.compactor.room(context)
+        await room.acquire(prepared, prepared.max_output_tokens(None), is_watched=True)
         cached, is_continued = read_now(prompt)
         read += sum(map(count, prompt)) - cached
         changes += not is_continued
         bench.compactor.replies.learn(
-            case,
-            guarded,
-            prompt_tokens=guarded.count.tokens,
+            context,
+            prepared,
+            prompt_tokens=prepared.count.tokens,
             completion_tokens=5,
         )
-        room.leave()
+        room.release()
     return Run(read + 15 * sum(bench.ask.max_tokens), changes, [compaction for _, compaction in bench.store.kept])
 
 
@@ -99,7 +99,7 @@ async def test_an_edit_takes_all_that_it_can() -> None:
     """Stubs are free where everything is read again: results that would have been next are not cleared a turn later."""
     raw = agent(40, words=300, says=10)
     plain, sliding = [(await run_of(model, raw)).kept[0] for model in (PLAIN, SLIDING)]
-    assert (plain.rung, sliding.rung) == ("edit", "edit")
+    assert (plain.level, sliding.level) == ("edit", "edit")
     assert len(plain.stubbed) < len(sliding.stubbed) == sliding.covered_messages // 2
 
 
@@ -112,15 +112,15 @@ async def test_nothing_is_written_ahead_behind_a_conversation_that_goes_on() -> 
 async def _written_ahead(model: str) -> int:
     bench = Bench()
     raw = chat(30, words=72)
-    case = bench.case(
+    context = bench.context(
         WINDOW,
         target=bench.target(WINDOW, model=model),
         background="idle",
         may_write_ahead=_allowed,
     )
-    guarded = await bench.compactor.guard(bench.request(raw), case)
+    prepared = await bench.compactor.guard(bench.request(raw), context)
     bench.compactor.background.answered(
-        bench.request(raw), case, guarded, answer="Fine.", used_tokens=guarded.count.tokens
+        bench.request(raw), context, prepared, answer="Fine.", used_tokens=prepared.count.tokens
     )
     await settled(400)
     await bench.compactor.background.aclose()

@@ -64,8 +64,8 @@ class Fleet:
             POOL, window_tokens=WINDOW_TOKENS, tokens=tokens, most_tokens=most_tokens, timeout_s=timeout_s
         )
 
-    def started(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
+    def started(self, measured: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(measured)
         self.tasks.append(task)
         return task
 
@@ -107,7 +107,7 @@ async def test_two_processes_share_one_window(fleet: Fleet) -> None:
     await asyncio.sleep(60)
     assert not second.done()
     assert fleet.used_tokens == 60
-    first.leave()
+    first.release()
     await asyncio.sleep(1)
     assert (await second).tokens == 41
 
@@ -129,14 +129,14 @@ async def test_alone_a_process_asks_only_when_something_changes(fleet: Fleet) ->
     seat = await fleet.enter(0, 30, 200)
     assert seat.tokens == 200
     assert fleet.board.asked == 1
-    seat.leave()
+    seat.release()
     await asyncio.sleep(1)
     assert fleet.board.asked == 2
     assert not fleet.admissions[0]._pools
     seat = await fleet.enter(0, 30, 200)
     await asyncio.sleep(100)
     assert fleet.board.asked <= 3 + 100 / 2.5
-    seat.leave()
+    seat.release()
     await asyncio.sleep(100)
     assert fleet.board.asked <= 4 + 100 / 2.5
 
@@ -150,7 +150,7 @@ async def test_first_come_first_served_in_all_processes(fleet: Fleet) -> None:
     small = fleet.started(fleet.enter(2, 10))
     await asyncio.sleep(5)
     assert (large.done(), small.done()) == (False, False)
-    first.leave()
+    first.release()
     await asyncio.sleep(1)
     assert (await large).tokens + (await small).tokens == 80
 
@@ -164,7 +164,7 @@ async def test_a_restart_of_one_process_stands_before_entries_of_another(fleet: 
     again = fleet.started(second.exchange(80, timeout_s=LONG_S))
     await asyncio.sleep(1)
     assert (entry.done(), again.done()) == (False, False)
-    first.leave()
+    first.release()
     await asyncio.sleep(1)
     assert (entry.done(), again.done(), second.tokens) == (False, True, 80)
 
@@ -172,7 +172,7 @@ async def test_a_restart_of_one_process_stands_before_entries_of_another(fleet: 
 @together()
 async def test_what_was_lent_is_called_back_for_another_process(fleet: Fleet) -> None:
     """Within a moment, once the processes know of each other."""
-    (await fleet.enter(1, 1)).leave()
+    (await fleet.enter(1, 1)).release()
     await asyncio.sleep(1)
     running = await fleet.enter(0, 20, 100)
     assert running.tokens == 100
@@ -202,7 +202,7 @@ def test_who_looks_first_decides_nothing(
 
     async def called_back(fleet: Fleet) -> None:
         fleet.board.delays_s = itertools.cycle(delays_s)
-        (await fleet.enter(1, 1)).leave()
+        (await fleet.enter(1, 1)).release()
         await asyncio.sleep(2)
         running = await fleet.enter(0, 20, 100)
         running.needed_tokens = 40
@@ -229,7 +229,7 @@ async def test_one_gives_way_where_one_is_enough(fleet: Fleet) -> None:
     await asyncio.sleep(5)
     assert sorted(seat.must_give_way(20) for seat in running) == [False, True]
     leaving = next(seat for seat in running if seat.gives_way)
-    leaving.leave()
+    leaving.release()
     await asyncio.sleep(1)
     assert (await waiting).tokens == 25
 
@@ -253,7 +253,7 @@ async def test_what_an_answer_goes_on_with_is_lent_beside_the_other_process(flee
     assert mine.tokens == 50
     await mine.exchange(30, timeout_s=LONG_S, most_tokens=100)
     assert mine.tokens == 50
-    other.leave()
+    other.release()
     await asyncio.sleep(1)
     await mine.exchange(30, timeout_s=LONG_S, most_tokens=100)
     assert mine.tokens == 100
@@ -279,8 +279,8 @@ async def test_a_process_that_ends_leaves_its_room_when_its_server_has_stopped(f
     """A rolling restart makes nobody wait for the end of a lease, and nobody comes beside an answer that still runs."""
     seat, rest = await fleet.enter(0, 60), await fleet.enter(0, 30)
     fleet.started(fleet.enter(0, 50))
-    fleet.admissions[0].leave_later(seat)
-    fleet.admissions[0].leave_later(rest)
+    fleet.admissions[0].release_later(seat)
+    fleet.admissions[0].release_later(rest)
     waiting = fleet.started(fleet.enter(1, 80))
     clock = asyncio.get_running_loop().time
     begun_s = clock()
@@ -296,7 +296,7 @@ async def test_a_process_that_ends_leaves_its_room_when_its_server_has_stopped(f
 async def test_a_process_that_ends_with_nothing_held_leaves_nothing_on_the_board(fleet: Fleet) -> None:
     """Also where it is ended in the moment in which the last one leaves."""
     seat = await fleet.enter(0, 60)
-    seat.leave()
+    seat.release()
     await fleet.coordinations[0].aclose()
     assert not fleet.board.topics
 
@@ -310,7 +310,7 @@ async def test_a_process_that_was_thought_dead_counts_again(fleet: Fleet) -> Non
     late = fleet.started(fleet.enter(1, 20))
     await asyncio.sleep(5)
     assert not late.done()
-    mine.leave()
+    mine.release()
     await late
 
 
@@ -341,12 +341,12 @@ async def test_a_pool_that_lost_the_others_finds_them_when_it_begins_anew(fleet:
         await asyncio.sleep(1)
         [task] = fleet.coordinations[0]._held
         if leaves_first:
-            seat.leave()
+            seat.release()
             # The others are just being told.
             await asyncio.sleep(0.1)
         task.cancel()
         await asyncio.sleep(1)
-        seat.leave()
+        seat.release()
         await asyncio.sleep(LEASE_S)
         assert not fleet.admissions[0]._pools
     await fleet.enter(0, 60)
@@ -375,7 +375,7 @@ async def test_without_a_board_each_process_decides_for_itself(fleet: Fleet) -> 
         beside = fleet.started(fleet.enter(0, 20))
         await asyncio.sleep(60)
         assert not beside.done()
-        first.leave()
+        first.release()
         second = await beside
         assert [each.split()[0] for each in seen] == ["coordination_failed"]
         fleet.board.is_broken = False
@@ -387,7 +387,7 @@ async def test_without_a_board_each_process_decides_for_itself(fleet: Fleet) -> 
     late = fleet.started(fleet.enter(1, 90))
     await asyncio.sleep(10)
     assert not late.done()
-    second.leave()
+    second.release()
     await late
 
 
@@ -414,14 +414,14 @@ async def test_a_board_that_fails_for_a_moment_lets_nobody_in(fleet: Fleet) -> N
     fleet.board.is_broken = False
     await asyncio.sleep(60)
     assert not waiting.done()
-    long.leave()
+    long.release()
     assert (await waiting).tokens == 20
 
 
 @together()
 async def test_who_met_a_failure_long_ago_asks_first(fleet: Fleet) -> None:
     """What the others hold is on the board, which works again; nobody has asked it since."""
-    (await fleet.enter(1, 20)).leave()
+    (await fleet.enter(1, 20)).release()
     await asyncio.sleep(1)
     fleet.board.is_broken = True
     with pytest.raises(StoreError):
@@ -473,7 +473,7 @@ async def test_whoever_comes_while_the_last_leaves_is_let_in(fleet: Fleet) -> No
     fleet.board.delay_s = 0.5
     for _ in range(5):
         seat = await fleet.enter(0, 100)
-        seat.leave()
+        seat.release()
         await asyncio.sleep(0.2)
     await asyncio.sleep(5)
     assert fleet.used_tokens == 0
@@ -574,7 +574,7 @@ def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int
         except Overloaded:
             return
         finally:
-            seat.leave()
+            seat.release()
 
     async def watched(fleet: Fleet) -> None:
         fleet.board.delay_s = delay_s

@@ -42,8 +42,8 @@ async def test_a_summary_is_made_and_found_again(window: int, is_same: bool, str
     model = PruningModel(label="m", target=bench.target(window), ask=bench.ask, is_same=is_same)
     before = await bench.guard(raw[:-8], window, pruning_models=[model], strategy=strategy)
     assert before.action == "none"
-    guarded = await bench.guard(raw, window, pruning_models=[model], strategy=strategy)
-    assert "Half of it is done." in sent(raw, guarded)[1].text
+    prepared = await bench.guard(raw, window, pruning_models=[model], strategy=strategy)
+    assert "Half of it is done." in sent(raw, prepared)[1].text
     [messages], [max_tokens] = bench.ask.messages, bench.ask.max_tokens
     assert (len(messages) > 1) == is_same
     assert _is_brief(messages[-1].text, strategy)
@@ -67,9 +67,9 @@ async def test_a_restart_gets_a_summary(window: int, is_same: bool) -> None:
     words = numbered_words(int(0.55 * window))
     scene = Scene(talk("small", int(0.4 * window)), [Turn(reply=goes_on(words))], window_tokens=window, ask=ask)
     if not is_same:
-        [same] = scene.case.pruning_models
+        [same] = scene.context.pruning_models
         other = PruningModel(label="other", target=same.target, ask=ask, is_same=False)
-        scene.case = replace(scene.case, pruning_models=(other,))
+        scene.context = replace(scene.context, pruning_models=(other,))
     read = await scene.read()
     assert (read.text, read.finish_reasons) == (words, ["stop"])
     assert {each > 1 for each in asked} == {is_same}

@@ -142,13 +142,13 @@ async def test_every_strategy_keeps_the_promises_whatever_the_model_answers(stra
     bench = Bench(ask=Model(strategy, kind))
     limits = {"summary_timeout_s": 0.05 if kind == "slow" else 600, "strategy": strategy, "clear_tool_results": False}
     raw = talk(window)
-    guarded = await bench.guard(raw, window, **limits)
-    messages = sent(raw, guarded)
-    assert guarded.action == "compacted"
-    assert guarded.count.tokens <= 0.7 * guarded.tokens_before
+    prepared = await bench.guard(raw, window, **limits)
+    messages = sent(raw, prepared)
+    assert prepared.action == "compacted"
+    assert prepared.count.tokens <= 0.7 * prepared.tokens_before
     event = bench.last
-    rung, reason = EXPECTED.get((strategy, kind), (strategy, ""))
-    assert (event.rung, event.reason) == (rung, reason)
+    level, reason = EXPECTED.get((strategy, kind), (strategy, ""))
+    assert (event.rung, event.reason) == (level, reason)
     assert event.outcome == ("fallback" if event.rung == "truncate" else "compacted")
     assert event.strategy == strategy
     assert 1 <= event.summary_calls == len(bench.ask.prompts) + (kind == "slow" and event.summary_calls) <= 4
@@ -160,11 +160,11 @@ async def test_every_strategy_keeps_the_promises_whatever_the_model_answers(stra
     assert bench.last.summary_calls == 0
 
 
-def _looks_right(strategy: str, rung: str, raw: Sequence[JsonDict], messages: Sequence[Message]) -> None:
-    if rung == "handoff":
+def _looks_right(strategy: str, level: str, raw: Sequence[JsonDict], messages: Sequence[Message]) -> None:
+    if level == "handoff":
         assert [message.role for message in messages] == ["system", "user"]
         assert messages[1].text.endswith(f"Last request from user was: {raw[-1]['content']}")
-    elif rung == "prune":
+    elif level == "prune":
         # Recent messages as they were, older ones between them and the record.
         assert [message.raw for message in messages[-5:]] == list(raw[-5:])
         assert len(messages) > 8
@@ -188,11 +188,11 @@ async def test_a_long_conversation_is_compacted_again_and_again(strategy: str) -
             assistant("ok " * 30),
             user(f"Step {turn}."),
         ]
-        guarded = await bench.guard(raw, 8192, strategy=strategy, clear_tool_results=False)
-        messages = as_bytes(sent(raw, guarded))
-        if guarded.action == "compacted":
+        prepared = await bench.guard(raw, 8192, strategy=strategy, clear_tool_results=False)
+        messages = as_bytes(sent(raw, prepared))
+        if prepared.action == "compacted":
             rungs.append(bench.last.rung)
-        elif guarded.action == "reused":
+        elif prepared.action == "reused":
             assert messages[: len(before)] == before
         before = messages
     assert rungs.count(strategy) >= len(rungs) * 0.4
@@ -221,7 +221,7 @@ async def test_a_pruning_that_gains_too_little_is_not_used() -> None:
     bench = Bench(ask=Timid("prune", "good"))
     await bench.guard(talk(8192), strategy="prune", clear_tool_results=False)
     assert (bench.last.rung, bench.last.reason, bench.last.summary_calls) == ("summary", "no_gain", 2)
-    assert [compaction.rung for _, compaction in bench.store.kept] == ["summary"]
+    assert [compaction.level for _, compaction in bench.store.kept] == ["summary"]
 
 
 async def test_the_pruning_model_is_told_sizes_and_priorities() -> None:
@@ -246,9 +246,11 @@ async def test_an_answer_that_is_carried_over_is_not_pruned() -> None:
     """Its client waits: the summary is asked for at once."""
     bench = Bench(ask=Model("prune", "good"))
     request = Request(messages=parsed(talk(7200)))
-    case = bench.case(8192, strategy="prune", clear_tool_results=False)
-    guarded = await bench.compactor.continuing.carry_over(request, Partial(text="The answer so far. " * 80), case)
-    assert guarded.action == "compacted"
+    context = bench.context(8192, strategy="prune", clear_tool_results=False)
+    prepared = await bench.compactor.continuing.continue_answer(
+        request, Partial(text="The answer so far. " * 80), context
+    )
+    assert prepared.action == "compacted"
     assert bench.last.rung == "summary"
     assert not any(map(is_plan_asked, bench.ask.prompts))
 
@@ -285,9 +287,9 @@ async def test_a_lost_result_is_filled_in_for_the_model_that_answers(strategy: s
     raw = without_results()
     assert any("calls without results" in each for each in broken_promises(parsed(raw), parsed(raw)))
     bench = Bench(ask=Model(strategy, "good"))
-    guarded = await bench.guard(raw, strategy=strategy, clear_tool_results=clear)
-    messages = sent(raw, guarded)
-    assert guarded.action == "compacted"
+    prepared = await bench.guard(raw, strategy=strategy, clear_tool_results=clear)
+    messages = sent(raw, prepared)
+    assert prepared.action == "compacted"
     assert broken_promises(parsed(raw), messages) == []
     if strategy != "handoff":
         assert any(message.role == "tool" and message.text == NO_RESPONSE for message in messages)
@@ -301,9 +303,9 @@ async def test_a_call_that_waits_at_the_very_end_is_the_clients_business() -> No
     """A result that the model must not take for one is never added where the client has not gone on."""
     for tail, filled in (([calls("x", "y"), result("x", "X")], ["y"]), ([calls("x")], [])):
         raw = [*talk(9000), *tail]
-        guarded = await Bench().guard(raw, clear_tool_results=False)
-        assert guarded.messages is not None
-        assert [each.call_id for each in guarded.messages if each.text == NO_RESPONSE] == filled
+        prepared = await Bench().guard(raw, clear_tool_results=False)
+        assert prepared.messages is not None
+        assert [each.call_id for each in prepared.messages if each.text == NO_RESPONSE] == filled
 
 
 async def test_a_pruning_model_is_shown_what_is_missing() -> None:
@@ -322,8 +324,8 @@ async def test_a_failed_handoff_keeps_the_recent_messages() -> None:
     """Nothing was handed over, so the fallback is the ladder's."""
     bench = Bench(ask=Model("handoff", "500"))
     raw = talk(8192)
-    guarded = await bench.guard(raw, strategy="handoff", clear_tool_results=False)
-    messages = sent(raw, guarded)
+    prepared = await bench.guard(raw, strategy="handoff", clear_tool_results=False)
+    messages = sent(raw, prepared)
     assert [message.raw for message in messages[-5:]] == raw[-5:]
     assert "Last request" not in messages[1].text
 
@@ -364,9 +366,9 @@ async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(an
 
     bench = Bench(ask=Talker("prune", "good"))
     raw = talk(8192)
-    guarded = await bench.guard(raw, strategy="prune", clear_tool_results=False)
-    messages = sent(raw, guarded)
-    assert guarded.count.tokens <= 0.9 * guarded.tokens_before
+    prepared = await bench.guard(raw, strategy="prune", clear_tool_results=False)
+    messages = sent(raw, prepared)
+    assert prepared.count.tokens <= 0.9 * prepared.tokens_before
     assert bench.last.rung in ("prune", "summary")
     assert bench.last.summary_calls <= 2
     assert [message.raw for message in messages[-3:]] == raw[-3:]
@@ -377,14 +379,14 @@ async def test_a_pruning_that_does_not_do_is_not_found_later(monkeypatch: pytest
     """What was not sent is not stored: the same request gets the bytes of the summary that came after it again."""
 
     def is_enough(_work: MeasuredRequest, _level: Level, compaction: Compaction, _guarded: PreparedRequest) -> bool:
-        return compaction.rung != "prune"
+        return compaction.level != "prune"
 
     monkeypatch.setattr(compactor, "is_enough", is_enough)
     bench = Bench(ask=Model("prune", "good"))
     raw = talk(8192)
     first = await bench.guard(raw, strategy="prune", clear_tool_results=False)
     assert [is_plan_asked(prompt) for prompt in bench.ask.prompts] == [True, False]
-    assert [kept.rung for _, kept in bench.store.kept] == ["summary"]
+    assert [kept.level for _, kept in bench.store.kept] == ["summary"]
     again = await bench.guard(raw, strategy="prune", clear_tool_results=False)
     assert as_bytes(sent(raw, again)) == as_bytes(sent(raw, first))
     assert len(bench.ask.prompts) == 2

@@ -61,9 +61,9 @@ async def bench(server: LMStudio) -> AsyncIterator[Bench]:
         await made.compactor.aclose()
 
 
-def case(bench: Bench, **changes: Any) -> RequestContext:
+def context(bench: Bench, **changes: Any) -> RequestContext:
     target = bench.target(None, api_base=BASE, is_lmstudio=True)
-    return bench.case(target=target, **changes)
+    return bench.context(target=target, **changes)
 
 
 # ------------------------------------------------------------------ windows that change
@@ -72,8 +72,8 @@ def case(bench: Bench, **changes: Any) -> RequestContext:
 async def test_the_window_is_what_lm_studio_has_loaded(bench: Bench, server: LMStudio) -> None:
     """Not `max_context_length`, and read once for many requests."""
     for _ in range(3):
-        guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
-        assert (guarded.window.tokens, guarded.window.source) == (8192, "api/v1")
+        prepared = await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
+        assert (prepared.window.tokens, prepared.window.source) == (8192, "api/v1")
     assert server.reads == 1
 
 
@@ -82,12 +82,12 @@ async def test_a_shrunk_window_integrates_the_record(smaller: int) -> None:
     """What was compacted for a larger window is compacted again for the smaller one, and fits."""
     bench = Bench()
     sent(LONG, await bench.guard(LONG, 8192))
-    guarded = await bench.guard(LONG, smaller)
-    sent(LONG, guarded)
-    assert guarded.window.tokens == smaller
+    prepared = await bench.guard(LONG, smaller)
+    sent(LONG, prepared)
+    assert prepared.window.tokens == smaller
     again = await bench.guard(LONG, smaller)
     assert again.action == "reused"
-    assert as_bytes(sent(LONG, again)) == as_bytes(sent(LONG, guarded))
+    assert as_bytes(sent(LONG, again)) == as_bytes(sent(LONG, prepared))
 
 
 async def test_a_grown_window_goes_back_to_the_originals() -> None:
@@ -99,20 +99,20 @@ async def test_a_grown_window_goes_back_to_the_originals() -> None:
 
 async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudio) -> None:
     """The next request stays inside of what the error named; the listing is read again."""
-    await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
-    bench.compactor.replies.learn_overflow(case(bench), None, Overflow(None, 4096))
-    guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
-    assert (guarded.window.tokens, guarded.window.source) == (4096, "learned")
+    await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
+    bench.compactor.replies.learn_overflow(context(bench), None, Overflow(None, 4096))
+    prepared = await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
+    assert (prepared.window.tokens, prepared.window.source) == (4096, "learned")
     assert server.reads == 2
 
 
 async def test_an_error_without_a_number_makes_the_listing_old(bench: Bench, server: LMStudio) -> None:
     """Something is not as we knew: LM Studio is asked again before the next request."""
-    await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+    await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
     server.context_length = 4096
-    bench.compactor.replies.learn_overflow(case(bench), None, Overflow(None, None))
-    guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
-    assert (guarded.window.tokens, guarded.window.source) == (4096, "api/v1")
+    bench.compactor.replies.learn_overflow(context(bench), None, Overflow(None, None))
+    prepared = await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
+    assert (prepared.window.tokens, prepared.window.source) == (4096, "api/v1")
 
 
 async def test_a_window_that_shrinks_while_a_summary_is_written_is_noticed(server: LMStudio) -> None:
@@ -121,23 +121,23 @@ async def test_a_window_that_shrinks_while_a_summary_is_written_is_noticed(serve
     async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
         bench = Bench(windows=Windows(cache_s=5.0, http=http, clock=lambda: now_s))
         bench.ask.gate = asyncio.Event()
-        asked = asyncio.create_task(bench.compactor.guard(Request(messages=parsed(LONG)), case(bench)))
+        asked = asyncio.create_task(bench.compactor.guard(Request(messages=parsed(LONG)), context(bench)))
         await bench.ask.asked.wait()
         server.context_length, now_s = 3072, 60.0
         bench.ask.gate.set()
-        guarded = await asked
-        assert guarded.window.tokens == 3072
-        sent(LONG, guarded)
+        prepared = await asked
+        assert prepared.window.tokens == 3072
+        sent(LONG, prepared)
         await bench.compactor.aclose()
 
 
 async def test_any_error_makes_the_listing_old(bench: Bench, server: LMStudio) -> None:
     """An error may come of a model that was loaded anew: the next request asks, however young the value is."""
-    await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+    await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
     server.context_length = 4096
-    bench.compactor.windows.invalidate(case(bench).target)
-    guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
-    assert guarded.window.tokens == 4096
+    bench.compactor.windows.invalidate(context(bench).target)
+    prepared = await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
+    assert prepared.window.tokens == 4096
 
 
 # ------------------------------------------------------------------ not loaded
@@ -168,8 +168,8 @@ async def test_a_model_that_is_not_loaded_is_warmed_up(bench: Bench, server: LMS
     """Then its window is read, and the request goes on as always."""
     server.context_length = None
     warm_up = WarmUp(server)
-    guarded = await bench.compactor.guard(Request(messages=parsed(LONG)), case(bench, warm_up=warm_up))
-    assert (guarded.window.tokens, guarded.action, warm_up.runs) == (8192, "compacted", 1)
+    prepared = await bench.compactor.guard(Request(messages=parsed(LONG)), context(bench, warm_up=warm_up))
+    assert (prepared.window.tokens, prepared.action, warm_up.runs) == (8192, "compacted", 1)
 
 
 async def test_requests_share_one_warm_up(bench: Bench, server: LMStudio) -> None:
@@ -178,11 +178,11 @@ async def test_requests_share_one_warm_up(bench: Bench, server: LMStudio) -> Non
     warm_up = WarmUp(server)
     warm_up.gate.clear()
     request = Request(messages=parsed(chat(3)))
-    tasks = [asyncio.create_task(bench.compactor.guard(request, case(bench, warm_up=warm_up))) for _ in range(3)]
+    tasks = [asyncio.create_task(bench.compactor.guard(request, context(bench, warm_up=warm_up))) for _ in range(3)]
     await warm_up.running.wait()
     await settled()
     warm_up.gate.set()
-    assert {guarded.window.tokens for guarded in await asyncio.gather(*tasks)} == {8192}
+    assert {prepared.window.tokens for prepared in await asyncio.gather(*tasks)} == {8192}
     assert warm_up.runs == 1
 
 
@@ -196,9 +196,9 @@ async def test_processes_share_one_warm_up(server: LMStudio, fails: bool) -> Non
         first, second = WarmUp(server, failure=ModelNotLoaded("test-model") if fails else None), WarmUp(server)
         first.gate.clear()
         request = Request(messages=parsed(chat(3)))
-        began = asyncio.create_task(benches[0].compactor.guard(request, case(benches[0], warm_up=first)))
+        began = asyncio.create_task(benches[0].compactor.guard(request, context(benches[0], warm_up=first)))
         await first.running.wait()
-        waits = asyncio.create_task(benches[1].compactor.guard(request, case(benches[1], warm_up=second)))
+        waits = asyncio.create_task(benches[1].compactor.guard(request, context(benches[1], warm_up=second)))
         await asyncio.sleep(0.3)
         assert second.runs == 0
         first.gate.set()
@@ -215,7 +215,7 @@ async def test_a_warm_up_that_loads_nothing_is_an_error(bench: Bench, server: LM
     server.context_length = None
     warm_up = WarmUp(server, loads=None)
     with pytest.raises(ModelNotLoaded):
-        await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench, warm_up=warm_up))
+        await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench, warm_up=warm_up))
     assert warm_up.runs == 1
 
 
@@ -225,7 +225,7 @@ async def test_a_failed_warm_up_is_the_requests_error(bench: Bench, server: LMSt
     warm_up = WarmUp(server, failure=ModelNotLoaded("test-model"))
     for _ in range(2):
         with pytest.raises(ModelNotLoaded):
-            await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench, warm_up=warm_up))
+            await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench, warm_up=warm_up))
     assert warm_up.runs == 2
 
 
@@ -235,7 +235,7 @@ async def test_loading_may_be_forbidden(bench: Bench, server: LMStudio) -> None:
     warm_up = WarmUp(server)
     with pytest.raises(ModelNotLoaded, match="when_not_loaded: warm_up"):
         await bench.compactor.guard(
-            Request(messages=parsed(chat(3))), case(bench, warm_up=warm_up, when_not_loaded="error")
+            Request(messages=parsed(chat(3))), context(bench, warm_up=warm_up, when_not_loaded="error")
         )
     assert warm_up.runs == 0
 
@@ -244,7 +244,7 @@ async def test_observing_loads_nothing(bench: Bench, server: LMStudio) -> None:
     """Nor does it raise."""
     server.context_length = None
     warm_up = WarmUp(server)
-    await bench.compactor.observe(Request(messages=parsed(LONG)), case(bench, warm_up=warm_up))
+    await bench.compactor.observe(Request(messages=parsed(LONG)), context(bench, warm_up=warm_up))
     assert (warm_up.runs, bench.events) == (0, [])
 
 
@@ -253,8 +253,8 @@ async def test_a_pruning_model_is_never_loaded(bench: Bench, server: LMStudio) -
     server.context_length = None
     unloaded = bench.pruning_model(bench.ask, window=1)
     unloaded = replace(unloaded, target=bench.target(None, api_base=BASE, is_lmstudio=True))
-    guarded = await bench.guard(LONG, pruning_models=[unloaded])
-    sent(LONG, guarded)
+    prepared = await bench.guard(LONG, pruning_models=[unloaded])
+    sent(LONG, prepared)
     assert (bench.last.outcome, bench.last.reason, bench.ask.prompts) == ("fallback", "pruning_model_not_loaded", [])
 
 
@@ -274,16 +274,16 @@ async def test_a_truncated_reply_raises_the_alarm(prompt_tokens: int, completion
     """One event with the numbers; such a reply teaches the counter nothing."""
     bench = Bench()
     raw = chat(12, words=300)
-    guarded = await bench.guard(raw)
+    prepared = await bench.guard(raw)
     events = len(bench.events)
     bench.compactor.replies.learn(
-        bench.case(), guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+        bench.context(), prepared, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
     )
     assert bench.events[events:] == [
         TruncationAlarm(
             model="served",
             window_tokens=8192,
-            expected_tokens=guarded.count.tokens,
+            expected_tokens=prepared.count.tokens,
             reported_tokens=prompt_tokens,
             reason=reason,
             when_s=NOW_S,
@@ -311,13 +311,13 @@ async def test_a_number_is_an_alarm_only_where_the_window_of_today_says_so(
 ) -> None:
     """A prompt that fits the window as it is read again has not been cut: its server counts otherwise, or has grown."""
     raw = chat(12, words=300)
-    guarded = await bench.compactor.guard(Request(messages=parsed(raw)), case(bench))
+    prepared = await bench.compactor.guard(Request(messages=parsed(raw)), context(bench))
     server.context_length = context_length
     events = len(bench.events)
     bench.compactor.replies.learn(
-        case(bench), guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+        context(bench), prepared, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
     )
-    await bench.compactor.windows.resolve(case(bench).target, fresh=True)
+    await bench.compactor.windows.resolve(context(bench).target, fresh=True)
     await settled()
     assert [isinstance(event, TruncationAlarm) for event in bench.events[events:]] == [True] * alarms
 
@@ -326,9 +326,9 @@ async def test_a_number_is_an_alarm_only_where_the_window_of_today_says_so(
 async def test_an_honest_reply_trains_the_counter(ratio: float, completion_tokens: int) -> None:
     """Empty answers too, where the window was not full."""
     bench = Bench()
-    guarded = await bench.guard(LONG)
-    told = int(guarded.count.tokens * ratio)
-    bench.compactor.replies.learn(bench.case(), guarded, prompt_tokens=told, completion_tokens=completion_tokens)
+    prepared = await bench.guard(LONG)
+    told = int(prepared.count.tokens * ratio)
+    bench.compactor.replies.learn(bench.context(), prepared, prompt_tokens=told, completion_tokens=completion_tokens)
     assert isinstance(bench.counter, FakeCounter)
     assert bench.counter.learned == [("id-test-model", told)]
     assert bench.outcomes == ["compacted"]
@@ -341,7 +341,7 @@ async def test_what_was_learned_makes_the_next_count_larger() -> None:
     before = await bench.guard(raw, 100_000)
     for _ in range(3):
         told = int(before.count.raw_tokens * 1.25)
-        bench.compactor.replies.learn(bench.case(100_000), before, prompt_tokens=told, completion_tokens=5)
+        bench.compactor.replies.learn(bench.context(100_000), before, prompt_tokens=told, completion_tokens=5)
     after = await bench.guard(raw, 100_000)
     assert after.count.calibrated
     assert after.count.tokens * 1.01 >= told

@@ -44,7 +44,7 @@ def _works(path: Path, told: Connection, *, holds_on: bool) -> None:
                 await asyncio.sleep(inf if holds_on else chance.choice([0, 0.002, 0.02]))
             finally:
                 told.send((number, None, time.monotonic()))
-                seat.leave()
+                seat.release()
 
     async def run() -> None:
         coordination = Coordination(file_board(path, limit_s=HANG_S))

@@ -178,17 +178,17 @@ def _checked(bench: Bench, cell: Cell) -> Outcome:
 
 def _of_the_rung(cell: Cell, messages: Sequence[dict[str, Any]], sent: Sequence[dict[str, Any]]) -> list[str]:
     """What the result of the expected rung must look like, besides the promises."""
-    rung, said = expected(cell)[0], text_of(sent[1])
+    level, said = expected(cell)[0], text_of(sent[1])
     # Wrong types for a plan are text like any other for a record.
     wrote = RECORD.splitlines()[1] if cell.strategy == "prune" or cell.kind != "wrong types" else '"drop"'
-    if rung != "truncate" and wrote not in said:
+    if level != "truncate" and wrote not in said:
         return ["what the model wrote is not in the record"]
-    if rung == "handoff":
+    if level == "handoff":
         ends = said.endswith(f"Last request from user was: {text_of(messages[-1])}")
         return [] if ends and [message["role"] for message in sent] == ["system", "user"] else ["not a hand-off"]
     if sent[-5:] != messages[-5:]:
         return ["the recent messages are not there"]
-    if rung == "prune" and len(sent) <= 7:
+    if level == "prune" and len(sent) <= 7:
         return ["no older message is left"]
     return []
 

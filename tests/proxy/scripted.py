@@ -263,11 +263,11 @@ class Listening:
     actions: list[str] = field(default_factory=list)
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    def sent(self, case: RequestContext, guarded: PreparedRequest) -> None:
-        self.actions.append(guarded.action)
+    def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
+        self.actions.append(prepared.action)
 
     def answered(
-        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int
+        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """What the counter learns is looked at elsewhere."""
 
@@ -332,7 +332,7 @@ class Scene:
         )
         same = PruningModel(label="m", target=target, ask=self.ask, is_same=True)
         settings = Settings(**self.settings)
-        self.case = RequestContext(
+        self.context = RequestContext(
             label="m",
             target=target,
             settings=settings,
@@ -352,9 +352,9 @@ class Scene:
             wall_clock=self.clock,
         )
 
-    async def guarded(self) -> PreparedRequest:
+    async def prepared(self) -> PreparedRequest:
         """What is sent for the request."""
-        return await self.compactor.guard(self.request, self.case)
+        return await self.compactor.guard(self.request, self.context)
 
     async def answer(self, room: Reservation | None = None) -> Answer:
         """The answer, prepared as the intake does; `room` is its place beside others."""
@@ -367,15 +367,15 @@ class Scene:
             stops=self.stops,
             is_whole=self.is_whole,
         )
-        prepared = await self.compactor.prepare(self.request, self.case)
+        prepared = await self.compactor.prepare(self.request, self.context)
         return Answer(
             self.compactor,
-            self.case,
+            self.context,
             self.server,
             asked,
             prepared,
             self.listener,
-            room=room or self.compactor.room(self.case),
+            room=room or self.compactor.room(self.context),
         )
 
     async def read(self, room: Reservation | None = None) -> Read:

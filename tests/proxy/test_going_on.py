@@ -38,7 +38,7 @@ def scene(*turns: Turn, source: Source = "operator", model: str = "llama-3.1-8b-
         context_source=source,
         is_lmstudio=source == "operator",
     )
-    made.case = replace(made.case, target=target)
+    made.context = replace(made.context, target=target)
     return made
 
 
@@ -49,7 +49,7 @@ def ways(made: Scene) -> list[str]:
 def echoes(text: str) -> Callable[[Sequence[Message]], Reply]:
     """A server that goes on, and sends back before that what it was shown."""
     say = goes_on(text)
-    return lambda messages: Reply(f"{messages[-1].text if messages[-1].is_ours else ''}{say(messages).content}")
+    return lambda messages: Reply(f"{messages[-1].text if messages[-1].is_synthetic else ''}{say(messages).content}")
 
 
 async def test_the_model_goes_on_inside_its_answer() -> None:
@@ -247,12 +247,12 @@ async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]
 
     request = httpx.Request("POST", "http://here/v1/chat/completions")
     upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
-    guarded = await made.compactor.continuing.carry_over(
-        made.request, Partial(text="one two "), made.case, ways=upstream.ways
+    prepared = await made.compactor.continuing.continue_answer(
+        made.request, Partial(text="one two "), made.context, ways=upstream.ways
     )
-    async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)) as chunks:
+    async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)) as chunks:
         deltas = [chunk["choices"][0]["delta"] async for (chunk,) in chunks]
-    assert deltas == [{"content": " three"}] or guarded.way != "raw"
+    assert deltas == [{"content": " three"}] or prepared.way != "raw"
     return seen[0].url.path, json.loads(seen[0].content)
 
 
@@ -325,8 +325,8 @@ async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model:
     body = {"model": "m", "messages": SHORT, **own}
     upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
     partial = Partial(text="", reasoning="I count: one, two", closes=True)
-    guarded = await made.compactor.continuing.carry_over(made.request, partial, made.case, ways=upstream.ways)
-    async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)):
+    prepared = await made.compactor.continuing.continue_answer(made.request, partial, made.context, ways=upstream.ways)
+    async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)):
         pass
     sent = json.loads(seen[0].content)
     expected = {"response_format": {"type": "json_object"}, **CLOSINGS[source, model]}
@@ -349,11 +349,11 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
     body = {"model": "m", "messages": SHORT}
     upstream = HttpUpstream(httpx.MockTransport(fail), request, body, Bounded(9))
     for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
-        guarded = await made.compactor.continuing.carry_over(
-            made.request, Partial(text="one two "), made.case, ways=ways
+        prepared = await made.compactor.continuing.continue_answer(
+            made.request, Partial(text="one two "), made.context, ways=ways
         )
         with pytest.raises(expected) as raised:
-            async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)):
+            async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)):
                 pass
         assert isinstance(raised.value.__cause__ if expected is UpstreamDropped else raised.value, error)
     with pytest.raises(error):

@@ -13,7 +13,7 @@ from litellm.exceptions import Timeout
 
 from litellm_compaction.engine import PreparedRequest, Reservation
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
-from litellm_compaction.proxy.answer.hooks import guarded_in_room
+from litellm_compaction.proxy.answer.hooks import prepared_in_room
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
 from tests.engine.bench import settled, usage
@@ -39,8 +39,8 @@ Ending = Literal["stream", "whole", "error", "timeout", "hang"]
 async def _asked(scene: Scene, ending: Ending, asked_tokens: int | None = None) -> tuple[Any, Reservation]:
     """A deployment is asked, as LiteLLM does it: in the task in which its hook has run."""
     is_stream = asked_tokens is None
-    _, limit, room = await guarded_in_room(
-        scene.compactor, scene.request, scene.case, asked_tokens, is_watched=True, is_stream=is_stream
+    _, limit, room = await prepared_in_room(
+        scene.compactor, scene.request, scene.context, asked_tokens, is_watched=True, is_stream=is_stream
     )
     assert limit > 0
     if ending == "timeout":
@@ -57,10 +57,10 @@ async def _is_free(scene: Scene) -> bool:
     """Whether a second request, which does not fit beside the first, is let in."""
     await asyncio.sleep(0)
     try:
-        *_, room = await guarded_in_room(scene.compactor, scene.request, scene.case, None, is_watched=True)
+        *_, room = await prepared_in_room(scene.compactor, scene.request, scene.context, None, is_watched=True)
     except Overloaded:
         return False
-    room.leave()
+    room.release()
     return True
 
 
@@ -83,10 +83,10 @@ async def test_whoever_reads_a_stream_gives_its_room_back() -> None:
     """Before the stream itself is gone, and again is no change."""
     scene = _scene()
     stream, room = await asyncio.ensure_future(_asked(scene, "stream"))
-    room.leave()
+    room.release()
     assert await _is_free(scene)
     del stream
-    room.leave()
+    room.release()
     assert await _is_free(scene)
 
 
@@ -164,24 +164,24 @@ async def test_a_client_that_leaves_while_its_summary_is_made_gives_its_room_bac
 async def _beside_as_many_as_fit(limit_tokens: int) -> tuple[PreparedRequest, Reservation, list[int]]:
     """What the first of many answers in one context was sent, its room, and the bounds that all of them got."""
     scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
-    guarded = await scene.guarded()
-    room = scene.compactor.room(scene.case)
-    limits = [await room.take(guarded, limit_tokens, is_watched=True)]
+    prepared = await scene.prepared()
+    room = scene.compactor.room(scene.context)
+    limits = [await room.acquire(prepared, limit_tokens, is_watched=True)]
     while len(limits) < 100:
-        other = scene.compactor.room(scene.case)
+        other = scene.compactor.room(scene.context)
         try:
-            limits.append(await other.take(guarded, 4000, is_watched=True))
+            limits.append(await other.acquire(prepared, 4000, is_watched=True))
         except Overloaded:
             break
-    return guarded, room, limits
+    return prepared, room, limits
 
 
 async def test_answers_in_one_context_are_bounded_so_that_they_fit_together() -> None:
     """Whatever the server generates before anybody looks: prompts and bounds are never more than the window."""
-    guarded, _, limits = await _beside_as_many_as_fit(60)
+    prepared, _, limits = await _beside_as_many_as_fit(60)
     assert limits[0] == 60
     assert len(limits) > 2
-    assert len(limits) * guarded.count.tokens + sum(limits) <= 4096
+    assert len(limits) * prepared.count.tokens + sum(limits) <= 4096
     assert min(limits[1:]) >= 400
 
 
@@ -193,21 +193,21 @@ async def test_several_answers_fit_the_context_together(
 ) -> None:
     """A server writes `n` answers at once: each gets its part of the window, and all are seated."""
     scene = Scene([{"role": "user", "content": prose("several", 300)}], [], settings=SHARED, window_tokens=4096)
-    guarded, limit, room = await guarded_in_room(
+    prepared, limit, room = await prepared_in_room(
         scene.compactor,
         scene.request,
-        scene.case,
+        scene.context,
         asked_tokens,
         is_watched=is_watched,
         answers=answers,
         prompts=prompts,
     )
     written_tokens = answers * prompts * limit
-    assert prompts * guarded.count.tokens + written_tokens <= 4096
+    assert prompts * prepared.count.tokens + written_tokens <= 4096
     assert limit == 40 or written_tokens > 0.6 * 4096
     (pool,) = scene.compactor._admission._pools
-    assert usage(scene.compactor._admission, pool).used_tokens >= prompts * guarded.count.tokens + written_tokens
-    room.leave()
+    assert usage(scene.compactor._admission, pool).used_tokens >= prompts * prepared.count.tokens + written_tokens
+    room.release()
 
 
 @pytest.mark.parametrize(("answers", "prompts"), [(20, 1), (1, 20), (10**18, 1)])
@@ -215,8 +215,8 @@ async def test_more_answers_than_can_fit_are_refused(answers: int, prompts: int)
     """At once, with who needs how much, and not by an overflow for everybody."""
     scene = Scene([{"role": "user", "content": prose("several", 300)}], [], settings=SHARED, window_tokens=4096)
     with pytest.raises(DoesNotFit, match=f"you asked for {answers * prompts} answers") as raised:
-        await guarded_in_room(
-            scene.compactor, scene.request, scene.case, None, is_watched=False, answers=answers, prompts=prompts
+        await prepared_in_room(
+            scene.compactor, scene.request, scene.context, None, is_watched=False, answers=answers, prompts=prompts
         )
     assert sum(share.tokens for share in raised.value.shares) == raised.value.needed_tokens > 4096
     assert not scene.compactor._admission._pools
@@ -225,43 +225,45 @@ async def test_more_answers_than_can_fit_are_refused(answers: int, prompts: int)
 async def test_a_prompt_of_token_ids_takes_room_like_any_other() -> None:
     """By the hooks, too: it is bounded, seated, and refused where it cannot fit."""
     scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
-    guarded, limit, room = await guarded_in_room(scene.compactor, 1000, scene.case, None, is_watched=False)
-    assert (guarded.count.tokens, guarded.messages, limit) == (1000, None, 4096 - 1000 - 64)
-    room.leave()
+    prepared, limit, room = await prepared_in_room(scene.compactor, 1000, scene.context, None, is_watched=False)
+    assert (prepared.count.tokens, prepared.messages, limit) == (1000, None, 4096 - 1000 - 64)
+    room.release()
     with pytest.raises(DoesNotFit, match="4000 tokens that cannot be compacted"):
-        await guarded_in_room(scene.compactor, 4000, scene.case, None, is_watched=False)
+        await prepared_in_room(scene.compactor, 4000, scene.context, None, is_watched=False)
 
 
 async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
     """It had all the rest: what it does not need to go on is asked for, as long as that lets the other one in."""
     scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
-    guarded = await scene.guarded()
-    room = scene.compactor.room(scene.case)
-    limit = guarded.max_output_tokens(None)
-    assert await room.take(guarded, limit, is_watched=True) == limit
-    assert not room.is_called_back(guarded, 100, can_be_cut=True)
-    other = scene.compactor.room(scene.case)
-    other._case = replace(scene.case, settings=scene.case.settings.model_copy(update={"admission_timeout_s": 600}))
-    waiting = asyncio.ensure_future(other.take(guarded, limit, is_watched=True))
+    prepared = await scene.prepared()
+    room = scene.compactor.room(scene.context)
+    limit = prepared.max_output_tokens(None)
+    assert await room.acquire(prepared, limit, is_watched=True) == limit
+    assert not room.is_called_back(prepared, 100, can_be_cut=True)
+    other = scene.compactor.room(scene.context)
+    other._context = replace(
+        scene.context, settings=scene.context.settings.model_copy(update={"admission_timeout_s": 600})
+    )
+    waiting = asyncio.ensure_future(other.acquire(prepared, limit, is_watched=True))
     await settled()
-    assert not room.is_called_back(guarded, 100, can_be_cut=False)
-    assert not room.is_called_back(guarded, 3500, can_be_cut=True)
-    assert room.is_called_back(guarded, 100, can_be_cut=True)
+    assert not room.is_called_back(prepared, 100, can_be_cut=False)
+    assert not room.is_called_back(prepared, 3500, can_be_cut=True)
+    assert room.is_called_back(prepared, 100, can_be_cut=True)
     room.was_cut(is_spent=False)
     assert not waiting.done()
-    again = await room.take(guarded, limit, is_watched=True)
+    again = await room.acquire(prepared, limit, is_watched=True)
     both = again + await asyncio.wait_for(waiting, 60)
-    assert 2 * guarded.count.tokens + both <= 4096
+    assert 2 * prepared.count.tokens + both <= 4096
     assert again >= 400
 
 
 async def test_an_answer_whose_share_was_too_small_goes_on_with_the_double() -> None:
     """So that it comes to an end, however many there are; one that was called back had not used its own up."""
-    guarded, room, _ = await _beside_as_many_as_fit(4000)
+    prepared, room, _ = await _beside_as_many_as_fit(4000)
     shares = []
     for is_spent in (False, True, True):
         room.was_cut(is_spent=is_spent)
-        shares.append(room._reserve_tokens(guarded))
+        shares.append(room._reserve_tokens(prepared))
     assert shares == [shares[0], 2 * shares[0], 4 * shares[0]]
 
 
@@ -276,15 +278,15 @@ async def test_a_request_that_waited_fits_the_window_of_its_turn() -> None:
         return replace(await resolve(target, fresh=fresh), tokens=loaded[0])
 
     windows.resolve = reloaded  # type: ignore[method-assign]
-    asking = guarded_in_room(scene.compactor, scene.request, scene.case, None, is_watched=True)
+    asking = prepared_in_room(scene.compactor, scene.request, scene.context, None, is_watched=True)
     waiting = asyncio.ensure_future(asking)
     await settled()
     loaded[0] = 1600
     del stream
     gc.collect()
-    guarded, limit, _ = await asyncio.wait_for(waiting, 60)
-    assert guarded.window.tokens == 1600
-    assert guarded.count.tokens + limit <= 1600
+    prepared, limit, _ = await asyncio.wait_for(waiting, 60)
+    assert prepared.window.tokens == 1600
+    assert prepared.count.tokens + limit <= 1600
 
 
 @pytest.mark.parametrize("ending", ["hang", "timeout"])

@@ -177,16 +177,16 @@ async def test_what_is_ended_early_is_paid_for(how: str) -> None:
     assert router.closed == 1
 
 
-@pytest.mark.parametrize("case", ["it has ended", "it was told", "it knows no such log"])
-async def test_what_litellm_logs_itself_is_not_logged_twice(case: str) -> None:
+@pytest.mark.parametrize("context", ["it has ended", "it was told", "it knows no such log"])
+async def test_what_litellm_logs_itself_is_not_logged_twice(context: str) -> None:
     """A stream that came to its end, or whose end LiteLLM saw before we did."""
-    router, log = _Streaming([_chunk(content="USER:\n")], ends=case == "it has ended"), _Log()
-    if case != "it knows no such log":
+    router, log = _Streaming([_chunk(content="USER:\n")], ends=context == "it has ended"), _Log()
+    if context != "it knows no such log":
         router.logging_obj = log
-    log.model_call_details["has_dispatched_final_stream_success"] = case == "it was told"
+    log.model_call_details["has_dispatched_final_stream_success"] = context == "it was told"
     watch = Unfolding(instruction="Write the record.", max_tokens=50)
     ask = Caller(router, "m", {}, timeout_s=60).ask
-    await ask([user_message("text")], max_tokens=50, is_enough=None if case == "it has ended" else watch.is_enough)
+    await ask([user_message("text")], max_tokens=50, is_enough=None if context == "it has ended" else watch.is_enough)
     await settled()
     assert log.responses == []
 

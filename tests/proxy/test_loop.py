@@ -23,7 +23,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
-from litellm_compaction.events import CarryEvent, CompactionEvent
+from litellm_compaction.events import CompactionEvent, ContinuationEvent
 from litellm_compaction.proxy.answer.protocol import Notices, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.rendering import count, decode, encode
@@ -191,7 +191,7 @@ async def test_a_model_that_only_thinks_gets_one_more_window_and_not_three(field
     assert read.raw_text.count(opening) == read.raw_text.count(closing) == 1
     assert read.raw_text.count(ABORT_NOTICE[:20]) == 0
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
-    outcomes = [event.outcome for event in told if isinstance(event, CarryEvent)]
+    outcomes = [event.outcome for event in told if isinstance(event, ContinuationEvent)]
     assert outcomes == ["restarted", "unanswered"]
     assert opening not in without_notices(read.raw_text)
 
@@ -289,10 +289,10 @@ async def test_call_larger_than_the_window_ends_regularly(history: int, requests
     assert len(scene.server.opened) == requests
     prompts = [opened.prompt_tokens for opened in scene.server.opened]
     assert prompts == sorted(set(prompts), reverse=True)
-    carried = [event for event in told if isinstance(event, CarryEvent)]
-    assert [event.outcome for event in carried] == ["restarted", "aborted"][-requests:]
+    continued = [event for event in told if isinstance(event, ContinuationEvent)]
+    assert [event.outcome for event in continued] == ["restarted", "aborted"][-requests:]
     # What the prompt has less: not the call, which has to be written again.
-    assert sum(event.gained_tokens for event in carried[:-1]) == pytest.approx(prompts[0] - prompts[-1], abs=40)
+    assert sum(event.gained_tokens for event in continued[:-1]) == pytest.approx(prompts[0] - prompts[-1], abs=40)
 
 
 async def test_later_call_that_is_cut_is_not_begun() -> None:
@@ -543,7 +543,7 @@ async def test_crash_near_a_full_window_is_an_overflow(face: str) -> None:
     assert first.prompt_tokens >= 0.8 * scene.window_tokens
     assert second.prompt_tokens < 0.75 * first.prompt_tokens
     assert (read.raw_text, read.finish_reasons, read.shape_problems()) == ("Fine.", ["stop"], [])
-    window = await scene.compactor.windows.resolve(scene.case.target)
+    window = await scene.compactor.windows.resolve(scene.context.target)
     assert window.tokens == scene.window_tokens
 
 
@@ -560,7 +560,7 @@ async def test_prompt_named_by_an_overflow_teaches_the_count() -> None:
     """A server that counts far more than we do says so once; the next request is compacted before it is sent."""
     counted = "request (1900 tokens) exceeds the available context size (2048 tokens)"
     scene = Scene(talk("taught", 1000), [Turn(refusal=UpstreamError(counted, object())), Turn(reply=Reply("Fine."))])
-    before = (await scene.compactor.prepare(scene.request, scene.case)).count.tokens  # type: ignore[union-attr]
+    before = (await scene.compactor.prepare(scene.request, scene.context)).count.tokens  # type: ignore[union-attr]
     await scene.read()
     family = family_of("", "gpt-4o")
     after = (await scene.counter.count("k", family, scene.request)).tokens
@@ -765,7 +765,7 @@ async def test_answer_alone_in_a_shared_context_may_have_all_of_it(is_whole: boo
     for reply in (Reply(numbered_words(window_tokens // 6)), Reply("", tool_calls=calls)):
         messages = talk("alone", int(0.3 * window_tokens))
         scene = _beside_others(Scene(messages, [Turn(reply=reply)], window_tokens=window_tokens, is_whole=is_whole))
-        read = await scene.read(room=scene.compactor.room(scene.case))
+        read = await scene.read(room=scene.compactor.room(scene.context))
         (opened,) = scene.server.opened
         assert opened.max_tokens > 0.55 * window_tokens
         assert (read.raw_text, read.calls) == (reply.content, reply.tool_calls or [])
@@ -784,15 +784,15 @@ async def test_answer_that_stops_for_others_is_whole_and_no_restart(kind: str, i
     scene = _beside_others(
         Scene(SHORT, [Turn(reply=reply)], window_tokens=4096, is_whole=is_whole, is_json=kind == "json")
     )
-    beside = scene.compactor.room(scene.case)
+    beside = scene.compactor.room(scene.context)
     # Others hold what the answer would need, and cannot be stopped either.
-    other = await Scene([{"role": "user", "content": prose("other", 2500)}], [Turn()], window_tokens=4096).guarded()
+    other = await Scene([{"role": "user", "content": prose("other", 2500)}], [Turn()], window_tokens=4096).prepared()
     other = replace(other, window=replace(other.window, parallel=4))
-    await beside.take(other, 300, is_watched=True)
-    reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.case)))
+    await beside.acquire(other, 300, is_watched=True)
+    reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.context)))
     await asyncio.wait_for(scene.server.closed.wait(), 20)
     assert not reading.done()
-    beside.leave()
+    beside.release()
     read = await reading
     assert (read.raw_text, read.calls) == (text, calls if kind == "call" else [])
     assert (read.finish_reasons, read.shape_problems()) == (["tool_calls" if kind == "call" else "stop"], [])
@@ -804,7 +804,7 @@ async def test_an_answer_alone_in_a_shared_context_goes_on_as_it_came() -> None:
     """Nobody can end it, so that no word is held: rewriting what the server sends doubled what a stream costs."""
     reply = Reply(numbered_words(80))
     scene = _beside_others(Scene(SHORT, [Turn(reply=reply)], window_tokens=131_072, chunk_tokens=1))
-    chunks = [chunk async for chunk in chunks_of(await scene.answer(scene.compactor.room(scene.case)))]
+    chunks = [chunk async for chunk in chunks_of(await scene.answer(scene.compactor.room(scene.context)))]
     sent = scene.server.opened[0].completion_tokens
     assert sum(isinstance(chunk, Received) for chunk in chunks) == sent
     assert Read(chunks).text == reply.content
@@ -814,11 +814,11 @@ async def test_a_stop_for_others_waits_for_the_end_of_a_word() -> None:
     """What was sent while nobody else was there may end inside one."""
     words, context = numbered_words(600), Context(4096)
     first, second = _sharing(context, [goes_on(words), Reply("Hello.")], chunk_tokens=1)
-    chunks = chunks_of(await first.answer(room=first.compactor.room(first.case)))
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.context)))
     read = Read()
     while len(read.chunks) < 20 or words[len(read.text) :].startswith(" ") or read.text.endswith(" "):
         read.chunks.append(await anext(chunks))
-    reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
+    reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.context)))
     await settled()
     read.chunks += [chunk async for chunk in chunks]
     assert ((await reading).text, read.text, first.listener.details) == ("Hello.", words, {})
@@ -841,7 +841,7 @@ def _sharing(context: Context, replies: Sequence[Any], **scene: Any) -> list[Sce
 
 async def _all_read(scenes: Sequence[Scene]) -> list[Read]:
     room = scenes[0].compactor.room
-    return await asyncio.gather(*(scene.read(room=room(scene.case)) for scene in scenes))
+    return await asyncio.gather(*(scene.read(room=room(scene.context)) for scene in scenes))
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -880,9 +880,9 @@ async def test_an_answer_that_has_begun_is_stopped_for_one_that_comes() -> None:
     words, context = numbered_words(600), Context(4096)
     first, second = _sharing(context, [goes_on(words), Reply("Hello.")])
     first.compactor._admission.stopping_s = 0.05
-    chunks = chunks_of(await first.answer(room=first.compactor.room(first.case)))
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.context)))
     read = Read([await anext(chunks) for _ in range(20)])
-    reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
+    reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.context)))
     await settled()
     assert second.server.opened == []
     read.chunks += [chunk async for chunk in chunks]
@@ -901,10 +901,10 @@ async def test_what_cannot_be_cut_runs_to_its_end(kind: str) -> None:
     reply = Reply(document) if kind == "json" else Reply("", tool_calls=calls)
     context = Context(4096)
     first, second = _sharing(context, [reply, Reply("Hello.")], is_json=kind == "json", chunk_tokens=64)
-    chunks = chunks_of(await first.answer(room=first.compactor.room(first.case)))
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.context)))
     if kind == "json":
         read = Read([await anext(chunks) for _ in range(3)])
-        reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
+        reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.context)))
         await settled()
     else:
         reading = asyncio.ensure_future(_later(first, second))
@@ -919,7 +919,7 @@ async def test_what_cannot_be_cut_runs_to_its_end(kind: str) -> None:
 async def _later(first: Scene, second: Scene) -> Read:
     """The second request's answer, asked for when the first one's server has written a part of its own."""
     await first.server.begun.wait()
-    return await second.read(room=first.compactor.room(second.case))
+    return await second.read(room=first.compactor.room(second.context))
 
 
 @pytest.mark.parametrize("leaves", ["while it waits", "in the middle"])
@@ -927,16 +927,16 @@ async def test_a_client_that_leaves_beside_others_lets_them_go_on(leaves: str) -
     """Its room is given to the next one when the server has noticed; nobody waits for ever."""
     words, context = numbered_words(700), Context(4096)
     first, second, third = _sharing(context, [goes_on(words), goes_on(words), Reply("Hello.")])
-    chunks = chunks_of(await first.answer(room=first.compactor.room(first.case)))
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.context)))
     read = Read([await anext(chunks) for _ in range(5)])
-    leaving = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
+    leaving = asyncio.ensure_future(second.read(room=first.compactor.room(second.context)))
     await settled()
     if leaves == "in the middle":
         read.chunks += [await anext(chunks) for _ in range(5)]
         await asyncio.wait_for(second.server.begun.wait(), 60)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    reading = asyncio.ensure_future(third.read(room=first.compactor.room(third.case)))
+    reading = asyncio.ensure_future(third.read(room=first.compactor.room(third.context)))
     read.chunks += [chunk async for chunk in chunks]
     assert (await asyncio.wait_for(reading, 60)).text == "Hello."
     assert (read.text, read.shape_problems()) == (words, [])
@@ -959,11 +959,11 @@ async def test_overflow_far_below_the_window_shows_that_answers_share_it(is_whol
     first = scenes[0]
     for scene in scenes:
         scene.compactor = first.compactor
-    reads = await asyncio.gather(*(scene.read(room=first.compactor.room(scene.case)) for scene in scenes))
+    reads = await asyncio.gather(*(scene.read(room=first.compactor.room(scene.context)) for scene in scenes))
     for scene, read in zip(scenes, reads, strict=True):
         assert (read.raw_text, read.finish_reasons, read.shape_problems()) == (words, ["stop"], [])
         assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
-    window = await first.compactor.windows.resolve(first.case.target)
+    window = await first.compactor.windows.resolve(first.context.target)
     assert (window.tokens, window.parallel) == (4096, 4)
 
 
@@ -997,8 +997,8 @@ async def test_what_becomes_of_an_answer_at_the_limit_is_told(outcome: str) -> N
     told: list[Any] = []
     scene.compactor = scene.compactor_told(told.append)
     await scene.read()
-    carried = [event for event in told if isinstance(event, CarryEvent)]
-    last = carried[-1]
+    continued = [event for event in told if isinstance(event, ContinuationEvent)]
+    last = continued[-1]
     assert (last.outcome, last.attempts, last.window_tokens) == (outcome, most, 2048)
     assert last.attempt == {"restarted": 1, "attempts": 1, "aborted": 0}[outcome]
     assert last.gained_tokens >= (204 if outcome == "restarted" else 0)
@@ -1019,15 +1019,15 @@ async def test_answered_request_is_never_told_as_refused(kind: str, is_whole: bo
     scene.compactor = scene.compactor_told(told.append)
     read = await scene.read()
     assert read.finish_reasons == ["stop" if kind == "short" else "length"]
-    assert [event for event in told if not isinstance(event, CarryEvent)] == []
+    assert [event for event in told if not isinstance(event, ContinuationEvent)] == []
 
 
 async def _filled(scene: Scene) -> Reservation:
     """The place of another answer that cannot be stopped and has all of the context."""
     other = Scene([{"role": "user", "content": prose("other", 2500)}], [], window_tokens=scene.window_tokens)
-    guarded = await other.guarded()
-    room = scene.compactor.room(scene.case)
-    await room.take(replace(guarded, window=replace(guarded.window, parallel=4)), 300, is_watched=False)
+    prepared = await other.prepared()
+    room = scene.compactor.room(scene.context)
+    await room.acquire(replace(prepared, window=replace(prepared.window, parallel=4)), 300, is_watched=False)
     return room
 
 
@@ -1045,11 +1045,11 @@ async def test_request_that_waited_fits_the_window_of_its_turn(is_whole: bool) -
 
     windows.resolve = reloaded  # type: ignore[method-assign]
     beside = await _filled(scene)
-    reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.case)))
+    reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.context)))
     await settled()
     assert scene.server.opened == []
     loaded[0] = 2048
-    beside.leave()
+    beside.release()
     read = await asyncio.wait_for(reading, 60)
     (opened,) = scene.server.opened
     assert opened.prompt_tokens + opened.max_tokens <= 2048
@@ -1062,7 +1062,7 @@ async def test_answer_that_finds_no_room_to_go_on_ends_regularly() -> None:
     settings = {"admission_timeout_s": 0.05}
     scene = _beside_others(Scene(SHORT, [Turn(reply=goes_on(text))], window_tokens=4096, settings=settings))
     await _filled(scene)
-    read = await scene.read(room=scene.compactor.room(scene.case))
+    read = await scene.read(room=scene.compactor.room(scene.context))
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
     said, abort, _ = read.text.partition("\n\n⚠️")
     assert text.startswith(said.rstrip())

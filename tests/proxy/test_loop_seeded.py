@@ -53,7 +53,7 @@ class _Model:
     styles: list[str] = field(default_factory=list)
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
-        if not messages[-1].is_ours:
+        if not messages[-1].is_synthetic:
             return Reply(self.text, reasoning=self.thoughts, tool_calls=self.calls)
         partial = "".join(self.seen).replace(RESTARTED, "").removesuffix(f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n")
         assert self.text.startswith(partial), "what the client has is not the beginning of the answer"

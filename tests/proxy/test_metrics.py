@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.events import CarryEvent, CarryOutcome, TruncationAlarm
+from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, TruncationAlarm
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
 from tests.test_events import event
 
@@ -16,7 +16,7 @@ ALARM = TruncationAlarm(
     model="qwen", window_tokens=8192, expected_tokens=9000, reported_tokens=5000, reason="prompt_far_below_count"
 )
 
-CUT = CarryEvent(
+CUT = ContinuationEvent(
     outcome="aborted", model="qwen", window_tokens=8192, attempt=0, attempts=3, tokens_before=8000, tokens_after=8000
 )
 
@@ -99,7 +99,7 @@ def test_answers_that_the_window_has_cut_are_counted() -> None:
     """By how they ended; a restart is no end, and has a counter of its own."""
     library = FakeLibrary()
     metrics = Metrics(lambda: library)
-    outcomes: list[CarryOutcome] = ["restarted", "attempts", "attempts", "aborted", "unanswered"]
+    outcomes: list[ContinuationOutcome] = ["restarted", "attempts", "attempts", "aborted", "unanswered"]
     for outcome in outcomes:
         metrics.observe(replace(CUT, outcome=outcome))
     assert library.of("answers_ended_total") == {

@@ -117,7 +117,7 @@ def test_whole_answers_and_documents_are_told_of_at_their_end_only(
 
 async def _is_next(announced: Announced, messages: list[dict[str, Any]]) -> bool:
     scene = Scene(messages, [Turn(reply=Reply("Fine."))])
-    prepared = await scene.compactor.prepare(scene.request, scene.case)
+    prepared = await scene.compactor.prepare(scene.request, scene.context)
     return announced.is_next_in_a_row(prepared)  # type: ignore[arg-type] # these talks all need a compaction
 
 

@@ -24,13 +24,13 @@ def counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by one for each time that a request is measured."""
     measured: list[str] = []
     measurer = scene.handler._compactor._measurer
-    weigh = measurer.weigh
+    weigh = measurer.measure
 
-    async def counting(request: Any, case: Any) -> Any:
-        measured.append(case.label)
-        return await weigh(request, case)
+    async def counting(request: Any, context: Any) -> Any:
+        measured.append(context.label)
+        return await weigh(request, context)
 
-    monkeypatch.setattr(measurer, "weigh", counting)
+    monkeypatch.setattr(measurer, "measure", counting)
     return measured
 
 

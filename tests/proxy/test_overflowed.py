@@ -21,11 +21,11 @@ UNNAMED = "Context size has been exceeded."
 
 async def _call(tokens: int, *, is_chat: bool = True, **settings: Any) -> Call:
     scene = Scene([{"role": "user", "content": prose("unread", tokens)}], [], settings=settings)
-    guarded = await scene.compactor.guard(scene.request, scene.case)
+    prepared = await scene.compactor.guard(scene.request, scene.context)
     client = ClientRequest(received=scene.request, original=scene.request, group="any", is_chat=is_chat)
     call = Call(client, Attempts(summary_calls_left=1))
-    call.case, call.guarded = scene.case, guarded
-    call.room = scene.compactor.room(scene.case)
+    call.context, call.prepared = scene.context, prepared
+    call.room = scene.compactor.room(scene.context)
     return call
 
 
@@ -65,9 +65,9 @@ async def test_others_may_have_filled_a_shared_context() -> None:
 
 async def test_what_the_loop_has_read_it_learns_itself() -> None:
     """The same of what the transport carries: here only what the server says in numbers counts."""
-    read, carried = await _call(1580), await _call(1580)
-    read.is_read, carried.is_carried = True, True
-    for call in (read, carried):
+    read, continued = await _call(1580), await _call(1580)
+    read.is_read, continued.is_carried = True, True
+    for call in (read, continued):
         assert unread_overflow(call, ENDED_EARLY, {}) is None
         assert unread_overflow(call, UNNAMED, {}) == Overflow(None, None)
         assert unread_overflow(call, NAMED, {}) == Overflow(2500, 2048)

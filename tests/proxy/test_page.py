@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from litellm_compaction.config import DeploymentSettings, settings_from
 from litellm_compaction.engine import Standing
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
-from litellm_compaction.events import CarryEvent, CompactionEvent, TruncationAlarm, event_to_json
+from litellm_compaction.events import CompactionEvent, ContinuationEvent, TruncationAlarm, event_to_json
 from litellm_compaction.proxy.deployments import GuardedDeployment
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.data import _state, events_for, useless_models
@@ -146,7 +146,7 @@ def content(word: str = "local", **changes: Any) -> Content:
     alarm = TruncationAlarm(
         model=word, window_tokens=8192, expected_tokens=9000, reported_tokens=4000, reason=word, when_s=1e9
     )
-    cut = CarryEvent(
+    cut = ContinuationEvent(
         outcome="attempts",
         model=word,
         window_tokens=8192,

@@ -138,7 +138,7 @@ def test_another_attempt_forgets_what_the_one_before_came_to() -> None:
     call.is_carried = call.may_pause = True
     call.begins_attempt("second")
     assert (call.outlook, call.action, call.refusal) == (None, "none", None)
-    assert (call.is_carried, call.may_pause, call.guarded) == (False, False, None)
+    assert (call.is_carried, call.may_pause, call.prepared) == (False, False, None)
 
 
 def _from(error: BaseException, cause: BaseException) -> BaseException:
@@ -163,8 +163,8 @@ def test_only_an_lm_studio_that_takes_no_connection_is_to_be_started(
 ) -> None:
     """Other servers and other failures are told as LiteLLM tells them."""
     scene = Scene([], [Turn()], is_lmstudio=is_lmstudio)
-    case = replace(scene.case, target=replace(scene.case.target, api_base="http://u:p@10.0.0.7:1234/v1"))
-    gone = server_gone(error, case)
+    context = replace(scene.context, target=replace(scene.context.target, api_base="http://u:p@10.0.0.7:1234/v1"))
+    gone = server_gone(error, context)
     assert (gone is not None) is is_gone
     if gone is not None:
         assert gone.for_operators.startswith("LM Studio at http://10.0.0.7:1234/v1 does not answer. Start its server")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.events import AHEAD, CarryEvent
+from litellm_compaction.events import AHEAD, ContinuationEvent
 from litellm_compaction.proxy.metrics import add_to_trace, note_request_span
 from tests.security.hooks import Client, Scene, conversation, use_router
 from tests.test_events import event
@@ -70,10 +70,10 @@ def test_an_event_tells_nothing_of_whose_request_it_was() -> None:
 
 def test_what_belongs_to_no_request_or_is_told_already_is_left_out() -> None:
     """What is written ahead, though a request has begun its task; a restart, whose compaction is told."""
-    carried = CarryEvent(
+    continued = ContinuationEvent(
         outcome="restarted", model="qwen", window_tokens=1, attempt=1, attempts=3, tokens_before=1, tokens_after=1
     )
-    assert told(*map(event, sorted(AHEAD)), carried) == []
+    assert told(*map(event, sorted(AHEAD)), continued) == []
 
 
 def test_a_request_without_a_span_gets_none_of_another_request() -> None:

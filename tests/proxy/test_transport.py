@@ -110,14 +110,14 @@ class Wire:
             is_json=False,
             notices=IN_TEXT,
             wants_usage=True,
-            said=client_texts({"messages": SHORT, **body}),
+            client_text=client_texts({"messages": SHORT, **body}),
         )
         made = GuardedTransport(
             httpx.MockTransport(self._serve),
             scene.compactor,
-            scene.case,
+            scene.context,
             asked,
-            await scene.compactor.prepare(scene.request, scene.case) if messages else None,
+            await scene.compactor.prepare(scene.request, scene.context) if messages else None,
             scene.listener,
             self.unsupported,
         )

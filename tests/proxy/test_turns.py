@@ -63,9 +63,9 @@ async def _guarded(bench: Bench, *texts: str, window: int = 8192) -> tuple[list[
 
 
 async def _ask(turns: Turns, bench: Bench, *texts: str, tenant: str = "anna", tokens: int = 100) -> None:
-    messages, guarded = await _guarded(bench, *texts)
-    case = replace(bench.case(), tenant=tenant)
-    turns.answered(turns.sent(None, messages, case, guarded), case, guarded, tokens, 1)
+    messages, prepared = await _guarded(bench, *texts)
+    context = replace(bench.context(), tenant=tenant)
+    turns.answered(turns.sent(None, messages, context, prepared), context, prepared, tokens, 1)
 
 
 async def test_a_conversation_is_followed_by_how_it_begins() -> None:
@@ -105,27 +105,27 @@ async def test_the_same_opening_again_is_another_conversation() -> None:
 async def test_one_request_is_one_turn() -> None:
     """However often something goes out for it; the server's own count replaces ours, a restart leaves a mark."""
     bench, log = Bench(), Log()
-    messages, guarded = await _guarded(bench, "Hi")
-    turn = log.turns.sent(None, messages, bench.case(), guarded)
-    assert log.turns.sent(turn, messages, bench.case(), guarded) is turn
-    log.turns.answered(turn, bench.case(), guarded, 100, 7000)
+    messages, prepared = await _guarded(bench, "Hi")
+    turn = log.turns.sent(None, messages, bench.context(), prepared)
+    assert log.turns.sent(turn, messages, bench.context(), prepared) is turn
+    log.turns.answered(turn, bench.context(), prepared, 100, 7000)
     assert turn is not None
     assert (turn.prompt_tokens, turn.filled_tokens) == (100, 7100)
     ours = parse_message({"role": "user", "content": "Go on."})
-    ours = type(ours)(**{name: getattr(ours, name) for name in ours.__slots__} | {"is_ours": True})
+    ours = type(ours)(**{name: getattr(ours, name) for name in ours.__slots__} | {"is_synthetic": True})
     again = PreparedRequest(
         action="compacted",
         messages=(ours,),
         tokens_before=7000,
-        count=guarded.count,
-        count_text=guarded.count_text,
-        budget=guarded.budget,
-        window=guarded.window,
+        count=prepared.count,
+        count_text=prepared.count_text,
+        budget=prepared.budget,
+        window=prepared.window,
     )
-    assert log.turns.sent(turn, messages, bench.case(), again) is turn
-    assert turn.restarts == [Drop(7100, guarded.count.tokens)]
+    assert log.turns.sent(turn, messages, bench.context(), again) is turn
+    assert turn.restarts == [Drop(7100, prepared.count.tokens)]
     assert turn.action == "none"
-    log.turns.answered(turn, bench.case(), again, 50, 7)
+    log.turns.answered(turn, bench.context(), again, 50, 7)
     (talk,) = log.talks
     assert [(each.filled_tokens, each.restarts) for each in talk.turns] == [(57, turn.restarts)]
 
@@ -133,13 +133,13 @@ async def test_one_request_is_one_turn() -> None:
 async def test_the_last_count_is_compared_with_the_server_s() -> None:
     """By target; an answer without usage says nothing, and is no turn."""
     bench, log = Bench(), Log()
-    messages, guarded = await _guarded(bench, "x " * 400)
-    turn = log.turns.sent(None, messages, bench.case(), guarded)
-    log.turns.answered(turn, bench.case(), guarded, 0, 5)
-    assert log.turns.accuracy(bench.case().target.key) is None
+    messages, prepared = await _guarded(bench, "x " * 400)
+    turn = log.turns.sent(None, messages, bench.context(), prepared)
+    log.turns.answered(turn, bench.context(), prepared, 0, 5)
+    assert log.turns.accuracy(bench.context().target.key) is None
     assert log.lines == []
-    log.turns.answered(None, bench.case(), guarded, guarded.count.tokens // 2, 5)
-    found = log.turns.accuracy(bench.case().target.key)
+    log.turns.answered(None, bench.context(), prepared, prepared.count.tokens // 2, 5)
+    found = log.turns.accuracy(bench.context().target.key)
     assert found is not None
     assert 99 < found.deviation_percent < 101.5
     assert log.lines == []
@@ -148,10 +148,10 @@ async def test_the_last_count_is_compared_with_the_server_s() -> None:
 async def test_a_request_without_messages_is_no_turn() -> None:
     """A text completion shows its prompt only to the transport; system messages alone open no conversation."""
     bench, log = Bench(), Log()
-    _, guarded = await _guarded(bench, "Hi")
+    _, prepared = await _guarded(bench, "Hi")
     system = parse_message({"role": "system", "content": "Be kind."})
-    assert log.turns.sent(None, [], bench.case(), guarded) is None
-    assert log.turns.sent(None, [system], bench.case(), guarded) is None
+    assert log.turns.sent(None, [], bench.context(), prepared) is None
+    assert log.turns.sent(None, [system], bench.context(), prepared) is None
 
 
 class _Failing(MemoryStore):

@@ -76,7 +76,7 @@ async def _sent(group: str, *, stream: bool, calls: Calls) -> tuple[Client, list
     scene = Scene()
     with pytest.MonkeyPatch.context() as patch:
         use_router(patch, scene.router)
-        weigh = RequestMeasurer.weigh
+        weigh = RequestMeasurer.measure
 
         async def weighed(*arguments: Any) -> Any:
             try:
@@ -84,7 +84,7 @@ async def _sent(group: str, *, stream: bool, calls: Calls) -> tuple[Client, list
             finally:
                 calls.is_counted = True
 
-        patch.setattr(RequestMeasurer, "weigh", weighed)
+        patch.setattr(RequestMeasurer, "measure", weighed)
         client = Client(scene, "sk-alice", _LONG, attempts=(group,), stream=stream)
         with followed(calls):
             await client.send()

@@ -20,7 +20,7 @@ def compaction(name: str, *, covered: int = 4, text: str = "What happened.", pro
         round=1,
         segments=(segment,),
         ledger="- src/a.py",
-        rung="summary",
+        level="summary",
         provisional=provisional,
     )
 
@@ -41,10 +41,10 @@ def compactions(draw: st.DrawFn) -> Any:
         shown=st.lists(st.builds(Shown, st.integers(start, covered - 1), forms), max_size=4).map(tuple),
         images=st.lists(st.tuples(st.integers(0, covered - 1), st.integers(0, 3)), max_size=2).map(tuple),
         ledger=texts,
-        rung=st.sampled_from(["edit", "truncate", *STRATEGIES]),
+        level=st.sampled_from(["edit", "truncate", *STRATEGIES]),
         window_tokens=st.integers(0, 10**9),
         provisional=st.booleans(),
-        begun=st.none() | st.builds(PartialCoverage, chars=st.integers(0, 10**6), text_hash=texts),
+        covered_part=st.none() | st.builds(PartialCoverage, chars=st.integers(0, 10**6), text_hash=texts),
         segments=st.lists(st.builds(Segment, text=texts, covered_messages=st.integers(0, covered)), max_size=4).map(
             tuple
         ),

@@ -481,8 +481,8 @@ async def they_share_one_window(processes: Processes, lose: Callable[[], Awaitab
     await eventually(processes.are_together)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(third), 1.0)
-    first.leave()
-    (await second).leave()
+    first.release()
+    (await second).release()
     assert (await third).tokens == 41
 
 

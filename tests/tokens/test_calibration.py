@@ -50,9 +50,9 @@ def test_a_number_that_comes_during_a_prediction_changes_the_next_one() -> None:
 
 def test_a_basis_that_is_new_does_not_disturb_who_reads_the_others() -> None:
     """Its calibration is empty anyway."""
-    _Asked.known._by_basis["one"] = _Asked()
-    assert len(_Asked.known.gist()) == 1
-    assert len(_Asked.known._by_basis) == 2
+    _Asked.known._by_method["one"] = _Asked()
+    assert len(_Asked.known.change_key()) == 1
+    assert len(_Asked.known._by_method) == 2
 
 
 def test_two_that_ask_at_the_same_time_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +119,9 @@ def _facts(draw: Callable[..., Any]) -> str:
     clock = _Clock()
     clock.now_s = NOW_S - draw(st.floats(100, 200))
     known = Calibrations(Stamps(clock))
-    for kind, number, basis, passed_s in draw(st.lists(_LESSONS, max_size=40)):
+    for kind, number, counting_method, passed_s in draw(st.lists(_LESSONS, max_size=40)):
         clock.now_s += passed_s
-        _teach(known.of(basis), kind, number)
+        _teach(known.of(counting_method), kind, number)
     # As it stands in a store: what is in memory is not rounded.
     return joined("", known.as_json(), clock=lambda: NOW_S)
 

@@ -66,7 +66,7 @@ async def test_a_number_after_others_of_its_role_is_another_matter() -> None:
         await told(counter, request, round((await counter.count("t", UNKNOWN, request)).raw_tokens))
     for request in requests[2:]:
         made = await counter.count("t", UNKNOWN, request)
-        assert not counter.explains("t", made, made.tokens - made.lead_tokens)
+        assert not counter.explains("t", made, made.tokens - made.prefix_tokens)
 
 
 async def test_a_prompt_that_is_cut_is_not_taken_for_it() -> None:
@@ -76,7 +76,7 @@ async def test_a_prompt_that_is_cut_is_not_taken_for_it() -> None:
     for request in requests[:2]:
         await told(counter, request, round((await counter.count("t", UNKNOWN, request)).raw_tokens))
     first = await counter.count("t", UNKNOWN, requests[2])
-    cut_tokens = first.tokens - first.lead_tokens
+    cut_tokens = first.tokens - first.prefix_tokens
     for request in requests[2:]:
         made = await told(counter, request, cut_tokens)
         assert made.tokens > first.tokens - 10

@@ -113,9 +113,9 @@ async def test_a_price_is_news() -> None:
     counter = TokenCounter()
     for number in range(4):
         await told(counter, asked(0, text=f"{number} {TEXT * 2}"), 0)
-    before = counter.gist("t")
+    before = counter.change_key("t")
     await told(counter, asked(1), 1200)
-    assert counter.gist("t") != before
+    assert counter.change_key("t") != before
 
 
 async def test_the_first_price_is_doubted() -> None:
@@ -189,10 +189,10 @@ def test_text_that_may_be_wrong_teaches_no_price() -> None:
 def test_what_was_learned_is_noticed() -> None:
     """So that it is written: the first prices, and those that differ by more than a little."""
     prices = MediaPrices()
-    gists = [prices.gist()]
+    gists = [prices.change_key()]
     for observed in (440, 440, 440, 441, 600):
         prices.note(440, observed, doubt_tokens=0)
-        gists.append(prices.gist())
+        gists.append(prices.change_key())
     assert len(set(gists)) == 5
     assert gists[3] == gists[4]
 

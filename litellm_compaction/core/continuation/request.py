@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.compaction import Compaction, begun_by
+from litellm_compaction.core.compaction import Compaction, part_covered_by
 from litellm_compaction.core.continuation.text import is_only_thoughts, open_think, without_think_tags
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 
@@ -74,7 +74,7 @@ def can_end_in_answer(messages: Sequence[Message], partial: Partial) -> bool:
     return is_answer and bool(partial.text.strip()) and not open_think(partial.text)
 
 
-def carried_over(
+def continued_request(
     messages: Sequence[Message],
     partial: Partial,
     *,
@@ -108,33 +108,32 @@ def carried_over(
     head = text[: len(text) - len(tail)]
     opening = [_assistant(head), _ours(_BRIDGE)] if head.strip() else []
     shown = tail if head.strip() else text
-    ending = (*messages, *opening, replace(_assistant(shown), is_ours=True))
+    ending = (*messages, *opening, replace(_assistant(shown), is_synthetic=True))
     return ending if ends_in_answer else asked_to_go_on(ending, partial)
 
 
 def asked_to_go_on(messages: Sequence[Message], partial: Partial) -> tuple[Message, ...]:
-    """Adds the request to go on to a list of `carried_over`, perhaps compacted, that ends with the answer's end."""
+    """Adds the request to go on to a list of `continued_request`, perhaps compacted."""
     *before, ending = messages
-    return (*before, replace(ending, is_ours=False), _ours(_GO_ON_JSON if partial.is_json else _GO_ON))
+    return (*before, replace(ending, is_synthetic=False), _ours(_GO_ON_JSON if partial.is_json else _GO_ON))
 
 
 def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
     """`compaction` as the client's next turn finds it, where the whole answer is one message.
 
     The client does not send our requests again, so the record is keyed by the client's own messages, and says how much
-    of the answer behind them it stands for. `compaction` was made for `messages`, of `carried_over` or any other list,
-    with the chain `hashes`.
+    of the answer behind them it stands for. `compaction` was made for `messages`, with the chain `hashes`.
     """
-    lead = system_prefix_length(messages)
+    prefix = system_prefix_length(messages)
     ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), None)
     # The answer's first part stands before our first request to go on.
-    own = compaction.covered_messages if ours is None else ours - 1 - lead
+    own = compaction.covered_messages if ours is None else ours - 1 - prefix
     if compaction.covered_messages <= own:
         return compaction
-    covered = messages[lead + own : lead + compaction.covered_messages]
-    begun = compaction.begun
+    covered = messages[prefix + own : prefix + compaction.covered_messages]
+    covered_part = compaction.covered_part
     if compaction.edited_from is None:
-        begun = begun_by("".join(message.text for message in covered if not message.is_ours))
+        covered_part = part_covered_by("".join(message.text for message in covered if not message.is_synthetic))
     return replace(
         compaction,
         covered_messages=own,
@@ -146,7 +145,7 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
         segments=tuple(
             replace(segment, covered_messages=min(segment.covered_messages, own)) for segment in compaction.segments
         ),
-        begun=begun,
+        covered_part=covered_part,
     )
 
 
@@ -169,4 +168,4 @@ def _assistant(text: str) -> Message:
 
 
 def _ours(text: str) -> Message:
-    return replace(user_message(text), is_ours=True)
+    return replace(user_message(text), is_synthetic=True)

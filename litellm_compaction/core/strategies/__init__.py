@@ -118,19 +118,19 @@ def writer_of(name: str) -> str:
     return _table[name].writer or name
 
 
-def is_rung(name: str) -> bool:
+def is_level(name: str) -> bool:
     """Returns False for the rung of a stored compaction whose strategy is not there any more."""
     return name in _TAKEN or name in _table
 
 
-def chooses(rung: str) -> bool:
-    """Returns True if a compaction was made by a model's choice of messages; `rung` is `Compaction.rung`."""
-    return rung in _table and _table[rung].chooses
+def chooses(level: str) -> bool:
+    """Returns True if a compaction was made by a model's choice of messages; `level` is `Compaction.level`."""
+    return level in _table and _table[level].chooses
 
 
-def lead_in(rung: str) -> str:
-    """Stands between a record and the user's words that follow; `rung` as in `chooses`."""
-    return _table[rung].lead_in if rung in _table else ""
+def lead_in(level: str) -> str:
+    """Stands between a record and the user's words that follow; `level` as in `chooses`."""
+    return _table[level].lead_in if level in _table else ""
 
 
 def without_lead_in(text: str) -> str:

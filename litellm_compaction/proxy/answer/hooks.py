@@ -56,10 +56,10 @@ async def compacted(
     return await compactor.finish(prepared, room)
 
 
-async def guarded_in_room(
+async def prepared_in_room(
     compactor: Compactor,
     request: Request | int,
-    case: RequestContext,
+    context: RequestContext,
     asked_tokens: int | None,
     *,
     foreseen: Foreseen | None = None,
@@ -82,26 +82,26 @@ async def guarded_in_room(
         DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
         Overloaded: there was no room in time.
     """
-    room = compactor.room(case)
+    room = compactor.room(context)
     try:
         while True:
             if isinstance(request, int):
-                guarded = await compactor.bound(request, case)
+                prepared = await compactor.bound(request, context)
             else:
-                guarded = await compacted(compactor, await compactor.prepared_for(request, case, foreseen), room)
-            limit = guarded.max_output_tokens(asked_tokens)
-            limit = await room.take(guarded, limit, is_watched=is_watched, answers=answers, prompts=prompts)
-            if not await compactor.has_shrunk(case, guarded):
+                prepared = await compacted(compactor, await compactor.prepared_for(request, context, foreseen), room)
+            limit = prepared.max_output_tokens(asked_tokens)
+            limit = await room.acquire(prepared, limit, is_watched=is_watched, answers=answers, prompts=prompts)
+            if not await compactor.has_shrunk(context, prepared):
                 # Else the model has been loaded with a smaller window while it waited for its turn.
                 break
     except BaseException:
         # A client that leaves during the summary, too: nothing else would end what it holds.
-        room.leave()
+        room.release()
         raise
     task = asyncio.current_task()
     if task is not None:
         task.add_done_callback(partial(_asked, room, is_stream))
-    return guarded, limit, room
+    return prepared, limit, room
 
 
 def _asked(room: Reservation, is_stream: bool, task: asyncio.Task[Any]) -> None:
@@ -111,13 +111,13 @@ def _asked(room: Reservation, is_stream: bool, task: asyncio.Task[Any]) -> None:
         return
     stream = None if task.cancelled() or task.exception() is not None else task.result()
     if not hasattr(stream, "__aiter__"):
-        room.leave()
+        room.release()
         return
     try:
         # Whoever reads it gives the room back at its end; a stream that nobody reads is just dropped.
-        weakref.finalize(stream, room.leave).atexit = False
+        weakref.finalize(stream, room.release).atexit = False
     except TypeError:
-        room.leave()
+        room.release()
 
 
 class HookedUpstream:
@@ -224,7 +224,7 @@ class WholeUpstream(HookedUpstream):
 class Hooked:
     answer: Answer
     upstream: HookedUpstream
-    guarded: PreparedRequest
+    prepared: PreparedRequest
 
     async def chunks(self) -> AsyncGenerator[Any, None]:
         """The answer's chunks as LiteLLM's own; what was stopped is logged at the end."""
@@ -239,7 +239,7 @@ class Hooked:
             with anyio.CancelScope(shield=True):
                 await batches.aclose()
                 if self.answer.is_joined:
-                    await self.upstream.log_partials(self.guarded.count_text, self.guarded.count.tokens)
+                    await self.upstream.log_partials(self.prepared.count_text, self.prepared.count.tokens)
 
     async def joined(self, first: Any) -> Any:
         """The joined answer as a copy of LiteLLM's response; None if the first one is the answer.

@@ -26,14 +26,14 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.engine import (
     CompactionNeeded,
     Compactor,
+    ContinuationPlan,
     Outcome,
     PreparedRequest,
-    Prospect,
     RequestContext,
     Reservation,
 )
 from litellm_compaction.errors import CompactionError, Overflow
-from litellm_compaction.events import AnswerOutcome, CarryOutcome
+from litellm_compaction.events import AnswerOutcome, ContinuationOutcome
 from litellm_compaction.proxy.answer.overflowed import taught
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
@@ -87,7 +87,7 @@ class Answer:
     def __init__(
         self,
         compactor: Compactor,
-        case: RequestContext,
+        context: RequestContext,
         upstream: Upstream,
         asked: Asked,
         prepared: PreparedRequest | CompactionNeeded,
@@ -97,7 +97,7 @@ class Answer:
         is_watched: bool = True,
     ) -> None:
         self._compactor = compactor
-        self._case = case
+        self._context = context
         self._upstream = upstream
         self._asked = asked
         self._prepared = prepared
@@ -130,7 +130,7 @@ class Answer:
                 async for batch in batches:
                     yield batch
         finally:
-            self._room.leave()
+            self._room.release()
         self._tell_background()
 
     async def _batches(self) -> AsyncGenerator[Batch, None]:
@@ -138,32 +138,32 @@ class Answer:
         if isinstance(decided, CompactionNeeded):
             if not self._asked.is_whole:
                 yield [self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()]
-            guarded = await self._compactor.finish(decided, self._room)
+            prepared = await self._compactor.finish(decided, self._room)
             # What was announced may have been made by an alike request meanwhile.
-            if guarded.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
+            if prepared.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield [notice]
         else:
-            guarded = decided
-            if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")):
+            prepared = decided
+            if prepared.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")):
                 yield [notice]
         relay: Relay | None = None
         while True:
             try:
-                guarded = await self._seated(guarded)
+                prepared = await self._seated(prepared)
             except CompactionError:
                 if relay is None or not self._progress.delivered:
                     raise
-                yield self._closing(guarded, relay)
+                yield self._closing(prepared, relay)
                 return
-            self._listener.sent(self._case, guarded)
+            self._listener.sent(self._context, prepared)
             relay = Relay(
                 self._progress,
-                guarded,
+                prepared,
                 self._asked,
-                streaming_ratio=self._case.settings.streaming_ratio,
-                most_thoughts_tokens=self._most_thoughts_tokens(guarded),
+                streaming_ratio=self._context.settings.streaming_ratio,
+                most_thoughts_tokens=self._most_thoughts_tokens(prepared),
             )
-            async with aclosing(self._part(guarded, relay)) as batches:
+            async with aclosing(self._part(prepared, relay)) as batches:
                 async for batch in batches:
                     yield batch
             if relay.is_left_running:
@@ -171,17 +171,17 @@ class Answer:
                 await self._room.stopped()
             else:
                 self._room.ended()
-            if (error := self._refusal(guarded, relay)) is not None:
-                guarded = await self._by_another_way(guarded, error)
+            if (error := self._refusal(prepared, relay)) is not None:
+                prepared = await self._by_another_way(prepared, error)
                 continue
-            self._note(guarded, relay)
-            await self._learn_way(guarded, relay)
+            self._note(prepared, relay)
+            await self._learn_way(prepared, relay)
             if relay.end == "failed" and relay.error is not None:
                 raise relay.error
             if relay.end == "done":
                 break
             if relay.end == "overflow" and not self._progress.delivered:
-                guarded = await self._harder(relay)
+                prepared = await self._harder(relay)
                 continue
             if self._begins_anew(relay):
                 continue
@@ -190,67 +190,67 @@ class Answer:
                 return
             self._listener.may_pause = True
             self.is_joined = self.is_joined or self._progress.delivered
-            if (prospect := await self._prospect(guarded, relay)) is None:
-                yield self._closing(guarded, relay)
+            if (plan := await self._planned(prepared, relay)) is None:
+                yield self._closing(prepared, relay)
                 return
-            self._is_resumed = relay.gives_way and not isinstance(prospect.prepared, CompactionNeeded)
+            self._is_resumed = relay.gives_way and not isinstance(plan.prepared, CompactionNeeded)
             if self._is_resumed:
                 # Others needed the room: nothing is compacted, nobody has to know.
-                guarded = await self._compactor.continuing.carried(prospect, self._room)
+                prepared = await self._compactor.continuing.continued(plan, self._room)
                 continue
-            if prospect.partial.closes:
+            if plan.partial.closes:
                 self._is_closing = True
                 if closed := [self._one.dressed(delta) for delta in relay.closed_thoughts()]:
                     yield closed
-            is_new = isinstance(prospect.prepared, CompactionNeeded)
+            is_new = isinstance(plan.prepared, CompactionNeeded)
             if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n\n")):
                 yield [notice]
             try:
-                again = await self._compactor.continuing.carried(prospect, self._room)
+                again = await self._compactor.continuing.continued(plan, self._room)
             except CompactionError:
-                yield self._closing(guarded, relay)
+                yield self._closing(prepared, relay)
                 return
             self._progress.restarts += 1
             self._tell("restarted", again, relay)
             if is_new and again.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield [notice]
-            guarded = again
-        self._last = guarded, relay
+            prepared = again
+        self._last = prepared, relay
         yield self._ending(relay)
 
     def _tell_background(self) -> None:
         """Lets the answer's conversation be compacted ahead, unless a restart has done that already."""
         if self._last is None or self.is_joined:
             return
-        guarded, relay = self._last
+        prepared, relay = self._last
         if relay.finish_reason in _ENDS:
             is_call = relay.finish_reason in _CALLS
             self._compactor.background.answered(
                 self._asked.request,
-                self._case,
-                guarded,
+                self._context,
+                prepared,
                 answer="" if is_call else self._progress.sent_text,
                 used_tokens=relay.filled_tokens,
             )
 
-    async def _seated(self, guarded: PreparedRequest) -> PreparedRequest:
+    async def _seated(self, prepared: PreparedRequest) -> PreparedRequest:
         """What to send, as soon as there is room for it; made anew if the window has become smaller meanwhile."""
         while True:
-            limit = guarded.max_output_tokens(self._output_tokens_left())
-            await self._room.take(guarded, limit, is_watched=self._is_watched)
-            if not await self._compactor.has_shrunk(self._case, guarded):
-                return guarded
-            if guarded.way is None:
-                guarded = await self._compactor.guard(self._asked.request, self._case, self._room)
+            limit = prepared.max_output_tokens(self._output_tokens_left())
+            await self._room.acquire(prepared, limit, is_watched=self._is_watched)
+            if not await self._compactor.has_shrunk(self._context, prepared):
+                return prepared
+            if prepared.way is None:
+                prepared = await self._compactor.guard(self._asked.request, self._context, self._room)
             else:
-                guarded = await self._compactor.continuing.carry_over(
-                    self._asked.request, self._partial(), self._case, self._room, ways=self._ways
+                prepared = await self._compactor.continuing.continue_answer(
+                    self._asked.request, self._partial(), self._context, self._room, ways=self._ways
                 )
 
-    async def _part(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
+    async def _part(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         try:
             # Closed here and not by the garbage collector: the server generates for as long as it is open.
-            async with aclosing(self._stream(guarded, relay)) as batches:
+            async with aclosing(self._stream(prepared, relay)) as batches:
                 async for batch in batches:
                     yield batch
         except UpstreamDropped as error:
@@ -261,9 +261,9 @@ class Answer:
             if not relay.has_overflowed(error):
                 relay.end, relay.error = "failed", error
 
-    def _refusal(self, guarded: PreparedRequest, relay: Relay) -> UpstreamError | None:
+    def _refusal(self, prepared: PreparedRequest, relay: Relay) -> UpstreamError | None:
         """The error of a server that does not go on by itself, so that another way may do; None for another end."""
-        has_another = guarded.way in _OWN_WAYS or bool(guarded.closing)
+        has_another = prepared.way in _OWN_WAYS or bool(prepared.closing)
         is_refused = relay.end == "failed" and has_another and not relay.has_begun
         return relay.error if is_refused else None
 
@@ -277,18 +277,18 @@ class Answer:
         self._is_resumed = True
         return True
 
-    async def _by_another_way(self, guarded: PreparedRequest, error: UpstreamError) -> PreparedRequest:
-        if guarded.closing or guarded.way is None:
+    async def _by_another_way(self, prepared: PreparedRequest, error: UpstreamError) -> PreparedRequest:
+        if prepared.closing or prepared.way is None:
             # The words alone.
-            return replace(guarded, closing={})
-        self._ways -= {guarded.way}
+            return replace(prepared, closing={})
+        self._ways -= {prepared.way}
         if not error.may_pass:
-            self._refused.append(guarded.way)
+            self._refused.append(prepared.way)
         return await self._compactor.continuing.by_another_way(
-            guarded, self._asked.request, self._partial(), self._case, self._room, ways=self._ways
+            prepared, self._asked.request, self._partial(), self._context, self._room, ways=self._ways
         )
 
-    async def _learn_way(self, guarded: PreparedRequest, relay: Relay) -> None:
+    async def _learn_way(self, prepared: PreparedRequest, relay: Relay) -> None:
         """Notes how the server has gone on, and the ways that it has refused.
 
         Of those only if it has taken another one: a server that takes no way at all says nothing about ways.
@@ -297,11 +297,11 @@ class Answer:
         if relay.has_begun:
             outcomes = dict.fromkeys(self._refused, "refused")
             self._refused.clear()
-        if guarded.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
-            outcomes[guarded.way] = outcome
+        if prepared.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
+            outcomes[prepared.way] = outcome
         try:
             for way, outcome in outcomes.items():
-                await self._compactor.going_on.learn(self._case.target, self._case.label, way, outcome)
+                await self._compactor.going_on.learn(self._context.target, self._context.label, way, outcome)
         except Exception as error:  # noqa: BLE001 - as `_learn`
             log_failure("learn", error)
 
@@ -312,15 +312,15 @@ class Answer:
         self._has_retried = True
         return await self._compactor.guard(self._asked.request, self._pressed(relay), self._room)
 
-    async def _stream(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
+    async def _stream(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         left = self._output_tokens_left()
-        limit = all_tokens = guarded.max_output_tokens(left)
-        limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
+        limit = all_tokens = prepared.max_output_tokens(left)
+        limit = await self._room.acquire(prepared, limit, is_watched=self._is_watched)
         self._room.started()
         relay.opened(limit, left, is_share=limit < all_tokens)
-        has_begun = bool(self._progress.sent_text.strip()) or guarded.closing is not None
-        continuation = continuation_of(guarded) if has_begun else None
-        opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
+        has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
+        continuation = continuation_of(prepared) if has_begun else None
+        opened = self._upstream.open(prepared.messages, limit, continuation=continuation)
         async with opened as stream:
             async for batch in stream:
                 relay.has_company = self._room.has_company
@@ -328,7 +328,7 @@ class Answer:
                 for chunk in batch:
                     self._one.adopt(chunk)
                     deltas = relay.take(chunk)
-                    if relay.has_company and not self._progress.delivered and self._is_called_back(guarded, relay):
+                    if relay.has_company and not self._progress.delivered and self._is_called_back(prepared, relay):
                         # Before anybody has a word of it: it is asked for again, without a seam.
                         relay.stop()
                         if relay.end == "called_back":
@@ -339,7 +339,7 @@ class Answer:
                         sent += map(self._one.dressed, deltas)
                     if relay.is_near_the_end():
                         self._listener.may_pause = True
-                    if relay.has_company and not relay.is_inside_a_word and self._is_called_back(guarded, relay):
+                    if relay.has_company and not relay.is_inside_a_word and self._is_called_back(prepared, relay):
                         relay.stop()
                     if relay.end is None:
                         continue
@@ -347,7 +347,7 @@ class Answer:
                         # They do not wait for what follows.
                         yield sent
                         sent = []
-                    if relay.end in ("limit", "called_back") and not await self._can_go_on(guarded, relay):
+                    if relay.end in ("limit", "called_back") and not await self._can_go_on(prepared, relay):
                         relay.go_on_to_the_end()
                     if relay.end is not None:
                         return
@@ -357,7 +357,7 @@ class Answer:
             yield flushed
         relay.finish()
 
-    def _is_called_back(self, guarded: PreparedRequest, relay: Relay) -> bool:
+    def _is_called_back(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if the answer has to stop since others wait for its room; a document or a call is not cut.
 
         Nor is an answer of which the client has so little that it could not be told from what a server repeats.
@@ -368,59 +368,59 @@ class Answer:
         is_telling = not self._progress.text or len(self._progress.sent_text) >= _LEAST_CUT_CHARS
         is_cuttable = not has_begun or (is_telling and not self._asked.is_json)
         can_be_cut = is_cuttable and relay.can_be_cut and self._callbacks < _MAX_CUTS
-        return self._room.is_called_back(guarded, relay.generated_tokens, can_be_cut=can_be_cut)
+        return self._room.is_called_back(prepared, relay.generated_tokens, can_be_cut=can_be_cut)
 
-    async def _can_go_on(self, guarded: PreparedRequest, relay: Relay) -> bool:
+    async def _can_go_on(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if an answer that is about to be stopped can go on; it runs to its end otherwise."""
         if relay.gives_way and not self._progress.delivered:
             return True
-        if await self._prospect(guarded, relay) is not None:
+        if await self._planned(prepared, relay) is not None:
             return True
         if relay.gives_way:
             self._room.stay()
         return False
 
-    async def _prospect(self, guarded: PreparedRequest, relay: Relay) -> Prospect | None:
+    async def _planned(self, prepared: PreparedRequest, relay: Relay) -> ContinuationPlan | None:
         """How the answer can go on behind `relay`; None if nothing gains enough room to be worth a stop (P5)."""
         if relay.is_stuck:
             return None
         partial = self._partial()
         if relay.gives_way and self._cuts < _MAX_CUTS:
-            case, room_tokens = self._relaxed(), 0
+            context, room_tokens = self._relaxed(), 0
         else:
             is_thought_out = self._is_closing and partial.is_thoughts
-            if self._progress.restarts >= self._case.settings.max_restarts or is_thought_out:
+            if self._progress.restarts >= self._context.settings.max_restarts or is_thought_out:
                 return None
             # More room for thoughts is no answer: they are closed, once.
             partial = replace(partial, closes=partial.is_thoughts)
             # After it at least an output buffer is free, and that much more than there was before. A call that was cut
             # has to be written again: with no more room than the last time it would be cut again.
-            used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
+            used_tokens = prepared.window.tokens if relay.end == "overflow" else relay.used_tokens()
             if relay.is_full:
-                free_tokens = max(guarded.window.tokens - used_tokens, 0)
-                room_tokens = guarded.budget.output_buffer_tokens(used_tokens) + free_tokens
+                free_tokens = max(prepared.window.tokens - used_tokens, 0)
+                room_tokens = prepared.budget.output_buffer_tokens(used_tokens) + free_tokens
             else:
-                room_tokens = guarded.budget.restart_room_tokens(used_tokens)
+                room_tokens = prepared.budget.restart_room_tokens(used_tokens)
             room_tokens += relay.cut_call_tokens
-            case = self._pressed(relay) if relay.is_full else self._case
+            context = self._pressed(relay) if relay.is_full else self._context
         try:
-            return await self._compactor.continuing.prospect(
-                self._asked.request, partial, case, room_tokens=room_tokens, ways=self._ways
+            return await self._compactor.continuing.plan(
+                self._asked.request, partial, context, room_tokens=room_tokens, ways=self._ways
             )
         except CompactionError:
             return None
 
-    def _note(self, guarded: PreparedRequest, relay: Relay) -> None:
+    def _note(self, prepared: PreparedRequest, relay: Relay) -> None:
         self._progress.completion_tokens += relay.completion_tokens()
         self._progress.lost_tokens += relay.lost_tokens
-        is_others = self._is_overflow_of_all(guarded, relay)
+        is_others = self._is_overflow_of_all(prepared, relay)
         try:
-            self._learn(guarded, relay, is_others=is_others)
+            self._learn(prepared, relay, is_others=is_others)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client has its answer; a lesson that is lost must not take it away again.
             log_failure("learn", error)
         if not self._is_resumed:
-            self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
+            self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else prepared.count.tokens)
         self._progress.usages.append(relay.usage_fields)
         if is_others:
             relay.end = "spent"
@@ -435,20 +435,20 @@ class Answer:
         )
         return replace(partial, closes=True) if self._is_closing and partial.is_thoughts else partial
 
-    def _most_thoughts_tokens(self, guarded: PreparedRequest) -> float:
+    def _most_thoughts_tokens(self, prepared: PreparedRequest) -> float:
         """The room for thoughts of a model that was told to think no more, if its server lets it think."""
-        if guarded.closing is None:
+        if prepared.closing is None:
             return math.inf
-        return max(self._case.settings.reasoning_answer_min_tokens, guarded.max_output_tokens(None) // 2)
+        return max(self._context.settings.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
 
     def _pressed(self, relay: Relay) -> RequestContext:
         """The context with a compaction in any case: the server has shown that our estimate is no guide here."""
-        settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
-        return replace(self._case, settings=settings, refusal=relay.refusal)
+        settings = self._context.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
+        return replace(self._context, settings=settings, refusal=relay.refusal)
 
     def _relaxed(self) -> RequestContext:
         """The context with a compaction only if there is no other way: the answer stopped for others, not for room."""
-        return replace(self._case, settings=self._case.settings.model_copy(update=_WHOLE_WINDOW))
+        return replace(self._context, settings=self._context.settings.model_copy(update=_WHOLE_WINDOW))
 
     def _output_tokens_left(self) -> int | None:
         if self._asked.output_tokens is None:
@@ -456,7 +456,7 @@ class Answer:
         given_tokens = self._progress.completion_tokens - self._progress.lost_tokens
         return max(self._asked.output_tokens - given_tokens, 1)
 
-    def _is_overflow_of_all(self, guarded: PreparedRequest, relay: Relay) -> bool:
+    def _is_overflow_of_all(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if a context that several answers fill was full, and not this answer's window; notes that.
 
         LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
@@ -468,37 +468,37 @@ class Answer:
         is_numbered = overflow is not None and (overflow.window_tokens or overflow.prompt_tokens)
         if overflow is None or relay.is_crash or is_numbered or relay.looks_nearly_full():
             return False
-        others = self._room.beside(guarded.window)
-        if self._room.is_shared(guarded.window):
+        others = self._room.beside(prepared.window)
+        if self._room.is_shared(prepared.window):
             return others > 0
         if others == 0 and (
-            not self._progress.delivered or relay.filled_tokens >= _FAR_BELOW_RATIO * guarded.window.tokens
+            not self._progress.delivered or relay.filled_tokens >= _FAR_BELOW_RATIO * prepared.window.tokens
         ):
             return False
-        self._compactor.learn_shared(self._case, max(others + 1, guarded.window.slots))
+        self._compactor.learn_shared(self._context, max(others + 1, prepared.window.slots))
         return True
 
-    def _learn(self, guarded: PreparedRequest, relay: Relay, *, is_others: bool) -> None:
+    def _learn(self, prepared: PreparedRequest, relay: Relay, *, is_others: bool) -> None:
         if relay.end == "overflow":
             overflow = relay.overflow or Overflow(None, None)
             if not relay.is_crash:
-                is_shared = is_others or self._room.is_shared(guarded.window)
-                overflow = taught(overflow, guarded, is_shared=is_shared)
-            self._compactor.replies.learn_overflow(self._case, guarded, overflow)
+                is_shared = is_others or self._room.is_shared(prepared.window)
+                overflow = taught(overflow, prepared, is_shared=is_shared)
+            self._compactor.replies.learn_overflow(self._context, prepared, overflow)
         if relay.usage is not None:
             self._compactor.replies.learn(
-                self._case,
-                guarded,
+                self._context,
+                prepared,
                 prompt_tokens=relay.usage.prompt_tokens,
                 completion_tokens=relay.usage.completion_tokens,
             )
-            self._listener.answered(self._case, guarded, relay.usage.prompt_tokens, relay.usage.completion_tokens)
+            self._listener.answered(self._context, prepared, relay.usage.prompt_tokens, relay.usage.completion_tokens)
 
-    def _tell(self, outcome: CarryOutcome, guarded: PreparedRequest, relay: Relay) -> None:
-        used_tokens = min(relay.filled_tokens, guarded.window.tokens)
-        self._compactor.reporter.carried_on(
-            self._case,
-            guarded,
+    def _tell(self, outcome: ContinuationOutcome, prepared: PreparedRequest, relay: Relay) -> None:
+        used_tokens = min(relay.filled_tokens, prepared.window.tokens)
+        self._compactor.reporter.continued(
+            self._context,
+            prepared,
             outcome=outcome,
             attempt=self._progress.restarts,
             used_tokens=used_tokens,
@@ -509,22 +509,22 @@ class Answer:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
         return [*(self._one.dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
 
-    def _closing(self, guarded: PreparedRequest, relay: Relay) -> list[Chunk]:
+    def _closing(self, prepared: PreparedRequest, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
         chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
-        used_tokens, window_tokens = min(relay.filled_tokens, guarded.window.tokens), guarded.window.tokens
+        used_tokens, window_tokens = min(relay.filled_tokens, prepared.window.tokens), prepared.window.tokens
         if self._partial().is_thoughts and not relay.is_stuck:
             self._outcome = "unanswered"
             chunks += [self._one.dressed(delta) for delta in relay.closed_thoughts()]
             text = THOUGHTS_NOTICE.format(used=used_tokens, window=window_tokens)
-        elif self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
+        elif self._progress.restarts >= self._context.settings.max_restarts and not relay.is_stuck:
             self._outcome = "attempts"
             text = ATTEMPTS_NOTICE
         else:
             self._outcome = "aborted"
             is_exceeded = relay.end == "overflow" or used_tokens >= window_tokens
             text = (ABORT_NOTICE if is_exceeded else NEARLY_FULL_NOTICE).format(used=used_tokens, window=window_tokens)
-        self._tell(self._outcome, guarded, relay)
+        self._tell(self._outcome, prepared, relay)
         notice = self._one.closing_notice(f"\n\n{text}")
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
 
@@ -570,13 +570,13 @@ class Answer:
         return self._outcome != "completed"
 
 
-def continuation_of(guarded: PreparedRequest) -> Continuation | None:
+def continuation_of(prepared: PreparedRequest) -> Continuation | None:
     """None if an answer begins."""
-    if guarded.way is None:
+    if prepared.way is None:
         return None
-    server = server_of(guarded.window.source)
-    needs_word = guarded.way == "prefill" and server is not None and server.continues_when_told
-    return Continuation(way=guarded.way, prompt=guarded.prompt, needs_word=needs_word, closing=guarded.closing)
+    server = server_of(prepared.window.source)
+    needs_word = prepared.way == "prefill" and server is not None and server.continues_when_told
+    return Continuation(way=prepared.way, prompt=prepared.prompt, needs_word=needs_word, closing=prepared.closing)
 
 
 def _added_up(usages: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:

@@ -26,20 +26,20 @@ class Judged(NamedTuple):
     teaches: bool
 
 
-def judged(text: str, said: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Judged | None:
+def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Judged | None:
     """An overflow in an error text, as far as it is to be believed; None if the text tells of none.
 
     A client must not teach anybody a window: its own words, quoted by the server, are none of the server's; and no
     server runs over a limit far above what it was sent.
 
     Args:
-        said: gives the client's texts.
+        client_text: gives the client's texts.
         used_tokens: the prompt and what was generated, by our count, at most.
         window_tokens: as known.
     """
     if overflow_from_text(text) is None:
         return None
-    overflow = overflow_from_text(text, said())
+    overflow = overflow_from_text(text, client_text())
     if overflow is None:
         # Quoted, or the client's agent is at work on such messages: then only a window that is nearly full tells.
         return Judged(Overflow(None, None), teaches=False) if used_tokens >= NEAR_FULL_RATIO * window_tokens else None
@@ -49,12 +49,12 @@ def judged(text: str, said: Callable[[], str], *, used_tokens: float, window_tok
     return Judged(overflow, teaches=True)
 
 
-def most_tokens(guarded: PreparedRequest) -> float:
+def most_tokens(prepared: PreparedRequest) -> float:
     """Of a prompt, if our count is too low."""
-    return guarded.count.tokens * (1 + guarded.count.error_ratio)
+    return prepared.count.tokens * (1 + prepared.count.error_ratio)
 
 
-def taught(overflow: Overflow, guarded: PreparedRequest, *, is_shared: bool) -> Overflow:
+def taught(overflow: Overflow, prepared: PreparedRequest, *, is_shared: bool) -> Overflow:
     """`overflow` with what is to be believed of the window, also if the server named no number.
 
     Args:
@@ -62,7 +62,7 @@ def taught(overflow: Overflow, guarded: PreparedRequest, *, is_shared: bool) -> 
     """
     if overflow.window_tokens is not None or is_shared:
         return overflow
-    return overflow._replace(window_tokens=int(_SHRINK_RATIO * guarded.window.tokens))
+    return overflow._replace(window_tokens=int(_SHRINK_RATIO * prepared.window.tokens))
 
 
 def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> Overflow | None:
@@ -72,21 +72,23 @@ def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> 
         message: of LiteLLM's error.
         details: LiteLLM's own of the attempt; they have the usage, if the server reported one.
     """
-    guarded = call.guarded
-    if guarded is None:
+    prepared = call.prepared
+    if prepared is None:
         # Not even known to have been sent.
         return None
-    found = judged(message, call.client.said, used_tokens=most_tokens(guarded), window_tokens=guarded.window.tokens)
+    found = judged(
+        message, call.client.client_text, used_tokens=most_tokens(prepared), window_tokens=prepared.window.tokens
+    )
     overflow = found.overflow if found is not None else None
     if not call.is_hooked or call.is_read or (found is not None and not found.teaches):
         return overflow
     if overflow is None:
         reported = _prompt_tokens(details)
-        tokens, ratio = (guarded.count.tokens, NEAR_FULL_RATIO) if reported is None else (reported, FULL_RATIO)
-        if not ended_early(message) or tokens < ratio * guarded.window.tokens:
+        tokens, ratio = (prepared.count.tokens, NEAR_FULL_RATIO) if reported is None else (reported, FULL_RATIO)
+        if not ended_early(message) or tokens < ratio * prepared.window.tokens:
             return None
         overflow = Overflow(reported, None)
-    return taught(overflow, guarded, is_shared=call.room is not None and call.room.is_shared(guarded.window))
+    return taught(overflow, prepared, is_shared=call.room is not None and call.room.is_shared(prepared.window))
 
 
 def _prompt_tokens(details: Mapping[str, object]) -> int | None:

@@ -114,9 +114,9 @@ class Announced:
     def __init__(self) -> None:
         self._known: Bounded[tuple[str, str], None] = Bounded(_MAX_REMEMBERED)
 
-    def is_next_in_a_row(self, pending: CompactionNeeded) -> bool:
+    def is_next_in_a_row(self, needed: CompactionNeeded) -> bool:
         """Returns True if the request before this one of its conversation was compacted, too; remembers this one."""
-        scope, conversation = pending.work.case.scope, pending.work.conversation
+        scope, conversation = needed.measured.context.scope, needed.measured.conversation
         roles = [message.role for message in conversation.rest]
         if not roles:
             return False
@@ -263,11 +263,11 @@ class Listener(Protocol):
 
     may_pause: bool
 
-    def sent(self, case: RequestContext, guarded: PreparedRequest) -> None:
+    def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Something goes out."""
 
     def answered(
-        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int
+        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """The server has counted what was sent, and what it gave."""
 
@@ -289,7 +289,7 @@ class Asked:
         wants_usage: the stream must end with a usage chunk.
         stops: strings at which the answer ends.
         is_whole: the client gets the answer in one piece, so that nothing of it can be out before its end.
-        said: gives every text that the client sent, in whatever field.
+        client_text: gives every text that the client sent, in whatever field.
     """
 
     request: Request
@@ -299,4 +299,4 @@ class Asked:
     wants_usage: bool
     stops: tuple[str, ...] = ()
     is_whole: bool = False
-    said: Callable[[], str] = str
+    client_text: Callable[[], str] = str

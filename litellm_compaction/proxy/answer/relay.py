@@ -76,7 +76,7 @@ class Relay:
     def __init__(
         self,
         progress: Progress,
-        guarded: PreparedRequest,
+        prepared: PreparedRequest,
         asked: Asked,
         *,
         streaming_ratio: float,
@@ -85,16 +85,16 @@ class Relay:
         self._progress = progress
         self._asked = asked
         self._most_thoughts_tokens = most_thoughts_tokens
-        self._most_prompt_tokens = most_tokens(guarded)
-        self._window_tokens = guarded.window.tokens
-        self._prompt_tokens = guarded.count.tokens
+        self._most_prompt_tokens = most_tokens(prepared)
+        self._window_tokens = prepared.window.tokens
+        self._prompt_tokens = prepared.count.tokens
         # Nobody waits for the next word of a whole answer: it may fill the window, and has the server's own numbers.
-        self._stop_tokens = math.inf if asked.is_whole else int(streaming_ratio * guarded.window.tokens)
-        self._generated = GeneratedTokens(guarded.count_text)
-        partial, shown = progress.sent_text, guarded.shown
-        self._joiner = Joiner(partial, shown=shown, is_trusted=guarded.is_trusted) if partial else None
+        self._stop_tokens = math.inf if asked.is_whole else int(streaming_ratio * prepared.window.tokens)
+        self._generated = GeneratedTokens(prepared.count_text)
+        partial, shown = progress.sent_text, prepared.shown
+        self._joiner = Joiner(partial, shown=shown, is_trusted=prepared.is_trusted) if partial else None
         # What is trusted is judged all the same: a server may be updated.
-        self._judge = Joiner(partial, shown=shown) if partial and guarded.is_trusted else self._joiner
+        self._judge = Joiner(partial, shown=shown) if partial and prepared.is_trusted else self._joiner
         self._echo_tokens = 0
         self._tail: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -208,7 +208,7 @@ class Relay:
     def has_overflowed(self, error: UpstreamError) -> bool:
         """Returns True if the server's error means that the window is full; takes note of it."""
         used_tokens = self._most_prompt_tokens + self.completion_tokens()
-        found = judged(error.text, self._asked.said, used_tokens=used_tokens, window_tokens=self._window_tokens)
+        found = judged(error.text, self._asked.client_text, used_tokens=used_tokens, window_tokens=self._window_tokens)
         if found is not None:
             self.overflow, self.is_crash = found.overflow, not found.teaches
         if self.overflow is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):

@@ -88,7 +88,7 @@ class GuardedTransport(ListTransport):
         self,
         inner: httpx.AsyncBaseTransport,
         compactor: Compactor,
-        case: RequestContext,
+        context: RequestContext,
         asked: Asked,
         prepared: PreparedRequest | CompactionNeeded | None,
         listener: Listener,
@@ -96,7 +96,7 @@ class GuardedTransport(ListTransport):
     ) -> None:
         self._inner = inner
         self._compactor = compactor
-        self._case = case
+        self._context = context
         self._asked = asked
         self._prepared = prepared
         self._listener = listener
@@ -108,12 +108,12 @@ class GuardedTransport(ListTransport):
             return await self._handled(request)
         except httpx.TransportError as error:
             # Of the server's.
-            gone = None if self._has_answered else server_gone(error, self._case)
+            gone = None if self._has_answered else server_gone(error, self._context)
             if gone is None:
                 raise
             return self._refused(gone)
         except Exception as error:
-            too_long = self._case.attempts.too_long
+            too_long = self._context.attempts.too_long
             if too_long is None or self._has_answered:
                 raise
             log_failure("transport", error, too_long=too_long)
@@ -141,8 +141,8 @@ class GuardedTransport(ListTransport):
         asked = replace(self._asked, request=found, stops=wire.stops(body))
         upstream = self._upstream = HttpUpstream(self._inner, request, body, self._unsupported)
         try:
-            prepared = ready or await self._compactor.prepare(asked.request, self._case)
-            if not wire.can_be_carried_over(body):
+            prepared = ready or await self._compactor.prepare(asked.request, self._context)
+            if not wire.can_be_continued(body):
                 return await self._passed(upstream, prepared, asked, body, stream=bool(body.get("stream")))
             if upstream.wants_stream:
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
@@ -167,15 +167,15 @@ class GuardedTransport(ListTransport):
         asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body))
         try:
             if found is None:
-                guarded = await self._compactor.bound(ids or 0, self._case)
+                prepared = await self._compactor.bound(ids or 0, self._context)
             else:
                 asked = replace(asked, request=found)
-                guarded = await self._compactor.guard(found, self._case)
-                if (sent := guarded.messages) is not None:
+                prepared = await self._compactor.guard(found, self._context)
+                if (sent := prepared.messages) is not None:
                     body |= await off_loop_if(long, partial(wire.with_prompt, body, found, sent))
             upstream = HttpUpstream(self._inner, request, body, self._unsupported)
             # A chunk with nothing but the usage would be new to clients of completions.
-            return await self._passed(upstream, guarded, asked, body, stream=False)
+            return await self._passed(upstream, prepared, asked, body, stream=False)
         except CompactionError as error:
             return self._refused(error)
 
@@ -186,12 +186,12 @@ class GuardedTransport(ListTransport):
     def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: PreparedRequest | CompactionNeeded) -> Answer:
         return Answer(
             self._compactor,
-            self._case,
+            self._context,
             upstream,
             asked,
             prepared,
             self._listener,
-            room=self._compactor.room(self._case),
+            room=self._compactor.room(self._context),
         )
 
     async def _passed(
@@ -204,25 +204,23 @@ class GuardedTransport(ListTransport):
         stream: bool,
     ) -> httpx.Response:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
-        room = self._compactor.room(self._case)
+        room = self._compactor.room(self._context)
         answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
         try:
-            guarded = (
-                await self._compactor.finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
-            )
-            self._listener.sent(self._case, guarded)
-            limit = guarded.max_output_tokens(asked.output_tokens)
-            limit = await room.take(guarded, limit, is_watched=False, answers=answers, prompts=prompts)
-            response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
+            prepared = await self._compactor.finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
+            self._listener.sent(self._context, prepared)
+            limit = prepared.max_output_tokens(asked.output_tokens)
+            limit = await room.acquire(prepared, limit, is_watched=False, answers=answers, prompts=prompts)
+            response = await upstream.send(prepared.messages, limit, continuation=None, stream=stream)
             room.started()
             bounds = Bounds.of(limit * answers * prompts)
             if not is_stream(response):
                 response = await _passed_whole(response, bounds.event_bytes)
-                room.leave()
+                room.release()
                 return response
         except BaseException:
             # Also on cancellation: without an answer nothing else would end what it holds.
-            room.leave()
+            room.release()
             raise
         return httpx.Response(200, headers=end_to_end(response.headers), stream=_Held(response, room, bounds))
 
@@ -264,7 +262,7 @@ class _Held(httpx.AsyncByteStream):
         try:
             await self._response.aclose()
         finally:
-            self._room.leave()
+            self._room.release()
 
 
 class _EventStream(httpx.AsyncByteStream):

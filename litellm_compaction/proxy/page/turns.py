@@ -150,7 +150,7 @@ class Turns:
         self._accuracies: Bounded[str, Accuracy] = Bounded(_MAX_MODELS)
 
     def sent(
-        self, turn: Turn | None, messages: Sequence[Message], case: RequestContext, guarded: PreparedRequest
+        self, turn: Turn | None, messages: Sequence[Message], context: RequestContext, prepared: PreparedRequest
     ) -> Turn | None:
         """Notes what goes out for a client request; gives the turn that it belongs to, None if it has no messages.
 
@@ -158,44 +158,44 @@ class Turns:
             turn: of the same request, if something went out for it before.
             messages: as the client sent them.
         """
-        tokens = guarded.count.tokens
+        tokens = prepared.count.tokens
         if turn is None:
             rest = messages[system_prefix_length(messages) :]
             if not rest:
                 return None
             turn = Turn(
-                talk=self._name(rest[0], case),
-                model=case.label,
-                tenant=case.tenant,
+                talk=self._name(rest[0], context),
+                model=context.label,
+                tenant=context.tenant,
                 when_s=self._wall_clock(),
                 messages=len(rest),
-                before_tokens=guarded.tokens_before,
+                before_tokens=prepared.tokens_before,
                 prompt_tokens=tokens,
                 filled_tokens=tokens,
-                window_tokens=guarded.window.tokens,
-                compact_ratio=case.settings.pre_request_ratio,
-                carry_ratio=case.settings.streaming_ratio,
+                window_tokens=prepared.window.tokens,
+                compact_ratio=context.settings.pre_request_ratio,
+                carry_ratio=context.settings.streaming_ratio,
             )
-        if guarded.messages and guarded.messages[-1].is_ours:
-            turn.restarts.append(Drop(_stopped_at(turn, case, guarded), tokens))
-        elif guarded.action == "compacted" or turn.action == "none":
-            turn.action = guarded.action
-        turn.window_tokens = guarded.window.tokens
+        if prepared.messages and prepared.messages[-1].is_synthetic:
+            turn.restarts.append(Drop(_stopped_at(turn, context, prepared), tokens))
+        elif prepared.action == "compacted" or turn.action == "none":
+            turn.action = prepared.action
+        turn.window_tokens = prepared.window.tokens
         turn.prompt_tokens = turn.filled_tokens = tokens
         return turn
 
     def answered(
         self,
         turn: Turn | None,
-        case: RequestContext,
-        guarded: PreparedRequest,
+        context: RequestContext,
+        prepared: PreparedRequest,
         prompt_tokens: int,
         completion_tokens: int,
     ) -> None:
         """Writes the turn with what an answer's usage says of it."""
         if prompt_tokens <= 0:
             return
-        self._accuracies[case.target.key] = Accuracy(guarded.count.tokens, prompt_tokens)
+        self._accuracies[context.target.key] = Accuracy(prepared.count.tokens, prompt_tokens)
         if turn is not None:
             turn.prompt_tokens = prompt_tokens
             turn.filled_tokens = prompt_tokens + max(completion_tokens, 0)
@@ -205,18 +205,20 @@ class Turns:
         """None before the first answer of a target."""
         return self._accuracies.get(target_key)
 
-    def _name(self, first: Message, case: RequestContext) -> str:
-        opening = repr((case.tenant, case.label, first.role, len(first.text), first.text[:_OPENING_CHARS]))
+    def _name(self, first: Message, context: RequestContext) -> str:
+        opening = repr((context.tenant, context.label, first.role, len(first.text), first.text[:_OPENING_CHARS]))
         secret = self._secret() or self._own_secret
         key = hashlib.blake2b(b"litellm_compaction turns " + secret.encode(), digest_size=32).digest()
         return hashlib.blake2b(opening.encode(errors="replace"), key=key, digest_size=8).hexdigest()
 
 
-def _stopped_at(turn: Turn, case: RequestContext, guarded: PreparedRequest) -> int:
+def _stopped_at(turn: Turn, context: RequestContext, prepared: PreparedRequest) -> int:
     """The fill of the context when an answer was stopped, in tokens.
 
     Servers report no usage of a stopped answer. `tokens_before` is the whole conversation as the client sent it; if it
     is larger than the window, only the limit at which answers are stopped is certain.
     """
-    limit = int(case.settings.streaming_ratio * guarded.window.tokens)
-    return max(turn.filled_tokens, guarded.tokens_before if guarded.tokens_before <= guarded.window.tokens else limit)
+    limit = int(context.settings.streaming_ratio * prepared.window.tokens)
+    return max(
+        turn.filled_tokens, prepared.tokens_before if prepared.tokens_before <= prepared.window.tokens else limit
+    )

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import jinja2
 
-from litellm_compaction.events import CarryEvent, CompactionEvent, Event, TruncationAlarm
+from litellm_compaction.events import CompactionEvent, ContinuationEvent, Event, TruncationAlarm
 from litellm_compaction.proxy.deployments import GuardedDeployment
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.turns import Accuracy, Talk, Turn
@@ -262,7 +262,7 @@ def _environment() -> jinja2.Environment:
     )
     made.globals.update(style=STYLE, canvas=_CANVAS, ALL=ALL)
     made.filters.update(clock=clock_text, thousands="{:,}".format, share_of=_share_of, shown=_shown)
-    made.tests["cut"] = lambda event: isinstance(event, CarryEvent)
+    made.tests["cut"] = lambda event: isinstance(event, ContinuationEvent)
     made.tests["alarm"] = lambda event: isinstance(event, TruncationAlarm)
     for name in made.list_templates(extensions=["j2"]):
         made.get_template(name)
