@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -18,7 +20,11 @@ from tests.cli.settings_table import table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
+PACKAGE = ROOT / "litellm_compaction"
+# What makes one of `concurrency.py`'s memories or functools' caches, and what writes to the store for good.
+_MEMORY = re.compile(r"\b(?:Bounded|Kept|Rests|Flights)\(|\blru_cache\(|^@(?:functools\.)?cache\b", re.MULTILINE)
+_WRITES = re.compile(r"store\.(?:put_fact|merge_fact|put_setting|add_event|add_turn)\b")
 
 
 def page(name: str) -> str:
@@ -132,20 +138,77 @@ def test_linked_files_and_headings_exist(path: Path) -> None:
 
 def test_every_page_is_listed() -> None:
     """In the list of pages, in the README and in the site's menu, in the same order."""
-    names = re.findall(r"^- \[.*?\]\((.*?\.md)\)", page("docs/README.md"), re.MULTILINE)
+    names = listed("docs/README.md")
     assert sorted(names) == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
     assert re.findall(r"^- \[.*?\]\(docs/(.*?\.md)\)", page("README.md"), re.MULTILINE) == names
+    below = listed("docs/contributing.md")
+    assert sorted(below) == sorted(f"contributing/{path.name}" for path in DOCS.glob("contributing/*.md"))
     menu = yaml.safe_load(page("mkdocs.yml"))["nav"]
-    assert [name for entry in menu for name in entry.values()] == ["README.md", *names]
+    assert names[-1] == "contributing.md"
+    assert [name for entry in menu for name in menu_names(entry)] == ["README.md", *names, *below]
 
 
-@pytest.mark.parametrize("name", ["glossary", "contributing", "promises"])
+def listed(name: str) -> list[str]:
+    """The pages in a page's list."""
+    return re.findall(r"^- \[.*?\]\((.*?\.md)\)", page(name), re.MULTILINE)
+
+
+def menu_names(entry: Mapping[str, Any]) -> list[str]:
+    """The pages of an entry of the menu, and of those below it."""
+    [value] = entry.values()
+    return [value] if isinstance(value, str) else [name for each in value for name in menu_names(each)]
+
+
+def test_no_page_is_longer_than_a_reader_reads() -> None:
+    """Pages for contributors are read from end to end."""
+    for path in [DOCS / "contributing.md", *DOCS.glob("contributing/*.md")]:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 210, path.name
+
+
+_NAMING = (
+    "glossary",
+    "promises",
+    "contributing",
+    *(f"contributing/{path.stem}" for path in DOCS.glob("contributing/*")),
+)
+
+
+@pytest.mark.parametrize("name", _NAMING)
 def test_the_files_that_a_page_names_exist(name: str) -> None:
     """Paths of the package and of the repository."""
-    named = set(re.findall(r"`([\w./]+/[\w./]*)`", page(f"docs/{name}.md")))
-    assert len(named) >= 10
+    named = named_files(name)
+    assert len(named) >= 4
     for path in named:
-        assert any((root / path).exists() for root in (ROOT / "litellm_compaction", ROOT)), path
+        assert any((root / path).exists() for root in (PACKAGE, ROOT)), path
+
+
+def named_files(name: str) -> set[str]:
+    """The paths in a page, as they are written."""
+    return set(re.findall(r"`((?!/)[\w./]+/[\w./]*)`", page(f"docs/{name}.md")))
+
+
+def modules(*, simulator: bool) -> Iterator[tuple[str, str]]:
+    """The name and the text of each module of the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if simulator or not name.startswith("simulator/"):
+            yield name, path.read_text(encoding="utf-8")
+
+
+def test_every_memory_and_everything_that_is_stored_is_told() -> None:
+    """The page on state names each module that remembers something, or writes a fact, a setting or a line."""
+    told = re.findall(r"`([\w./]+\.py)`", page("docs/contributing/state.md"))
+    found = [name for name, text in modules(simulator=False) if _MEMORY.search(text) or _WRITES.search(text)]
+    assert len(found) >= 30
+    assert [name for name in found if name not in told] == []
+
+
+def test_every_mechanism_says_what_it_earns() -> None:
+    """Each module of more than 150 lines has a row, and each row's modules exist."""
+    told = re.findall(r"`([\w./]+\.py)`", page("docs/contributing/earns.md"))
+    large = [name for name, text in modules(simulator=True) if text.count("\n") > 150]
+    assert len(large) >= 50
+    assert [name for name in large if name not in told] == []
 
 
 def test_the_names_of_the_glossary_exist() -> None:
