@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from benchmarks import compaction, fleet, held_out, load, methods, questions, transcripts
-from benchmarks.conformance import Compactor, _messages, measured
-from benchmarks.constraints import EXPLICIT, planted
-from benchmarks.directives import invented
-from benchmarks.held_out import SOURCES, Source, conversation, planted_facts
-from benchmarks.measuring import JsonDict, Slot, Tally, Transcript, Turn, prompt_tokens, replay, row
-from benchmarks.next_action import stands, taken, tokens
-from benchmarks.questions import Chat, Evidence, _asked, _values
-from benchmarks.summarisers import summary
-from benchmarks.superseded import CHANGES, changing, is_clear
+from benchmarks.lib import methods, transcripts
+from benchmarks.lib.constraints import EXPLICIT, planted
+from benchmarks.lib.directives import invented
+from benchmarks.lib.measuring import JsonDict, Slot, Tally, Transcript, Turn, prompt_tokens, replay, row
+from benchmarks.lib.next_action import stands, taken, tokens
+from benchmarks.lib.summarisers import summary
+from benchmarks.lib.superseded import CHANGES, changing, is_clear
+from benchmarks.load import fleet, load
+from benchmarks.quality import compaction, held_out, questions
+from benchmarks.quality.conformance import Compactor, _messages, measured
+from benchmarks.quality.held_out import SOURCES, Source, conversation, planted_facts
+from benchmarks.quality.questions import Chat, Evidence, _asked, _values
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.prompts import FRAME_NOTE, frame
 from litellm_compaction.simulator import Simulator, serve

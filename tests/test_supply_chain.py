@@ -37,7 +37,9 @@ UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"
 def sources() -> list[Path]:
     """Every Python file that is ours."""
     return sorted(
-        path for part in ("litellm_compaction", "tools", "benchmarks") for path in (ROOT / part).rglob("*.py")
+        path
+        for part in ("litellm_compaction", "tools", "benchmarks", "tests/tokens/golden")
+        for path in (ROOT / part).rglob("*.py")
     )
 
 

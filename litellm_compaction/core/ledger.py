@@ -8,7 +8,7 @@ less. A third of the room is for sentences in which the user rules or decides so
 as a bare list, a long one where tools are called: the next call takes them up again.
 
 Deterministic, in any language (what names something is a matter of its form), in time bounded by the room. Measured by
-`benchmarks/compaction.py` and `benchmarks/questions.py`, on conversations that nothing was tuned on.
+`benchmarks/quality/compaction.py` and `benchmarks/quality/questions.py`, on conversations that nothing was tuned on.
 """
 
 from __future__ import annotations

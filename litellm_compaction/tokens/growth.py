@@ -6,8 +6,8 @@ it has not seen yet keeps the width of the prior, and so shows as an error.
 Measured 2026-11 on seven transcripts with eleven other families as the truth, each session on a fresh deployment, from
 its third request on: error 0.06 % in the median and 0.8 % at the 90th percentile; one ratio with a prior gets 1.3 %.
 Without it (2026-11-23): 2.4 % in place of 0.9 % at the 90th percentile, and 5 of 1,952 counts too low in place of none
-(`benchmarks/token_calibration.py`); at 8,192 tokens 23.9 % in place of 13.9 %, first requests included, and 5 of 1,548
-requests over the window in place of none (`benchmarks/unknown_models.py`).
+(`benchmarks/tokens/calibration.py`); at 8,192 tokens 23.9 % in place of 13.9 %, first requests included, and 5 of 1,548
+requests over the window in place of none (`benchmarks/tokens/unknown_models.py`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.cli.settings_table import table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.rglob("*.md"))]
 PACKAGE = ROOT / "litellm_compaction"
 # What makes one of `concurrency.py`'s memories or functools' caches, and what writes to the store for good.
 _MEMORY = re.compile(r"\b(?:Bounded|Kept|Rests|Flights)\(|\blru_cache\(|^@(?:functools\.)?cache\b", re.MULTILINE)
@@ -209,6 +209,40 @@ def test_every_mechanism_says_what_it_earns() -> None:
     large = [name for name, text in modules(simulator=True) if text.count("\n") > 150]
     assert len(large) >= 50
     assert [name for name in large if name not in told] == []
+
+
+def scripts() -> dict[str, str]:
+    """The texts of the benchmarks that are run, by their paths in the repository."""
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in ROOT.glob("benchmarks/**/*.py")}
+    return {path: text for path, text in texts.items() if 'if __name__ == "__main__":' in text}
+
+
+def test_each_benchmark_has_one_row_in_their_table() -> None:
+    """Beside its question and its last result; no row names another file."""
+    table = page("benchmarks/README.md").partition("| question | command | last result |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\|[^|]+\| `[^`|]*python (\S+)[^`|]*` \| \S", table, re.MULTILINE)) == sorted(scripts())
+
+
+@pytest.mark.parametrize("path", scripts())
+def test_a_benchmark_measures_this_checkout(path: str) -> None:
+    """It says how it is run from the root, and finds this package and these tests before installed ones."""
+    text = scripts()[path]
+    assert f"python {path}" in text
+    assert "\nsys.path.insert(0, str(Path(__file__).parents[2]))\n" in text
+
+
+def test_named_benchmarks_and_tools_exist() -> None:
+    """Wherever a page, a module or a test names the path of a script."""
+    files = [ROOT / "pyproject.toml", ROOT / "NOTICE", ROOT / "CHANGELOG.md", ROOT / ".ci" / "run", *PAGES]
+    for folder in ("litellm_compaction", "benchmarks", "tests", "tools", "locks"):
+        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".toml", ".txt"}]
+    named = {
+        (path, name)
+        for path in files
+        for name in re.findall(r"\b(?:benchmarks|tools)/[\w/]+\.py\b", path.read_text("utf-8"))
+    }
+    assert len(named) >= 50
+    assert [(str(path), name) for path, name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
 def test_the_names_of_the_glossary_exist() -> None:

@@ -123,7 +123,7 @@ def test_an_edit_that_misses_the_target_is_none() -> None:
 
 
 def test_the_edit_of_a_longer_conversation_is_no_harder() -> None:
-    """Twice the messages are twice the work at most. What it takes in milliseconds: `benchmarks/rungs.py`."""
+    """Twice the messages are twice the work at most. What it takes in milliseconds: `benchmarks/cost/rungs.py`."""
 
     def edit(rounds: int) -> Callable[[], list[Message]]:
         messages = parsed(agent_run(rounds, words=200))

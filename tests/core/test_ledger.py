@@ -267,7 +267,7 @@ def test_an_error_says_more_than_the_code_that_raises_it() -> None:
 
 
 def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
-    """Twice the messages are twice the work at most. What it takes in milliseconds: `benchmarks/rungs.py`."""
+    """Twice the messages are twice the work at most. What it takes in milliseconds: `benchmarks/cost/rungs.py`."""
 
     def write(rounds: int) -> Callable[[], str]:
         messages = parsed(agent_run(rounds))

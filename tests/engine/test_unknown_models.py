@@ -1,7 +1,7 @@
 """Conversations at a model that nobody knows, or whose server counts otherwise than its name says: promise P1.
 
 Real vocabularies and templates count them. The same is measured on recorded conversations by
-`benchmarks/unknown_models.py`.
+`benchmarks/tokens/unknown_models.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy_requests import CODE, LOG, PROSE, SCRIPTS, TABLE
-from benchmarks.measuring import Transcript
-from benchmarks.unknown_models import replayed
+from benchmarks.lib.accuracy_requests import CODE, LOG, PROSE, SCRIPTS, TABLE
+from benchmarks.lib.measuring import Transcript
+from benchmarks.tokens.unknown_models import replayed
 
 _KINDS = {
     "prose": PROSE * 4,

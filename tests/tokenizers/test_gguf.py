@@ -310,7 +310,7 @@ def test_mutations_never_raise_anything_else(
 
 @pytest.mark.slow
 def test_a_full_size_vocabulary_is_read_in_linear_work(tmp_path: Path) -> None:
-    """150,000 tokens and merges. What that takes in milliseconds: `benchmarks/rungs.py`."""
+    """150,000 tokens and merges. What that takes in milliseconds: `benchmarks/cost/rungs.py`."""
 
     def written(size: int) -> Callable[[], GgufHeader]:
         tokens = [f"Ġword{index}" for index in range(size)]

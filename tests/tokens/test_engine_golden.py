@@ -1,6 +1,6 @@
 """Counts of whole requests against what llama.cpp counts for them.
 
-golden/engine.json was made by tools/build_engine_golden.py with a real llama-server; where one is on this machine
+golden/engine.json was made by golden/build_engine.py with a real llama-server; where one is on this machine
 (LLAMA_SERVER), a part of the numbers is asked for again.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy_requests import JsonObject
-from benchmarks.engine_models import MODELS, write_model
-from benchmarks.llama_server import VARIABLE, program, served
-from benchmarks.token_accuracy import parsed
+from benchmarks.lib.accuracy_requests import JsonObject
+from benchmarks.lib.engine_models import MODELS, write_model
+from benchmarks.lib.llama_server import VARIABLE, program, served
+from benchmarks.tokens.accuracy import parsed
 from litellm_compaction.tokens.count import Count
 from litellm_compaction.tokens.counter import TokenCounter
-from tools.build_engine_golden import GOLDEN, digest, golden_requests
+from tests.tokens.golden.build_engine import GOLDEN, digest, golden_requests
 
 MADE = json.loads(GOLDEN.read_text(encoding="utf-8"))
 REQUESTS = golden_requests()
@@ -52,7 +52,7 @@ def pairs(model: str, kind: str) -> Iterator[tuple[int, Count, int]]:
 
 
 def test_the_golden_numbers_are_of_these_requests() -> None:
-    """A request that was changed needs new numbers: run tools/build_engine_golden.py."""
+    """A request that was changed needs new numbers: run golden/build_engine.py."""
     assert MADE["requests"] == digest(REQUESTS)
 
 

@@ -1,8 +1,8 @@
 """Counts of whole prompts against other programs.
 
-golden/prompts.json was made once by tools/build_golden.py, which says which program counted what; golden/llama_cpp.json
-holds numbers that llama.cpp itself wrote (`models/ggml-vocab-*.gguf.inp` and `.out` in llama-cpp-python 0.3.36), of
-texts without any template.
+golden/prompts.json was made once by golden/build_prompts.py, which says which program counted what;
+golden/llama_cpp.json holds numbers that llama.cpp itself wrote (`models/ggml-vocab-*.gguf.inp` and `.out` in
+llama-cpp-python 0.3.36), of texts without any template.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ BIG = {
 def test_large_texts_are_counted_in_pieces(family: Family, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python code gives way after 5 ms; one call of C code does not, so none gets more than takes less.
 
-    How long the longest call is, `benchmarks/token_speed.py` tells.
+    How long the longest call is, `benchmarks/tokens/speed.py` tells.
     """
     asked = request([user(BIG[kind])])
     known = vocabulary(family.vocabulary)

@@ -1,0 +1,269 @@
+"""What becomes of real conversations at a model whose vocabulary and template nobody knows.
+
+    python benchmarks/tokens/unknown_models.py FOLDER [--windows 4096 8192] [--truth qwen3-8b] [--name glm-4]
+                                                      [--refusals]
+
+FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations as JSON: `messages`, `tools`. Each is
+resent turn by turn, as a stateless client does, to an engine of its own. In-process: no server, no proxy. What counts
+the prompts is the vocabulary and the template of another family (`--truth`), which the engine is not told: it is asked
+for `--name`. A truth that ends in `:no-tools` has a template that leaves the tools out, `:no-calls` one that leaves
+out tool calls and their results as well; one that ends in `:x1.2` counts 1.2 times as many tokens as the family's.
+
+refused, of which cannot fit: no compaction could have made room, by the truth. truncated: prompts and answers that may
+together be longer than the window (promise P1), those of summaries and questions included. low: requests whose truth
+lies above what is kept free for them, whether that did harm or not. early: compacted although prompt and output buffer
+were below the trigger. questions: to the server, by an answer of one token. prefill: tokens that one server slot with a
+prefix cache has to read, decode: those that it writes. The exit code is 1 where something was truncated or invalid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.lib.measuring import JsonDict, Transcript, budget, load
+from litellm_compaction.core.conversation import RECORD_TOKENS
+from litellm_compaction.core.cut_points import protected_indices
+from litellm_compaction.core.messages import JsonValue, Message, Request
+from litellm_compaction.engine import PreparedRequest, PruningModel
+from litellm_compaction.errors import DoesNotFit
+from litellm_compaction.summarizer import IsEnough, SummaryAnswer
+from litellm_compaction.tokenizers.families import Family, family_of
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.prompt import render
+from litellm_compaction.tokens.rendered import Counting
+from tests.builders import parsed
+from tests.engine.bench import SUMMARY, Bench
+from tests.integration.validity import problems
+
+_VARIABLE = "COMPACTION_TRANSCRIPTS"
+_TRUTHS = ("qwen3-8b", "qwen3-8b:no-tools", "qwen3-8b:no-calls", "llama-3.1-8b", "gemma-4-12b", "mistral-nemo")
+
+_counting = Counting()
+
+
+class Truth:
+    """The server's own tokenizer, and one slot of it with a prefix cache."""
+
+    def __init__(self, name: str, window_tokens: int) -> None:
+        family, _, self._mode = name.partition(":")
+        self._factor = float(self._mode[1:]) if self._mode[:1] == "x" else 1.0
+        self.window_tokens = window_tokens
+        self._family: Family = family_of("", family)
+        self._held = ""
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.over = 0
+
+    async def tokens(self, request: Request) -> int:
+        """Of a prompt."""
+        return round(self._factor * (await _counting.count(self._family, self._seen(request))).tokens)
+
+    async def run(self, request: Request, answer_tokens: int, most_tokens: int) -> int:
+        """The prompt tokens of a request that is answered with so many; it may be answered with `most_tokens`."""
+        tokens = await self.tokens(request)
+        self.over += tokens + most_tokens > self.window_tokens
+        prompt = render(self._family, self._seen(request))
+        text = prompt.text if prompt is not None else json.dumps([dict(message.raw) for message in request.messages])
+        same = _common_chars(text, self._held)
+        self.prefill_tokens += round(tokens * (1 - same / max(1, len(text))))
+        self.decode_tokens += answer_tokens
+        self._held = text
+        return tokens
+
+    def _seen(self, request: Request) -> Request:
+        if not self._mode or self._factor != 1:
+            return request
+        if self._mode == "no-tools":
+            return replace(request, tools=())
+        seen = [
+            message if not message.calls else parsed([{"role": "assistant", "content": message.text}])[0]
+            for message in request.messages
+            if message.role != "tool"
+        ]
+        return replace(request, tools=(), messages=tuple(seen))
+
+
+@dataclass
+class Server:
+    """What the engine may ask: for a count by an answer of one token, and for summaries."""
+
+    truth: Truth
+    questions: int = 0
+    summaries: int = 0
+
+    async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
+        self.questions += 1
+        tokens = await self.truth.run(request, 1, answer_tokens)
+        return min(tokens, self.truth.window_tokens)
+
+    async def summarize(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[JsonValue] = (),
+        tool_choice: JsonValue = None,
+        is_enough: IsEnough | None = None,
+    ) -> SummaryAnswer:
+        """A summary of usual length."""
+        self.summaries += 1
+        request = Request(messages=tuple(messages), tools=tuple(tools), tool_choice=tool_choice)
+        await self.truth.run(request, len(SUMMARY) // 4, max_tokens)
+        return SummaryAnswer(text=SUMMARY)
+
+
+class Refusal(NamedTuple):
+    """A request that was refused, what it takes, and what no compaction can shrink of it."""
+
+    name: str
+    messages: int
+    tokens: int
+    floor_tokens: int
+    can_fit: bool
+    error: str
+
+
+@dataclass
+class Found:
+    """Figures of one conversation, or of several added up."""
+
+    turns: int = 0
+    refused: int = 0
+    unfit: int = 0
+    truncated: int = 0
+    low: int = 0
+    invalid: int = 0
+    compacted: int = 0
+    early: int = 0
+    summaries: int = 0
+    questions: int = 0
+    prefill: int = 0
+    decode: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        """Takes another one's figures in."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+def main() -> int:
+    """Prints one table for each context length."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default=os.environ.get(_VARIABLE))
+    parser.add_argument("--windows", type=int, nargs="+", default=[4096, 8192, 16_384], metavar="TOKENS")
+    parser.add_argument("--truth", nargs="+", default=list(_TRUTHS), help="families that count, by a model's name")
+    parser.add_argument("--name", default="nobody-knows", help="the model that the engine is asked for")
+    parser.add_argument("--refusals", action="store_true", help="print each")
+    chosen = parser.parse_args()
+    if chosen.folder is None:
+        parser.error(f"name a folder of conversations, or set {_VARIABLE}")
+    talks = load(Path(chosen.folder))
+    if not talks:
+        parser.error(f"{chosen.folder} holds no .json file")
+    is_bad = False
+    for window in chosen.windows:
+        print(f"\n{window} tokens, {chosen.name} counted by:\n{'':20} {_HEADINGS}")
+        for truth in chosen.truth:
+            whole = Found()
+            for talk in talks:
+                whole.add(asyncio.run(replayed(talk, truth, chosen.name, window)))
+            print(f"{truth:20} {_line(whole)}", flush=True)
+            for refusal in whole.refusals if chosen.refusals else ():
+                print(f"    {refusal.name} {refusal.messages}: {'CAN' if refusal.can_fit else 'cannot'} fit, ", end="")
+                print(f"{refusal.tokens} tokens, floor {refusal.floor_tokens}; {refusal.error}")
+            is_bad = is_bad or whole.truncated + whole.invalid > 0
+    return int(is_bad)
+
+
+_HEADINGS = (
+    "turns refused unfit truncated low invalid compacted early summaries questions/turn prefill/turn decode/turn"
+)
+
+
+def _line(found: Found) -> str:
+    turns = max(1, found.turns)
+    return (
+        f"{found.turns:5} {found.refused:7} {found.unfit:5} {found.truncated:9} {found.low:3} {found.invalid:7} "
+        f"{found.compacted:9} {found.early:5} {found.summaries:9} {found.questions / turns:14.2f} "
+        f"{found.prefill / turns:12.0f} {found.decode / turns:11.0f}"
+    )
+
+
+def _common_chars(one: str, other: str) -> int:
+    """How far two texts are the same."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if one[least:middle] == other[least:middle] else (least, middle - 1)
+    return least
+
+
+async def replayed(talk: Transcript, truth_name: str, name: str, window: int) -> Found:
+    """One conversation at an engine that has learned nothing yet."""
+    messages, tools = talk.messages, tuple(talk.tools)
+    truth, bench, found = Truth(truth_name, window), Bench(counter=TokenCounter()), Found()
+    server = Server(truth)
+    target = bench.target(window, model=name)
+    pruning = PruningModel(label=name, target=target, ask=server.summarize, is_same=True)
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant" or index < 2:
+            continue
+        found.turns += 1
+        request = Request(messages=parsed(messages[:index]), tools=tools)
+        context = bench.context(window, measure=server, target=target, pruning_models=[pruning])
+        try:
+            guarded = await bench.compactor.guard(request, context)
+        except DoesNotFit as error:
+            await _refused(found, request, truth, talk.name, str(error))
+            continue
+        tokens = await _answered(found, request, messages[: index + 1], guarded, truth)
+        bench.compactor.replies.learn(context, guarded, prompt_tokens=tokens, completion_tokens=1)
+    await bench.compactor.aclose()
+    found.truncated, found.questions, found.summaries = truth.over, server.questions, server.summaries
+    found.prefill, found.decode = truth.prefill_tokens, truth.decode_tokens
+    return found
+
+
+async def _refused(found: Found, request: Request, truth: Truth, name: str, error: str) -> None:
+    """Takes a refusal in, and whether the truth makes it a wrong one."""
+    exact = budget(truth.window_tokens)
+    tokens = await truth.tokens(request)
+    protected = sorted(protected_indices(request.messages))
+    floor_tokens = await truth.tokens(replace(request, messages=tuple(request.messages[index] for index in protected)))
+    if len(protected) < len(request.messages):
+        floor_tokens += RECORD_TOKENS
+    can_fit = exact.fits(tokens) or exact.fits(floor_tokens)
+    found.refused += 1
+    found.unfit += not can_fit
+    found.refusals.append(Refusal(name, len(request.messages), tokens, floor_tokens, can_fit, error))
+
+
+async def _answered(
+    found: Found, request: Request, talk: Sequence[JsonDict], guarded: PreparedRequest, truth: Truth
+) -> int:
+    """Takes an answered request in: the last of `talk` is the answer. Gives the prompt's true tokens."""
+    sent = request if guarded.messages is None else replace(request, messages=guarded.messages)
+    most_tokens = guarded.max_output_tokens(None)
+    written = json.dumps([talk[-1].get("content"), talk[-1].get("tool_calls")], ensure_ascii=False)
+    tokens = await truth.run(sent, min(len(written) // 4, most_tokens), most_tokens)
+    found.low += tokens > guarded.count.tokens + guarded.count.margin_tokens
+    if guarded.messages is not None:
+        found.compacted += 1
+        found.early += not budget(truth.window_tokens).triggers(await truth.tokens(request))
+        found.invalid += bool(problems(talk[:-1], [dict(message.raw) for message in guarded.messages]))
+    return tokens
+
+
+if __name__ == "__main__":
+    sys.exit(main())
