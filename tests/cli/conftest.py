@@ -1,19 +1,29 @@
-"""A simulated LM Studio, config files, and an environment without the developer's own variables."""
+"""A simulated LM Studio, config files, an environment without the developer's variables, and commands that are run."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from litellm_compaction.cli.app import main
+from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.simulator import Address, Model, Simulator, serve
+from tests.integration.plain_server import PlainServer, serve_plain
 
 QWEN = "qwen/qwen3-8b"
 GPT_OSS = "openai/gpt-oss-20b"
+NOWHERE = "http://127.0.0.1:9/v1"
+Run = Callable[..., tuple[int, str, str]]
+Report = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
@@ -29,6 +39,13 @@ def address(simulator: Simulator) -> Iterator[Address]:
     """Where the simulator listens."""
     with serve(simulator) as address:
         yield address
+
+
+@pytest.fixture
+def plain() -> Iterator[PlainServer]:
+    """A local server that is not LM Studio."""
+    with serve_plain() as server:
+        yield server
 
 
 @pytest.fixture
@@ -56,6 +73,40 @@ def write(tmp_path: Path) -> Callable[[Any], Path]:
     return write
 
 
+@pytest.fixture
+def without_lm_studio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No LM Studio, no key and no models of the developer's."""
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in ("LM_STUDIO_API_BASE", "LM_STUDIO_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def count(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `count` with a standard input: exit code, output, errors."""
+
+    def run(*arguments: str, stdin: bytes | str = b"", api_base: str = NOWHERE) -> tuple[int, str, str]:
+        raw = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(raw)))
+        code = main(["count", "--api-base", api_base, *arguments])
+        output, errors = capsys.readouterr()
+        return code, output, errors
+
+    return run
+
+
+@pytest.fixture
+def report(write: Callable[..., Path], environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Report:
+    """Runs doctor on a document: exit code and JSON report."""
+
+    def run(document: Any, *, probes: bool = False, **variables: str) -> tuple[int, dict[str, Any]]:
+        code = doctor(config=write(document), as_json=True, environ={**environ, **variables}, probe=probes)
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
 def deployment(model: str = f"lm_studio/{QWEN}", name: str = "local", **parts: Any) -> dict[str, Any]:
     """A `model_list` entry; `params` and `info` go to litellm_params and model_info."""
     entry: dict[str, Any] = {"model_name": name, "litellm_params": {"model": model, **parts.pop("params", {})}}
@@ -72,3 +123,13 @@ def config(*entries: dict[str, Any], settings: Any = None, **sections: Any) -> d
         "callback_settings": {"litellm_compaction": settings or {}},
     }
     return {**document, **sections}
+
+
+def at(address: Address, **params: Any) -> dict[str, Any]:
+    """litellm_params of a deployment at the simulator."""
+    return {"api_base": f"{address.base_url}/v1", **params}
+
+
+def messages(found: dict[str, Any], level: str = "problem") -> list[str]:
+    """The messages of one level."""
+    return [finding["message"] for finding in found["findings"] if finding["level"] == level]

@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from litellm_compaction.cli import requests
-from litellm_compaction.cli.app import main
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.simulator import Address
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from tests.cli.conftest import GPT_OSS, QWEN
+from tests.cli.conftest import GPT_OSS, NOWHERE, QWEN, Run
 from tests.tokenizers.gguf_writer import bpe_fields, gguf
 
-NOWHERE = "http://127.0.0.1:9/v1"
 CASES = json.loads((Path(__file__).parents[1] / "tokens" / "golden" / "prompts.json").read_text("utf-8"))["cases"]
 AGENT = CASES["agent, 6 calls"]
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_of_the_developers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No LM Studio, no key and no models of theirs."""
-    for name in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(name, str(tmp_path))
-    for name in ("LM_STUDIO_API_BASE", "LM_STUDIO_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command with a standard input: exit code, output, errors."""
-
-    def run(*arguments: str, stdin: bytes | str = b"", api_base: str = NOWHERE) -> tuple[int, str, str]:
-        raw = stdin.encode() if isinstance(stdin, str) else stdin
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(raw)))
-        code = main(["count", "--api-base", api_base, *arguments])
-        output, errors = capsys.readouterr()
-        return code, output, errors
-
-    return run
+pytestmark = pytest.mark.usefixtures("without_lm_studio")
 
 
 def counted(model: str, case: dict[str, Any]) -> int:
@@ -58,9 +29,9 @@ def counted(model: str, case: dict[str, Any]) -> int:
     return asyncio.run(TokenCounter().count("t", family_of("", model), asked)).tokens
 
 
-def test_a_request_is_counted_as_in_the_proxy(run: Run) -> None:
+def test_a_request_is_counted_as_in_the_proxy(count: Run) -> None:
     """All parts are there and add up; without a server the window is not known."""
-    code, output, errors = run("--model", "qwen3-8b", "--json", "-", stdin=json.dumps(AGENT))
+    code, output, errors = count("--model", "qwen3-8b", "--json", "-", stdin=json.dumps(AGENT))
     assert (code, errors) == (0, "")
     found = json.loads(output)
     assert found["tokens"] == counted("qwen3-8b", AGENT)
@@ -73,30 +44,22 @@ def test_a_request_is_counted_as_in_the_proxy(run: Run) -> None:
     assert (found["window_tokens"], found["window_source"], found["used_ratio"]) == (None, "", None)
 
 
-def test_a_list_of_messages_is_a_request_too(run: Run) -> None:
-    """As for `compact`: one reader for both."""
-    messages = [{"role": "user", "content": "Hello!"}]
-    _, whole, _ = run("--model", "qwen3-8b", "--json", "-", stdin=json.dumps({"messages": messages}))
-    _, alone, _ = run("--model", "qwen3-8b", "--json", "-", stdin=json.dumps(messages))
-    assert json.loads(alone) == json.loads(whole)
-
-
-def test_the_window_is_lm_studios(run: Run, address: Address, tmp_path: Path) -> None:
+def test_the_window_is_lm_studios(count: Run, address: Address, tmp_path: Path) -> None:
     """With the share of it that the request takes."""
     path = tmp_path / "request.json"
     path.write_text(json.dumps(AGENT), encoding="utf-8")
     api_base = f"{address.base_url}/v1"
-    _, output, _ = run("--model", QWEN, "--json", str(path), api_base=api_base)
+    _, output, _ = count("--model", QWEN, "--json", str(path), api_base=api_base)
     found = json.loads(output)
     assert (found["window_tokens"], found["window_source"]) == (8192, "api/v1")
     assert found["used_ratio"] == round(found["tokens"] / 8192, 4)
-    _, output, _ = run("--model", GPT_OSS, "--json", str(path), api_base=api_base)
+    _, output, _ = count("--model", GPT_OSS, "--json", str(path), api_base=api_base)
     assert json.loads(output)["window_tokens"] is None
 
 
-def test_people_read_lines(run: Run, address: Address) -> None:
+def test_people_read_lines(count: Run, address: Address) -> None:
     """Total, certainty, window, sources, and one line per message."""
-    code, output, _ = run("--model", QWEN, "-", stdin=json.dumps(AGENT), api_base=f"{address.base_url}/v1")
+    code, output, _ = count("--model", QWEN, "-", stdin=json.dumps(AGENT), api_base=f"{address.base_url}/v1")
     assert code == 0
     tokens = counted("qwen3-8b", AGENT)
     assert f"tokens     {tokens:,}, exact" in output
@@ -106,54 +69,54 @@ def test_people_read_lines(run: Run, address: Address) -> None:
     assert f"messages[{len(AGENT['messages']) - 1}] " in output
 
 
-def test_the_window_may_be_unknown(run: Run, address: Address) -> None:
+def test_the_window_may_be_unknown(count: Run, address: Address) -> None:
     """The line says where was looked, without credentials, and whether anybody was there."""
-    _, output, _ = run("--model", "x", "-", stdin='{"messages": []}', api_base="http://me:secret@127.0.0.1:9/v1")
+    _, output, _ = count("--model", "x", "-", stdin='{"messages": []}', api_base="http://me:secret@127.0.0.1:9/v1")
     assert "window     not known: no LM Studio answers at http://127.0.0.1:9/v1" in output
     assert "an estimate, at most" in output
-    _, output, _ = run("--model", "x", "-", stdin='{"messages": []}', api_base=f"{address.base_url}/v1")
+    _, output, _ = count("--model", "x", "-", stdin='{"messages": []}', api_base=f"{address.base_url}/v1")
     assert f"window     not known: x is not loaded in the LM Studio at {address.base_url}/v1" in output
 
 
-def test_a_tokenizer_can_be_named(run: Run, tmp_path: Path) -> None:
+def test_a_tokenizer_can_be_named(count: Run, tmp_path: Path) -> None:
     """A file of the model, or four characters a token."""
     path = tmp_path / "tiny.gguf"
     path.write_bytes(gguf(bpe_fields(tokenizer__chat_template="{{ messages[0].content }}<|end|>")))
     ask = '{"messages": [{"role": "user", "content": "abab"}]}'
-    _, output, _ = run("--model", "x", "--tokenizer", str(path), "--json", "-", stdin=ask)
+    _, output, _ = count("--model", "x", "--tokenizer", str(path), "--json", "-", stdin=ask)
     found = json.loads(output)
     assert (found["tokens"], found["tokenizer"], found["template"]) == (3, str(path), "file")
-    _, output, _ = run("--model", "x", "--tokenizer", "heuristic", "--json", "-", stdin=ask)
+    _, output, _ = count("--model", "x", "--tokenizer", "heuristic", "--json", "-", stdin=ask)
     assert json.loads(output)["tokens"] == 1
 
 
-def test_a_file_of_lm_studio_is_found_by_name(run: Run, tmp_path: Path) -> None:
+def test_a_file_of_lm_studio_is_found_by_name(count: Run, tmp_path: Path) -> None:
     """Even while LM Studio is not running."""
     path = tmp_path / ".lmstudio" / "models" / "someone" / "tiny-GGUF" / "tiny-Q4_K_M.gguf"
     path.parent.mkdir(parents=True)
     path.write_bytes(gguf(bpe_fields(tokenizer__chat_template="{{ messages[0].content }}")))
-    _, output, _ = run("--model", "tiny", "--json", "-", stdin='{"messages": [{"role": "user", "content": "ab"}]}')
+    _, output, _ = count("--model", "tiny", "--json", "-", stdin='{"messages": [{"role": "user", "content": "ab"}]}')
     found = json.loads(output)
     assert (found["tokens"], found["tokenizer_source"], found["tokenizer"]) == (1, "lm_studio_file", str(path))
 
 
-def test_a_batch_answers_line_by_line(run: Run) -> None:
+def test_a_batch_answers_line_by_line(count: Run) -> None:
     """In order, each for its own model, with `--model` for those that name none."""
     names = list(CASES)
     rows = [json.dumps({"model": "llama-3.1-8b", **CASES[name]}) for name in names]
     rows.append(json.dumps(AGENT))
-    code, output, errors = run("--batch", "--model", "qwen3-8b", "-", stdin="\n".join(rows))
+    code, output, errors = count("--batch", "--model", "qwen3-8b", "-", stdin="\n".join(rows))
     assert (code, errors) == (0, "")
     answers = [json.loads(line) for line in output.splitlines()]
     expected = [counted("llama-3.1-8b", CASES[name]) for name in names]
     assert [answer["tokens"] for answer in answers] == [*expected, counted("qwen3-8b", AGENT)]
 
 
-def test_a_bad_line_is_answered_with_an_error(run: Run) -> None:
+def test_a_bad_line_is_answered_with_an_error(count: Run) -> None:
     """On its own line; the others are counted, and the exit code tells."""
     good = json.dumps({"model": "qwen3-8b", "messages": [{"role": "user", "content": "x"}]})
     bad = ["not json", "", "[]", '{"model": "m"}', json.dumps(AGENT), '{"model": 7, "messages": []}']
-    code, output, _ = run("--batch", "-", stdin="\n".join([good, *bad, good]) + "\n")
+    code, output, _ = count("--batch", "-", stdin="\n".join([good, *bad, good]) + "\n")
     answers = [json.loads(line) for line in output.splitlines()]
     assert code == 1
     assert ["error" in answer for answer in answers] == [False, *[True] * len(bad), False]
@@ -161,48 +124,9 @@ def test_a_bad_line_is_answered_with_an_error(run: Run) -> None:
     assert answers[0] == answers[-1]
 
 
-def test_an_empty_batch_has_no_answers(run: Run) -> None:
+def test_an_empty_batch_has_no_answers(count: Run) -> None:
     """Nothing was asked."""
-    assert run("--batch", "-") == (0, "", "")
-
-
-@pytest.mark.parametrize(
-    ("stdin", "words"),
-    [
-        (b"", "the input is empty"),
-        (b" \n ", "the input is empty"),
-        (b'{"messages": [}', "not JSON at line 1, column 15"),
-        (b"\xff\xfe{", "not"),
-        (b"[" * 200_000, "cannot be read"),
-        (b"[]", "expected a JSON object"),
-        (b"{}", "messages: expected a list"),
-        (b'{"messages": {}}', "messages: expected a list"),
-        (b'{"messages": [{"role": "user"}, 7]}', "messages[1]: expected an object with a role"),
-        (b'{"messages": [{"content": "x"}]}', "messages[0]: expected an object with a role"),
-        (b'{"messages": [], "tools": {"a": 1}}', "tools: expected a list"),
-    ],
-)
-def test_what_is_no_request_is_said(run: Run, stdin: bytes, words: str) -> None:
-    """One line, exit code 1, no traceback."""
-    code, output, errors = run("--model", "x", "-", stdin=stdin)
-    assert (code, output) == (1, "")
-    assert words in errors
-    assert errors.count("\n") == 1
-
-
-def test_huge_input_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a whole or as one line, whose rest is skipped."""
-    monkeypatch.setattr(requests, "MAX_BYTES", 100)
-    huge = '{"messages": [{"role": "user", "content": "' + "x" * 1000 + '"}]}'
-    code, _, errors = run("--model", "x", "-", stdin=huge)
-    assert code == 1
-    assert "larger than 100 bytes" in errors
-    small = '{"messages": [{"role": "user", "content": "x"}]}'
-    code, output, _ = run("--batch", "--model", "x", "-", stdin=f"{huge}\n{small}")
-    first, second = (json.loads(line) for line in output.splitlines())
-    assert code == 1
-    assert "larger than 100 bytes" in first["error"]
-    assert second["tokens"] > 0
+    assert count("--batch", "-") == (0, "", "")
 
 
 @pytest.mark.parametrize(
@@ -215,14 +139,14 @@ def test_huge_input_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         (["--batch", "--tokenizer", "nobody-knows-this", "-"], "allowed: auto, heuristic"),
     ],
 )
-def test_wrong_arguments_are_said(run: Run, arguments: list[str], words: str) -> None:
+def test_wrong_arguments_are_said(count: Run, arguments: list[str], words: str) -> None:
     """Before anything is counted."""
-    code, output, errors = run(*arguments, stdin='{"messages": []}')
+    code, output, errors = count(*arguments, stdin='{"messages": []}')
     assert (code, output) == (1, "")
     assert words in errors
 
 
-def test_odd_content_is_counted(run: Run) -> None:
+def test_odd_content_is_counted(count: Run) -> None:
     """Surrogates, nulls, nested parts and malformed calls get a number."""
     messages = [
         {"role": "user", "content": "\ud800\x00"},
@@ -231,13 +155,13 @@ def test_odd_content_is_counted(run: Run) -> None:
     ]
     messages.append({"role": "\ud800\x1b[2J", "content": "x"})
     odd = json.dumps({"model": "qwen3-8b\ud800", "messages": messages, "tools": [7]})
-    code, output, _ = run("--model", "qwen3-8b", "--json", "-", stdin=odd)
+    code, output, _ = count("--model", "qwen3-8b", "--json", "-", stdin=odd)
     assert code == 0
     assert json.loads(output)["tokens"] > 0
-    code, output, _ = run("--model", "qwen3-8b", "-", stdin=odd)
+    code, output, _ = count("--model", "qwen3-8b", "-", stdin=odd)
     assert code == 0
     assert "\x1b" not in output
-    code, output, _ = run("--batch", "-", stdin=odd)
+    code, output, _ = count("--batch", "-", stdin=odd)
     assert code == 0
     output.encode()
 

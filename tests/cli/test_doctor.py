@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +14,15 @@ import pytest
 from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import event_to_json
-from litellm_compaction.simulator import Address, Model, Reply, Simulator, serve
+from litellm_compaction.simulator import Address, Reply, Simulator, serve
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokenizers import registry
-from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
-from tests.integration.plain_server import PlainServer, serve_plain
+from tests.cli.conftest import GPT_OSS, QWEN, Report, at, config, deployment, messages
+from tests.integration.plain_server import PlainServer
 from tests.test_events import event
 from tests.tokenizers.gguf_writer import bpe_fields, gguf
 
-Report = Callable[..., tuple[int, dict[str, Any]]]
-
-
-@pytest.fixture
-def report(write: Callable[..., Path], environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Report:
-    """Runs doctor on a document: exit code and JSON report."""
-
-    def run(document: Any, *, probes: bool = False, **variables: str) -> tuple[int, dict[str, Any]]:
-        code = doctor(config=write(document), as_json=True, environ={**environ, **variables}, probe=probes)
-        return code, json.loads(capsys.readouterr().out)
-
-    return run
-
-
-@pytest.fixture(autouse=True)
-def _no_lm_studio_of_the_developers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Files of a real LM Studio would be found."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
-
-
-def at(address: Address, **params: Any) -> dict[str, Any]:
-    """litellm_params of a deployment at the simulator."""
-    return {"api_base": f"{address.base_url}/v1", **params}
-
-
-def messages(found: dict[str, Any], level: str = "problem") -> list[str]:
-    """The messages of one level."""
-    return [finding["message"] for finding in found["findings"] if finding["level"] == level]
+pytestmark = pytest.mark.usefixtures("without_lm_studio")
 
 
 def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
@@ -221,13 +193,6 @@ def test_an_opted_in_provider_is_guarded_with_the_operators_window(report: Repor
     assert code == 0
     [row] = found["deployments"]
     assert (row["guarded"], row["window_tokens"], row["window_source"]) == (True, 200_000, "operator")
-
-
-@pytest.fixture
-def plain() -> Iterator[PlainServer]:
-    """A local server that is not LM Studio."""
-    with serve_plain() as server:
-        yield server
 
 
 def test_an_opted_in_server_says_its_window(
@@ -432,60 +397,6 @@ def test_without_the_protocol_the_package_counts(report: Report, simulator: Simu
         [row] = found["deployments"]
         assert (row["model_settings"], row["template_words"]) == ("", "qwen3, from this package")
         assert len(simulator.sdk.sockets) == (0 if settings else 1)
-
-
-def test_a_probe_compares_our_count_with_the_servers(report: Report, address: Address) -> None:
-    """Two requests for 16 tokens each; the simulator has another vocabulary, which is a problem where we claim ours."""
-    code, found = report(config(deployment(params=at(address))), probes=True)
-    [row] = found["deployments"]
-    assert all(probe["rpc_tokens"] == probe["server_tokens"] for probe in row["probes"])
-    assert [probe["tools"] for probe in row["probes"]] == [False, True]
-    assert all(probe["server_tokens"] > 50 and probe["exact"] for probe in row["probes"])
-    off = [probe for probe in row["probes"] if abs(probe["counted_tokens"] / probe["server_tokens"] - 1) > 0.02]
-    assert len(messages(found)) == len(off) > 0
-    assert code == 1
-    assert all("though it should be exact" in message and "tokenizer:" in message for message in messages(found))
-
-
-def test_findings_behind_a_wildcard_name_the_model(report: Report, simulator: Simulator, address: Address) -> None:
-    """Of two that are off in different ways, each has its own."""
-    simulator.load(GPT_OSS, 16_384)
-    _, found = report(config(deployment("lm_studio/*", "lm_studio/*", params=at(address))), probes=True)
-    places = {finding["place"] for finding in found["findings"] if "our count" in finding["message"]}
-    assert places == {f"lm_studio/* → {QWEN}", f"lm_studio/* → {GPT_OSS}"}
-
-
-def test_a_stand_in_may_be_off(report: Report) -> None:
-    """Usage corrects it, so it is a note, and exact counting is offered."""
-    simulator = Simulator([Model("someone/unknown", architecture="unheard")])
-    simulator.load("someone/unknown", 8192)
-    with serve(simulator) as address:
-        code, found = report(config(deployment("lm_studio/someone/unknown", params=at(address))), probes=True)
-    assert found["deployments"][0]["tokenizer_source"] == "stand_in"
-    assert code == 0
-    assert all("usage corrects it" in message for message in messages(found, "note") if "our count" in message)
-
-
-def test_another_server_is_probed_where_it_loads_nothing_for_it(report: Report, plain: PlainServer) -> None:
-    """llama.cpp's has one model, and has it loaded; Ollama would load what it is asked for."""
-    plain.gets["/props"] = {"default_generation_settings": {"n_ctx": 6144}}
-    info = {"compaction": {"enabled": True}}
-    _, found = report(
-        config(deployment("openai/qwen3", params={"api_base": f"{plain.base_url}/v1"}, info=info)), probes=True
-    )
-    assert [probe["tools"] for probe in found["deployments"][0]["probes"]] == [False, True]
-    del plain.gets["/props"]
-    plain.gets["/api/ps"] = {"models": [{"name": "qwen3:latest", "context_length": 16384}]}
-    params = {"api_base": plain.base_url}
-    _, found = report(config(deployment("ollama_chat/qwen3", params=params, info=info)), probes=True)
-    assert (found["deployments"][0]["window_source"], found["deployments"][0]["probes"]) == ("ollama", [])
-
-
-def test_a_probe_loads_nothing(report: Report, address: Address) -> None:
-    """What is not loaded is not probed."""
-    _, found = report(config(deployment(f"lm_studio/{GPT_OSS}", params=at(address))), probes=True)
-    assert found["deployments"][0]["probes"] == []
-    assert found["deployments"][0]["loaded"] is False
 
 
 @pytest.mark.parametrize("variable", ["NUM_WORKERS", "DEFAULT_NUM_WORKERS_LITELLM_PROXY"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from litellm_compaction.core.strategies import strategy_of
+
 
 class Good(NamedTuple):
     """A summary, of which strategy, and words of the conversation that it stands for."""
@@ -11,6 +13,14 @@ class Good(NamedTuple):
     strategy: str
     text: str
     said: str
+
+
+INSTRUCTION = strategy_of("summary").instruction(words=200, round_number=1)
+REAL = "### Current state\nThe lexer of src/parser.py is ported, and 58 of 60 tests pass now.\n"
+
+
+def source(said: str = "Please port src/parser.py to Rust; the tests must stay green. ") -> list[str]:
+    return [said * 10]
 
 
 _ENGLISH = "Please port src/parser.py to Rust. Never touch the CI files. The tests must stay green at all times. "

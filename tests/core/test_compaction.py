@@ -125,45 +125,6 @@ def test_the_next_turn_begins_with_the_same_bytes(
     assert broken_promises(parsed(later), apply(parsed(later), compaction)) == []
 
 
-@given(cut_conversations(), st.data())
-def test_an_edited_history_has_no_compaction(drawn: tuple[list[JsonDict], Compaction], data: st.DataObject) -> None:
-    """One changed, missing or added word in what is covered, and the record is not for this conversation."""
-    raw, compaction = drawn
-    prefix = system_prefix_length(parsed(raw))
-    at = data.draw(st.integers(prefix, prefix + compaction.covered_messages - 1))
-    edited = copy.deepcopy(raw)
-    edited[at]["content"] = f"{edited[at]['content'] or ''} edited"
-    assert not applicable(edited, compaction)
-    assert not applicable([*raw[:at], *raw[at + 1 :]], compaction)
-    assert not applicable([*raw[:at], user("inserted"), *raw[at:]], compaction)
-
-
-def test_a_conversation_cut_short_has_no_compaction() -> None:
-    """Going back to a message inside the covered part leaves nothing to apply."""
-    raw = chat(4)
-    compaction = covering(parsed(raw), 5)
-    assert applicable(raw[:6], compaction)
-    assert not applicable(raw[:5], compaction)
-    assert not applicable(raw[:3], compaction)
-    assert not applicable([], compaction)
-
-
-def test_a_cut_that_is_not_legal_any_more_is_not_used() -> None:
-    """What is behind the covered part decides too: a result may not lose its call."""
-    raw = [user("a"), assistant("b"), user("c")]
-    compaction = covering(parsed(raw), 2)
-    assert not applicable([user("a"), assistant("b"), result("1", "orphan"), user("c")], compaction)
-
-
-def test_the_newest_request_is_not_covered_unless_pinned() -> None:
-    """A record that swallowed a request which is the newest again would break P2."""
-    raw = [user("a"), assistant("b"), assistant("c"), user("d")]
-    compaction = covering(parsed(raw), 2)
-    assert compaction.pinned == ()
-    assert applicable(raw, compaction)
-    assert not applicable(raw[:3], compaction)
-
-
 def test_a_pinned_request_follows_the_record() -> None:
     """In a long tool run the request of the user stays verbatim behind the record, before the kept rounds."""
     raw = agent_run(4)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply
-from litellm_compaction.core.continuation.request import Partial, continued_request, keyed
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens, usable
-from litellm_compaction.core.cut_points import answered_round, legal_cuts, protected_indices
+from litellm_compaction.core.cut_points import legal_cuts, protected_indices
 from litellm_compaction.core.messages import system_prefix_length
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
@@ -350,37 +349,6 @@ def test_no_answer_is_stopped_at_its_beginning(
         elif isinstance(decision, Edit):
             stored.insert(0, replace(decision.compaction, ledger="l" * 4 * decision.ledger_tokens))
         raw = data.draw(next_turns(raw))
-
-
-@given(raw_conversations(max_turns=4), WINDOWS, st.integers(1, 1500), st.booleans(), st.data())
-def test_an_answer_keeps_the_round_that_it_is_about(
-    raw: list[JsonDict], window: int, words: int, ends_in_answer: bool, data: st.DataObject
-) -> None:
-    """P2, P3: carried over the limit, once and again: all of the round is shown where it is small, or nothing."""
-    if raw[-1]["role"] == "assistant":
-        raw = raw[:-1]
-    messages, stored = parsed(raw), list[Compaction]()
-    for _ in range(2):
-        partial = Partial(text=" ".join(f"w{at}" for at in range(words)))
-        continued = continued_request(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
-        weighed = conversation(continued)
-        limits = budget(window, weighed)
-        decision = first_level(weighed, limits, DEPTH, stored)
-        words += data.draw(st.integers(1, 1500))
-        if not isinstance(decision, Summarize):
-            continue
-        made = written(decision, weighed)
-        sent = apply(continued, made)
-        assert broken_promises(continued, sent) == []
-        assert applied_tokens(weighed, made) <= decision.predicted_tokens
-        answered = answered_round(continued)
-        plain = [{**message.raw, "content": message.raw.get("content") or ""} for message in (*continued, *sent)]
-        shown = [at for at in answered if plain[at] in plain[len(continued) :]]
-        assert len(shown) in (0, len(answered))
-        room = limits.early_start_tokens - limits.least_target_tokens
-        if not stored and sum(weighed.sizes[at] for at in answered) < room // 2:
-            assert len(shown) == len(answered)
-        stored.insert(0, keyed(continued, weighed.hashes, made))
 
 
 @pytest.mark.parametrize("floor_ratio", [0.4, 0.5, 0.6, 0.7])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from litellm_compaction.config import Settings
-from litellm_compaction.errors import ModelNotLoaded, StoreError, WindowUnknown
-from litellm_compaction.proxy.deployments import DeploymentSelector, FormerAnswers, Publisher
-from litellm_compaction.proxy.live_settings import LiveSettings
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens, unknown_model
-from litellm_compaction.stores import Store
-from litellm_compaction.windows.windows import Target, Window, Windows
-from tests.stores.made import MemoryStore
+from litellm_compaction.windows.windows import Target, Windows
 
 ON = {"compaction": {"enabled": True}}
 LOCAL = "http://127.0.0.1:8080/v1"
@@ -54,80 +48,6 @@ def test_only_ones_own_servers_are_asked(model: str, params: dict[str, str], api
     target = opted(model, **params)
     assert target.apis == apis
     assert not target.is_lmstudio
-
-
-@pytest.mark.parametrize("model", ["openai/x", "ollama/x", "hosted_vllm/x", "llamafile/x", "anthropic/x"])
-@pytest.mark.parametrize("info", [{}, {"compaction": {"enabled": False}}, {"compaction": {"context_length": 4096}}])
-async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, Any]) -> None:
-    """P7: a deployment that is not opted in is not guarded, and no server is asked for its window."""
-    requests: list[str] = []
-
-    def refuse(request: httpx.Request) -> httpx.Response:
-        requests.append(request.url.path)
-        return httpx.Response(404, json={})
-
-    async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        guards = DeploymentSelector(LiveSettings(Settings()), windows, Publisher())
-        found = deployment(model, info, api_base=LOCAL)
-        assert found.other_target is None
-        assert found.target.apis == ()
-        assert await guards.guard(found) is None
-        await windows.aclose()
-    # A local OpenAI-compatible server is asked whether it is LM Studio, as ever; nothing else is asked of anybody.
-    asks = model.startswith("openai/") and info != {"compaction": {"enabled": False}}
-    assert requests == (["/lmstudio-greeting", "/api/v1/models", "/api/v0/models"] if asks else [])
-
-
-class _Answering:
-    """Windows of which only one thing is asked: whether a server is LM Studio."""
-
-    def __init__(self, *answers: bool | None) -> None:
-        self._answers = list(answers)
-
-    async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
-        return self._answers.pop(0)
-
-
-async def _guarded(store: Store, *answers: bool | None) -> list[bool]:
-    """Whether a process that begins with a store guards a deployment, for each answer of its server."""
-    windows: Any = _Answering(*answers)
-    guards = DeploymentSelector(LiveSettings(Settings()), windows, Publisher(), FormerAnswers(store))
-    found = deployment("openai/x", {}, api_base=LOCAL)
-    return [await guards.guard(found) is not None for _ in answers]
-
-
-async def test_a_known_lm_studio_that_is_silent_stays_guarded() -> None:
-    """Also after a restart: requests would pass it unguarded while it loads a model. A later no is believed."""
-    store = MemoryStore(ttl_s=1e6, max_bytes=1_000_000)
-    assert await _guarded(store, None, None) == [False, False]
-    assert await _guarded(store, None, True, None) == [False, True, True]
-    assert await _guarded(store, None, None) == [True, True]
-    assert await _guarded(store, None, False, None) == [True, False, False]
-    assert await _guarded(store, None) == [False]
-
-
-async def test_a_store_that_fails_makes_nobody_known() -> None:
-    """And harms no request."""
-
-    class Failing(MemoryStore):
-        async def get_fact(self, scope: str, key: str) -> str | None:
-            raise StoreError("gone")
-
-        async def put_fact(self, scope: str, key: str, text: str) -> None:
-            raise StoreError("gone")
-
-    assert await _guarded(Failing(ttl_s=1, max_bytes=1), None, True, None, False) == [False, True, True, False]
-
-
-async def test_what_is_kept_of_a_server_does_not_show_its_address() -> None:
-    """It may hold a password; another address is another server."""
-    store = MemoryStore(ttl_s=1e6, max_bytes=1_000_000)
-    former = FormerAnswers(store)
-    await former.note("http://user:secret@box:1234/v1/", True)
-    assert await FormerAnswers(store).was_lmstudio("http://user:secret@box:1234")
-    assert not await FormerAnswers(store).was_lmstudio("http://box:1234")
-    assert "secret" not in repr(store.rows._rows)
 
 
 @pytest.mark.parametrize(
@@ -210,38 +130,6 @@ def test_lm_studio_has_no_default() -> None:
     found = deployment("lm_studio/x", {**ON, "max_input_tokens": 5000}, api_base=LOCAL)
     assert (found.kind, found.target.is_lmstudio, found.target.context_length) == ("lm_studio", True, None)
     assert found.other_target is None
-
-
-@pytest.mark.parametrize(("status", "source", "tokens"), [(404, "model_map", 128_000), (503, "operator", None)])
-async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source: str, tokens: int | None) -> None:
-    """Until a local server has said that it is not LM Studio nothing is known of it but what its operator wrote."""
-    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        guard = await DeploymentSelector(LiveSettings(Settings()), windows, Publisher()).guard(
-            deployment("openai/gpt-4o", ON, api_base=LOCAL)
-        )
-        await windows.aclose()
-    assert guard is not None
-    target = guard.deployment.target
-    assert (target.context_source, target.context_length) == (source, tokens)
-
-
-def test_a_published_number_does_not_come_back_as_the_operators() -> None:
-    """What we wrote into the router's list is not an operator's word; what they wrote stays."""
-
-    class Router:
-        enable_pre_call_checks = False
-        model_list = ({"model_info": {"id": "a"}}, {"model_info": {"id": "b", "max_input_tokens": 7000}})
-
-    publisher = Publisher()
-    window = Window(tokens=4096, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
-    for each in ("a", "b"):
-        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), window)
-        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), replace(window, source="learned"))
-    first, second = (entry["model_info"] for entry in Router.model_list)
-    assert first == {"id": "a", "max_input_tokens": 4096}
-    assert publisher.as_written(first) == {"id": "a"}
-    assert publisher.as_written(second) is second
 
 
 CONFIG: dict[str, Any] = {

@@ -117,33 +117,6 @@ def test_a_template_that_ends_its_process_again_and_again_is_not_tried_any_more(
     process.end()
 
 
-def test_a_process_that_was_ended_is_replaced(process: Contained) -> None:
-    """By whatever ended it between two requests."""
-    box = StrangersTemplate(CHATML, process)
-    first = box.parts(MESSAGES, [])
-    running = process._process
-    assert running is not None
-    running.popen.kill()
-    running.popen.wait()
-    assert box.parts(MESSAGES, []) == first
-
-
-def test_a_process_that_does_nothing_is_ended_by_the_clock() -> None:
-    """Whatever limits the system has."""
-    process = Contained(wall_s=0.3)
-    with pytest.raises(Died):
-        process.run("time:sleep", b"")
-    with pytest.raises(Died):
-        process.run("tests.security.test_files:sleeps", b"")
-    assert process._process is None
-
-
-def sleeps(_: bytes) -> bytes:
-    """Work without end that takes no processor time."""
-    time.sleep(600)
-    return b""
-
-
 @linux
 def test_memory_is_bounded(process: Contained) -> None:
     """1 GiB, after which the process ends and another one works on."""

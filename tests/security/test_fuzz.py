@@ -52,7 +52,7 @@ from litellm_compaction.windows.other_servers import (
     list_served,
     tokens_by_server,
 )
-from tests.proxy.test_transport import Wire
+from tests.proxy.answer.wired import Wire
 from tests.security.bounded import ROOT, in_child
 from tests.security.hooks import Router
 

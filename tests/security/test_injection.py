@@ -21,7 +21,7 @@ from litellm_compaction.tokenizers import families
 from litellm_compaction.tokenizers.registry import HARMONY_TOKENS, read_pack, vocabulary
 from tests.builders import parsed
 from tests.engine.bench import Bench, FakeAsk
-from tests.engine.test_guard import LONG
+from tests.engine.test_compactor import LONG
 
 # What would be read as structure by a template, by our frame or by a pruning model.
 MARKERS = (

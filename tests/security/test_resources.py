@@ -27,8 +27,8 @@ from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
+from tests.proxy.answer.wired import Wire
 from tests.proxy.test_metrics import FakeLibrary
-from tests.proxy.test_transport import Wire
 from tests.security import patterns
 from tests.security.beside.identities import auth_of, metadata_of
 from tests.security.bounded import in_child

@@ -21,7 +21,7 @@ from litellm_compaction.stores.fallback import SteadyRows
 from litellm_compaction.stores.rows import MemoryRows
 from litellm_compaction.stores.store import decode, encode
 from tests.engine.bench import Bench
-from tests.engine.test_guard import LONG
+from tests.engine.test_compactor import LONG
 from tests.security.hooks import Client, Scene, conversation, use_router
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore, SqliteStore, SteadyStore

@@ -1,4 +1,4 @@
-"""The fixture of the simulator's tests."""
+"""The fixtures of the simulator's tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from sim_bench import KEY, Bench, BenchFactory
 
 from litellm_compaction.simulator import Model, Simulator, serve
+from tests.simulator.bench import KEY, Bench, BenchFactory
 
 
 @pytest.fixture
@@ -33,3 +33,9 @@ def bench() -> Iterator[BenchFactory]:
             return Bench(simulator, client, address.base_url)
 
         yield make
+
+
+@pytest.fixture
+def served(bench: BenchFactory) -> Bench:
+    """A simulator with one model loaded."""
+    return bench()

@@ -233,3 +233,21 @@ def test_a_table_with_a_mistake_is_no_table(old: str, new: str) -> None:
 def test_which_models_read_all_of_a_prompt_again(architecture: str, model: str, rereads: bool) -> None:
     """By what the server calls the architecture; by name where it says nothing."""
     assert family_of(architecture, model).rereads is rereads
+
+
+@pytest.mark.parametrize("model", ["qwen/qwen3-8b", "qwen3-30b-a3b", "Qwen_Qwen3-0.6B", "unsloth/Qwen3-14B-GGUF"])
+def test_models_with_a_switch(model: str) -> None:
+    """Qwen 3's first models obey a word in the prompt."""
+    assert no_thinking_switch(model) == "/no_think"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("qwen/qwen3-4b-thinking-2507", "qwen3-4b-instruct-2507", "qwen3-coder-30b", "qwen3.5-9b", "qwen3-vl-8b"),
+        *("qwen3-next-80b", "qwen2.5-7b-instruct", "deepseek-r1-0528-qwen3-8b", "gpt-oss-20b", ""),
+    ],
+)
+def test_models_without_one(model: str) -> None:
+    """The others would take it for a word of the conversation."""
+    assert no_thinking_switch(model) == ""

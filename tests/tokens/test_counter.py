@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +16,6 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import Family, family_of
-from litellm_compaction.tokens import formula
-from litellm_compaction.tokens.count import holding
 from litellm_compaction.tokens.counter import Count, TokenCounter
 
 # Counted with cl100k, whose tokens are not the model's own.
@@ -137,44 +133,6 @@ async def test_first_requests_err_high() -> None:
     assert plain * 1.2 <= made.tokens + made.margin_tokens
 
 
-async def test_single_digits_are_counted_where_the_vocabulary_has_no_groups() -> None:
-    """Tables of numbers take up to three times as many tokens in Qwen's vocabulary as in ours."""
-    numbers = "123456789 " * 500
-    made = await count(STAND_IN, user(numbers))
-    assert made.tokens >= 9 * 500
-    grouped = await count(family_of("deepseek2", "deepseek-v2"), user(numbers))
-    assert grouped.tokens < made.tokens / 2
-
-
-async def test_base64_is_never_text() -> None:
-    """A picture costs the family's image tokens, however many bytes it has, and other parts lose their data."""
-    data = base64.b64encode(bytes(range(256)) * 4000).decode()
-    image: JsonValue = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    small = await count(STAND_IN, user([{"type": "text", "text": "What is this?"}, image]))
-    assert STAND_IN.image_tokens <= small.sizes[0] < STAND_IN.image_tokens + 50
-    assert small.allowance_tokens >= STAND_IN.image_tokens
-    odd = await count(STAND_IN, user([{"type": "blob", "payload": data, "note": PROSE}]))
-    assert 15 < odd.tokens < 200
-
-
-async def test_unknown_parts_count_their_text() -> None:
-    """Text in parts that nobody knows is text all the same."""
-    made = await count(STAND_IN, user([{"type": "tool_result", "content": [{"deep": PROSE * 50}]}]))
-    assert made.sizes[0] > 700
-
-
-async def test_reasoning_calls_and_legacy_calls_count() -> None:
-    """Everything that a template may render is counted."""
-    plain = (await count(STAND_IN, {"role": "assistant", "content": "x"})).tokens
-    for field, value in (
-        ("reasoning_content", PROSE),
-        ("tool_calls", [{"id": "1", "function": {"name": "f", "arguments": json.dumps({"text": PROSE})}}]),
-        ("function_call", {"name": "f", "arguments": PROSE}),
-        ("name", PROSE),
-    ):
-        assert (await count(STAND_IN, {"role": "assistant", "content": "x", field: value})).tokens > plain + 15
-
-
 async def test_ids_count_where_templates_render_them() -> None:
     """Mistral's template writes the ids of calls and results."""
     result: JsonValue = {"role": "tool", "content": "ok", "tool_call_id": "call_aVeryLongIdentifier0123456789"}
@@ -190,40 +148,6 @@ async def test_text_counts_as_in_the_messages() -> None:
     for text in ("", "short", PROSE * 1000):
         assert await counter.count_text("t", STAND_IN, text) == counter.text_counter("t", STAND_IN)(text)
     assert counter.text_counter("t", STAND_IN)("") == 0
-
-
-async def test_known_messages_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next turn tokenizes only what is new, and touches no thread."""
-    texts: list[str] = []
-    threads: set[str] = set()
-
-    def spy(name: str, text: str) -> int:
-        texts.append(text)
-        threads.add(threading.current_thread().name)
-        return registry.token_length(name, text)
-
-    monkeypatch.setattr(formula, "token_length", spy)
-    counter = TokenCounter()
-    registry.vocabulary(STAND_IN.vocabulary)
-    turns = [user(f"{index} {PROSE * 50}") for index in range(20)]
-    first = await counter.count("t", STAND_IN, request(*turns, tools=TOOLS))
-    assert threading.main_thread().name not in threads
-    texts.clear()
-    threads.clear()
-    second = await counter.count("other", STAND_IN, request(*turns, user("new"), tools=TOOLS))
-    assert texts == ["new"]
-    assert threads == {threading.main_thread().name}
-    assert second.sizes[:20] == first.sizes
-
-
-async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old entries go; counts stay right."""
-    monkeypatch.setattr(formula, "_MAX_ENTRIES", 3)
-    counter = TokenCounter()
-    turns = [user(f"{index}") for index in range(10)]
-    first = await counter.count("t", STAND_IN, request(*turns))
-    assert len(counter._counting.texts._entries) == 3
-    assert await counter.count("t", STAND_IN, request(*turns)) == first
 
 
 @pytest.mark.slow
@@ -297,15 +221,6 @@ async def test_a_factor_below_one_lets_no_other_text_through(ratio: float) -> No
     other = await counter.count("t", STAND_IN, request(user(PROSE.replace("brown", "white") * 70)))
     assert other.tokens < 1.1 * ratio * other.raw_tokens
     assert other.tokens + other.margin_tokens >= other.raw_tokens
-
-
-async def test_the_rest_of_a_prompt_is_as_doubtful_as_text_nobody_has_counted() -> None:
-    """A count by its prefix is sure of that alone: what is behind it is what other known texts leave in doubt."""
-    made = await TokenCounter().count("t", STAND_IN, request(user(PROSE * 100)))
-    known = replace(made, tokens=1000, raw_tokens=1000.0, overhead_tokens=0, error_ratio=0.02)
-    whole = replace(made, tokens=2000, raw_tokens=2000.0, error_ratio=0.02, text_error_ratio=0.35)
-    assert holding(replace(whole, error_ratio=0.5, text_error_ratio=0.5), [known]).error_ratio == pytest.approx(0.26)
-    assert holding(replace(whole, error_ratio=0.3), [known]).error_ratio == pytest.approx(0.185)
 
 
 async def test_another_script_does_not_make_english_cheap() -> None:

@@ -1,4 +1,4 @@
-"""Fixtures: a fake LM Studio, a client for it, and a clock."""
+"""Fixtures: a fake LM Studio, a client for it, a clock, and windows that are read there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from litellm_compaction.windows.windows import Windows
 from tests.windows.fake_lmstudio import Clock, FakeLMStudio
+
+CACHE_S = 5.0
 
 
 @pytest.fixture
@@ -24,3 +27,10 @@ def server() -> FakeLMStudio:
 async def http(server: FakeLMStudio) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as client:
         yield client
+
+
+@pytest.fixture
+async def windows(http: httpx.AsyncClient, clock: Clock) -> AsyncIterator[Windows]:
+    made = Windows(cache_s=CACHE_S, http=http, clock=clock)
+    yield made
+    await made.aclose()

@@ -1,4 +1,4 @@
-"""A fake LM Studio behind httpx's MockTransport, and a clock that moves only when told."""
+"""A fake LM Studio behind httpx's MockTransport, a target there, and a clock that moves only when told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 import httpx
+
+from litellm_compaction.windows.windows import Target
 
 BASE = "http://lmstudio.test:1234/v1"
 
@@ -87,3 +89,26 @@ def v0_model(name: str = "qwen3-8b", *, tokens: int | None = 8192, state: str = 
         "max_context_length": 131072,
     }
     return listed if tokens is None else {**listed, "loaded_context_length": tokens}
+
+
+def target(
+    model: str = "qwen/qwen3-8b",
+    *,
+    context_length: int | None = None,
+    is_lmstudio: bool = True,
+    api_base: str | None = BASE,
+) -> Target:
+    return Target(
+        key=f"id-{model}",
+        model=model,
+        api_base=api_base,
+        api_key="sk-secret",
+        context_length=context_length,
+        is_lmstudio=is_lmstudio,
+    )
+
+
+async def settled() -> None:
+    """Lets background reads over the mock transport end."""
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Counts golden prompts with other people's programs, for tests/tokens/test_golden.py.
+"""Counts golden prompts with other people's programs, for tests/tokens/test_counter_golden.py.
 
     python tests/tokens/golden/build_prompts.py FOLDER
 

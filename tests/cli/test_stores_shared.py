@@ -1,0 +1,125 @@
+"""`store`, `events` and `doctor` on a Redis that machines share, as an operator uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.cli import main
+from litellm_compaction.cli.doctor import doctor
+from litellm_compaction.stores import open_existing
+from tests.cli.conftest import config
+from tests.cli.test_stores import fill
+from tests.stores.servers import Server, any_program, free_port, running
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server with a password, and what two tenants have stored."""
+    with running(any_program()) as server:
+        fill(open_existing(server.url, ttl_s=1000, max_bytes=1_000_000))
+        server.tell("CONFIG", "SET", "requirepass", "hunter2")
+        yield server
+
+
+def with_password(server: Server) -> str:
+    return server.url.replace("127", ":hunter2@127", 1)
+
+
+@pytest.fixture
+def run(server: Server, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command on the store; what it printed."""
+
+    def run(*arguments: str, code: int = 0, url: str | None = None) -> str:
+        assert main([*arguments, "--store", url or with_password(server)]) == code
+        captured = capsys.readouterr()
+        assert "hunter2" not in captured.out + captured.err
+        return captured.err if code else captured.out
+
+    return run
+
+
+def test_stored_compactions_are_listed_shown_and_purged(run: Callable[..., str]) -> None:
+    """As in a file: by scope, by age, all; what the page shows as history too."""
+    _, first, second, total = run("store", "ls").splitlines()
+    assert {first.split()[1], second.split()[1]} == {"scope-a", "scope-b"}
+    assert total.startswith("2 compactions, ")
+    ids = {line.split()[1]: line.split()[0] for line in (first, second)}
+    assert "--- summary of round 1, to message 4\nThe secret plan.\n" in run("store", "show", ids["scope-a"][:12])
+    assert len(run("events", "--json").splitlines()) == 3
+    assert run("store", "purge", "--scope", "scope-a", "--yes") == "1 compactions deleted.\n"
+    assert "scope-b" in run("store", "ls")
+    assert run("store", "purge", "--older-than", "30d", "--yes") == "0 compactions deleted.\n"
+    assert run("store", "purge", "--all", "--yes") == "1 compactions deleted.\n"
+    assert run("store", "ls") == "No compactions yet.\n"
+
+
+def test_a_store_that_is_not_there_is_an_error(run: Callable[..., str], server: Server) -> None:
+    """What an operator asks for is never answered from memory."""
+    assert "cannot be reached" in run("store", "ls", code=1, url=f"redis://:hunter2@127.0.0.1:{free_port()}")
+    assert "AuthenticationError" in run("store", "ls", code=1, url=server.url)
+    assert "is written %2F" in run("store", "ls", code=1, url="redis://:hunter2/@h")
+
+
+def test_the_store_of_a_configuration_is_found(
+    server: Server, write: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The proxy's own Redis, and a variable."""
+    monkeypatch.setenv("REDIS_PASSWORD", "hunter2")
+    own = {"coordination_redis": {"host": "127.0.0.1", "port": server.port}}
+    assert main(["store", "ls", "--config", str(write(config(settings={"store": "redis"}, general_settings=own)))]) == 0
+    assert "2 compactions" in capsys.readouterr().out
+    monkeypatch.setenv("SHARED", with_password(server))
+    assert main(["store", "ls", "--config", str(write(config(settings={"store": "os.environ/SHARED"})))]) == 0
+    assert "2 compactions" in capsys.readouterr().out
+
+
+@pytest.fixture
+def findings(
+    write: Callable[[Any], Path], environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], dict[str, str]]:
+    """What doctor finds about a store: message by level."""
+
+    def look(store: str) -> dict[str, str]:
+        doctor(config=write(config(settings={"store": store})), as_json=True, environ=environ)
+        said = capsys.readouterr().out
+        assert "hunter2" not in said
+        places = ("store", "callback_settings.litellm_compaction")
+        return {each["level"]: each["message"] for each in json.loads(said)["findings"] if each["place"] in places}
+
+    return look
+
+
+def test_doctor_says_what_is_wrong_with_a_shared_store(
+    server: Server, findings: Callable[[str], dict[str, str]]
+) -> None:
+    """Nothing where it works; gone, a replica, an eviction that takes settings; never the password."""
+    assert findings(with_password(server)) == {}
+    assert "AuthenticationError" in findings(server.url)["problem"]
+    assert "cannot be reached" in findings(f"redis://:hunter2@127.0.0.1:{free_port()}")["problem"]
+    assert "has no Redis of its own" in findings("redis")["problem"]
+    said = b"AUTH hunter2\r\n"
+    for line in ("CONFIG SET maxmemory-policy allkeys-lru", f"REPLICAOF 127.0.0.1 {free_port()}"):
+        tell_with_password(server, said + f"{line}\r\n".encode())
+    found = findings(with_password(server))
+    assert "allkeys-lru may evict changed settings" in found["note"]
+    assert "read-only replica" in found["problem"]
+
+
+def tell_with_password(server: Server, lines: bytes) -> None:
+    """Sends inline commands on one connection."""
+
+    async def send() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(lines)
+        assert await reader.readline() == b"+OK\r\n"
+        assert await reader.readline() == b"+OK\r\n"
+        writer.close()
+        await writer.wait_closed()
+
+    asyncio.run(send())

@@ -1,0 +1,366 @@
+"""Joining a partial answer and its continuation: one answer, no word lost, none twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.continuation.joiner import Ending, Joiner
+from litellm_compaction.core.continuation.text import open_think, settled_length
+from tests.core.continuation.restarts import CHATTER, GENERATORS
+from tests.work import grows_linearly
+
+FOX = "The quick brown fox jumps over the lazy dog. Then the fox went "
+CODE = "Code:\n\n```python\ndef area(width, height):\n    result = width * height\n    "
+TABLE = "| name | value |\n|------|-------|\n| alpha | 0 |\n| alpha | 0 |\n"
+
+
+def joined(partial: str, continuation: str) -> str:
+    """What the client gets after `partial`; the same for every way to split the continuation."""
+    results = set()
+    for size in (1, 2, 3, 7, 10_000):
+        joiner = Joiner(partial)
+        deltas = [continuation[place : place + size] for place in range(0, len(continuation), size)]
+        results.add("".join((*map(joiner.feed, deltas), joiner.finish())))
+    assert len(results) == 1, results
+    return results.pop()
+
+
+@pytest.mark.parametrize(
+    "continuation",
+    [
+        "home.",
+        " home.",
+        "\n\nhome.",
+        "Then the fox went home.",
+        "Then the fox  went\nhome.",
+        "Thenthefoxwent home.",
+        "the fox went home.",
+        "lazy dog. Then the fox went home.",
+        FOX + "home.",
+        "Assistant: home.",
+        "**Assistant:** Then the fox went home.",
+        "… home.",
+        "...home.",
+        "… the fox went home.",
+        "Continuing from where I left off: home.",
+        "Sure, continuing with the answer: Then the fox went home.",
+        "Okay:\nThen the fox went home.",
+        "Sure, I'll continue.\n\nHere is the continuation:\n\nhome.",
+        "*(continuing from where I stopped)*\n\nhome.",
+        *(f"{line}\nhome." for line in CHATTER),
+        *(f"{line}\n\nThen the fox went home." for line in CHATTER),
+    ],
+)
+def test_what_is_not_new_is_removed(continuation: str) -> None:
+    """Announcements, labels, ellipses, repeats of the end and double white space leave only the new words."""
+    assert joined(FOX, continuation) == "home."
+
+
+@pytest.mark.parametrize(
+    ("partial", "continuation"),
+    [
+        ("I saw the ", "the band play."),
+        ("He said that ", "that was fine."),
+        ("laughing: ha ha ha ha ha ha ", "ha ha ha ha ha ha, he said."),
+        ("x: " + "a" * 100, "a" * 100 + " end"),
+        (TABLE, "| alpha | 0 |\n| beta | 1 |"),
+        (TABLE + "| gamma delta | 0 |\n", "| gamma delta | 0 |\n"),
+        (TABLE + "| gamma delta | ", "0 |\n| gamma delta | 0 |"),
+        ("- item\n- item\n- ", "item\n- item"),
+        ("```\n    items.append(zero)\n    items.append(zero)\n    ", "items.append(zero)\n```"),
+        ("11 12 13 14 ", "15 16 17"),
+        ("我们今天去公", "园玩，然后回家。"),
+        ("This is ", "continuing.\n\nNext."),
+        ("It rained all day.\n\n", "Continuing education matters.\nIt does."),
+        ("Part one.\n\n", "Here is the rest of the code:\n\n```"),
+        ('She said: "', "Sure, continuing from where I left off.\n"),
+        ("User: go on\nAssistant: one\nUser: more\n", "Assistant: two"),
+        ("print ... and ", "... again"),
+        ("const all = { ", "...rest }"),
+        ("He sat on the mat with the cat ", "and with the cats"),
+        ("Use the tag `<think>` in ", "prompts."),
+        ("", "  anything"),
+        (" \n", "Anything goes here.\n"),
+    ],
+)
+def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> None:
+    """Legitimate repetition, short common words, and lines that only resemble announcements stay."""
+    assert joined(partial, continuation) == continuation
+
+
+FENCED = "Here it is:\n\n```python\nimport os\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("partial", "repeated"),
+    [
+        (FENCED + "limit = ", "limit = "),
+        (FENCED + "    total = ", "total = "),
+        ("The river runs past word83 ", "word83 "),
+        ("Seen from above, the estuary ", "estuary "),
+        ("It took them the whole winter ", "whole winter "),
+        ("- a plum\n- quince ", "- quince "),
+    ],
+)
+def test_a_short_repeat_inside_a_line_is_removed(partial: str, repeated: str) -> None:
+    """In the middle of a line nobody begins the line again, nor doubles words that he has not used before."""
+    assert joined(partial, f"{repeated}goes on from here.") == "goes on from here."
+
+
+@pytest.mark.parametrize(
+    ("partial", "continuation"),
+    [
+        (FENCED + "long ", "long x = 5;"),
+        (FENCED + "func New(config ", "config.Config) {"),
+        ("It is called config ", "config.yaml here."),
+        ("It was a very ", "very long way."),
+        ("The estuary was wide. We reached the estuary ", "estuary pilots know it."),
+        ("| name | river stone | ", "river stone | end |"),
+        ("0xff 100200 ", "100200 end"),
+        ("We said bye ", "bye and left."),
+        (FENCED + "def ", "def area():"),
+    ],
+)
+def test_a_short_repeat_that_may_be_meant_is_kept(partial: str, continuation: str) -> None:
+    """Words used before, cells of a table, types named like their variables, numbers, and what is short."""
+    assert joined(partial, continuation) == continuation
+
+
+def test_the_third_of_equal_rows_cut_inside_is_kept() -> None:
+    """A tail of one and a half periods is enough to show that rows repeat."""
+    partial = "| alpha beta | gamma delta |\n| alpha beta | "
+    assert joined(partial, "gamma delta |\n| alpha beta | gamma delta |") == (
+        "gamma delta |\n| alpha beta | gamma delta |"
+    )
+
+
+def test_the_first_doubling_of_a_block_looks_like_a_restart() -> None:
+    """The documented ambiguity: nothing distinguishes this continuation from a restarted last row."""
+    assert joined("| a | b |\n| alpha beta | gamma |\n", "| alpha beta | gamma |\n| end | x |") == "| end | x |"
+
+
+@pytest.mark.parametrize(
+    "continuation",
+    [
+        "return result",
+        "    return result",
+        "\n    return result",
+        "```python\n    return result",
+        "```python\nreturn result",
+        "```Python\ndef area(width, height):\n    result = width * height\n    return result",
+        "```\n    result = width * height\n    return result",
+        "    result = width * height\n    return result",
+        "Sure, continuing:\n\n```python\n    result = width * height\n\n    return result",
+    ],
+)
+def test_exactly_one_indentation_results(continuation: str) -> None:
+    """Inside an open fence a reopened fence, repeated code and white space of the seam are dropped."""
+    assert joined(CODE, continuation) == "return result"
+
+
+@pytest.mark.parametrize("continuation", ["```\n\nDone.", "```", "```js\nalert(1)"])
+def test_a_closing_or_foreign_fence_stays(continuation: str) -> None:
+    """Inside an open fence a bare fence closes it; another language is no reopening."""
+    assert joined(CODE, continuation) == continuation
+
+
+def test_a_new_fence_after_a_closed_one_stays() -> None:
+    """Outside fences an opener is content, unless it belongs to a repeated block."""
+    partial = "```python\nprint(1)\nprint(2)\n```\n\n"
+    assert joined(partial, "```python\nprint(3)\n```") == "```python\nprint(3)\n```"
+    assert joined(partial, partial + "Done.") == "Done."
+
+
+@pytest.mark.parametrize(
+    ("partial", "continuation", "new"),
+    [
+        ("x:\n    return ", "    return total", "total"),
+        ("x:\n    return ", "\n    return total", "total"),
+        ("x:\n    y = x ", "y = x + 1", "+ 1"),
+        ("x:\n    foo(1, 2)\n    foo(1, ", "    foo(1, 2)", "2)"),
+        ("x:\n    return ", "return_value", "return_value"),
+    ],
+)
+def test_a_short_unfinished_line_is_recognized(partial: str, continuation: str, new: str) -> None:
+    """Its own indentation, or three words of it, are evidence enough that the line was started again."""
+    assert joined(partial, continuation) == new
+
+
+@pytest.mark.parametrize(
+    ("continuation", "new"),
+    [
+        ("think more</think>\n\nAnswer", "think more</think>\n\nAnswer"),
+        ("<think>think more</think>Answer", "think more</think>Answer"),
+        ("\n<think>\nthink more", "think more\n</think>\n"),
+        ("think more", "think more\n</think>\n"),
+        ("", "\n</think>\n"),
+    ],
+)
+def test_interrupted_thinking_goes_on_and_is_closed(continuation: str, new: str) -> None:
+    """A second opening tag is dropped; a block still open at the end is closed."""
+    assert joined("<think>\nI should ", continuation) == new
+
+
+def test_thinking_of_the_restart_stays_out_of_the_content() -> None:
+    """A reasoning block before the continuation is removed and handed to the caller."""
+    joiner = Joiner(FOX)
+    sent = "".join(map(joiner.feed, "\n<think>The user wants more.</think>\n\nThen the fox went home."))
+    assert sent + joiner.finish() == "home."
+    assert joiner.removed_text == "The user wants more.\n\nThen the fox went"
+    unfinished = Joiner(FOX)
+    assert unfinished.feed("<think>hm </thi") + unfinished.finish() == ""
+    assert unfinished.removed_text == "hm </thi"
+    assert joined(FOX, "<thin ice.") == "<thin ice."
+
+
+def test_answer_behind_a_reasoning_tag_that_is_never_closed_is_not_lost() -> None:
+    joiner = Joiner("The fox went ")
+    sent = joiner.feed("<think>home, and ") + joiner.feed("slept.")
+    assert sent + joiner.finish(is_complete=True) == "home, and slept."
+    assert joiner.removed_text == ""
+
+
+def test_only_the_first_line_is_held_back() -> None:
+    """It waits for its end, or 160 characters; what follows it passes at once."""
+    joiner = Joiner(FOX)
+    assert joiner.feed("home") == joiner.feed(" and  stayed") == ""
+    assert joiner.feed(".\nIt") == "home and  stayed.\nIt"
+    assert joiner.feed(" sl") + joiner.feed("ept") == " slept"
+    slow = Joiner("One sentence.\n\n")
+    sent = [slow.feed(char) for char in "Sure, continuing education is what " + "everybody needs " * 20]
+    assert next(index for index, text in enumerate(sent) if text) <= 160
+    assert "".join((*sent, slow.finish())).startswith("Sure, continuing education")
+
+
+@given(
+    st.text("ab .\n|-`世👍", max_size=80), st.text("ab .\n|-`<…世👍", max_size=80), st.randoms(use_true_random=False)
+)
+def test_the_split_never_matters(partial: str, continuation: str, rng: random.Random) -> None:
+    """Any text in any pieces gives one result, which is an end of the continuation."""
+    whole = Joiner(partial)
+    expected = whole.feed(continuation) + whole.finish()
+    assert continuation.endswith(expected)
+    pieces, rest = Joiner(partial), continuation
+    sent = ""
+    while rest:
+        size = rng.randrange(1, 6)
+        sent += pieces.feed(rest[:size])
+        rest = rest[size:]
+    assert sent + pieces.finish() == expected
+
+
+def opened(partial: str, shown: str, continuation: str) -> tuple[str, str, str]:
+    """What the client gets, how the continuation began, what was left out; the same for every way to split it."""
+    results = set()
+    for size in (1, 2, 7, 10_000):
+        joiner = Joiner(partial, shown=shown)
+        deltas = [continuation[place : place + size] for place in range(0, len(continuation), size)]
+        text = "".join((*map(joiner.feed, deltas), joiner.finish()))
+        results.add((text, joiner.opening, joiner.echoed_text + joiner.removed_text))
+    assert len(results) == 1, results
+    return results.pop()
+
+
+@pytest.mark.parametrize("shown", [FOX.rstrip(), FOX.rstrip()[-24:]])
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_server_may_send_back_what_it_was_shown(shown: str, space: str) -> None:
+    """With its echo or without, the answer goes on at the next character."""
+    assert opened(FOX, shown, space + "home to sleep.") == ("home to sleep.", "new", "")
+    assert opened(FOX, shown, shown + space + "home to sleep.") == ("home to sleep.", "echo", shown)
+
+
+def test_behind_an_echo_a_model_may_begin_anew_all_the_same() -> None:
+    """What the server sends back goes, and what the model says again behind it."""
+    shown = FOX.rstrip()
+    assert opened(FOX, shown, f"{shown} {shown} home to sleep.")[:2] == ("home to sleep.", "anew")
+    assert opened(FOX, shown, f"{shown} Sure, here is the rest:\n\nhome to sleep.")[:2] == ("home to sleep.", "anew")
+
+
+def test_an_answer_that_begins_anew_teaches() -> None:
+    """Announced, begun at another place, or begun at the same place with other words: it did not go on."""
+    for continuation in ("Sure, here is the continuation: home.", "Then the fox went home."):
+        assert opened(FOX, FOX.rstrip(), continuation)[:2] == ("home.", "anew")
+    assert opened(FOX, FOX.rstrip(), "The quick brown fox jumps over the river.")[1] == "anew"
+
+
+def test_a_text_that_goes_round_is_no_echo() -> None:
+    """Nobody can tell the next round from an echo, so that all of it stays."""
+    song = "Row, row, row your boat gently down the stream. " * 4
+    assert opened(song, song[:48].rstrip(), song[:48])[:2] == (song[:48].lstrip(), "new")
+
+
+@given(st.sampled_from(GENERATORS), st.integers(0, 10_000), st.booleans(), st.booleans())
+def test_a_server_that_goes_on_itself_loses_no_character(
+    generate: Callable[[random.Random], str], seed: int, echoes: bool, repeats_space: bool
+) -> None:
+    """Whatever text, wherever it is cut: the partial answer and what a trusted server gives make the whole answer."""
+    rng = random.Random(seed)
+    text = generate(rng)
+    partial = text[: settled_length(text[: rng.randrange(1, len(text))])]
+    rest = text[len(partial) :]
+    shown = partial.rstrip()
+    assume(shown and rest and not open_think(partial))
+    dense = "".join(shown.split())
+    # Where the text goes round, its next round looks like an echo and stays.
+    can_tell = (
+        len(dense) >= 12 and not Ending(partial).repeats_itself(dense) and not "".join(rest.split()).startswith(dense)
+    )
+    space = partial[len(shown) :] if repeats_space else ""
+    continuation = (shown if echoes and can_tell else "") + space + rest
+    joiner = Joiner(partial, shown=shown, is_trusted=True)
+    places = range(0, len(continuation), 5)
+    given_text = "".join((*(joiner.feed(continuation[place : place + 5]) for place in places), joiner.finish()))
+    assert given_text == rest or not can_tell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    # Of flags each is looked at with those before it: three seconds of processor time, counted by instructions.
+    "unit",
+    ["\u4e2d", "-", "\U0001f600", pytest.param("\U0001f1e9", marks=pytest.mark.slow), " ", "\n"],
+)
+def test_one_giant_delta_behind_a_text_like_it_is_read_once(unit: str) -> None:
+    """800 KB of flags behind flags held everybody up for 7 s: each place where a repeat may start was followed."""
+
+    def feeding(size: int) -> Callable[[], object]:
+        joiner = Joiner(unit * size + " The end of it")
+        return lambda: (joiner.feed(unit * size), joiner.finish())
+
+    assert grows_linearly(feeding, 1_500)
+
+
+_HEADS = ("", " <", "<think>", "Sure", "Sure, continuing:\n", "Assistant:", "...", "```python\n", "\n<think>x</think>")
+
+
+@pytest.mark.parametrize("head", _HEADS)
+def test_white_space_blank_by_blank_is_read_once(head: str) -> None:
+    """A server may fill a window with it; all that came before was read again with each of its deltas."""
+
+    def feeding(size: int) -> Callable[[], object]:
+        joiner = Joiner("Code:\n\n```python\nx = 1 and then it went", shown="x = 1 and then it went")
+        return lambda: ([joiner.feed(delta) for delta in (head, *" \n" * size, "on")], joiner.finish())
+
+    assert grows_linearly(feeding, 5_000)
+
+
+@given(
+    st.lists(
+        st.sampled_from((*_HEADS, "on", " ", "\n", " " * 159, " " * 170, "\n" * 4_000, "a" * 90, ".", "`")), max_size=9
+    )
+)
+def test_however_long_white_space_is_the_split_never_matters(pieces: list[str]) -> None:
+    """Rules read the first 4,000 characters, whether they come in one delta or in many."""
+    text = "".join(pieces)
+    assert text.endswith(joined("Then the fox went", text))
+
+
+def test_a_repeat_that_starts_at_any_of_thousands_of_places_is_found() -> None:
+    """The places are looked for one behind the other, and none is left out."""
+    partial = "".join(f"row {number} of the long table says {number % 7}\n" for number in range(300)) + "and so it went"
+    for start in (partial.index("row 290"), partial.index("row 299"), partial.index("and so")):
+        assert joined(partial, f"{partial[start:]} on for ever.") == " on for ever."

@@ -1,0 +1,252 @@
+"""Secrets in a text: each goes and leaves its name, and what is none stays."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core import secrets
+from litellm_compaction.core.secrets import MARKER, redacted, redactor
+
+H = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+# (text, what must go); what stands before it stays. Built from halves, so that no scanner takes this file for a leak.
+SECRETS: tuple[tuple[str, str], ...] = (
+    ("DB_PASSWORD=hunter2", "hunter2"),
+    ("export DB_PASSWORD='correct horse'", "correct horse"),
+    ("password: swordfish1", "swordfish1"),
+    ("Passwort: Sommer2026!", "Sommer2026!"),
+    ("my password is S3cretP4ss", "S3cretP4ss"),
+    ("das Passwort lautet `Affe123`", "Affe123"),
+    ("密码是abc12345", "abc12345"),
+    ('{"password": "p@ss w0rd"}', "p@ss w0rd"),
+    ('{\\"api_key\\": \\"abc123def456\\"}', "abc123def456"),
+    ("api_key: 'a1b2c3d4e5f6'", "a1b2c3d4e5f6"),
+    ("API-KEY = 0123456789abcdef", "0123456789abcdef"),
+    ("x-api-key: 0123456789abcdef", "0123456789abcdef"),
+    ("client_secret=Zm9vYmFy", "Zm9vYmFy"),
+    ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"),
+    ("aws_access_key_id = AKIA" + "IOSFODNN7ABCDEFG", "AKIA" + "IOSFODNN7ABCDEFG"),
+    ("use sk-" + "ant-api03-abcDEF123456_-xyz789 please", "sk-" + "ant-api03-abcDEF123456_-xyz789"),
+    ("sk-" + "proj-abcdef1234567890abcdef", "sk-" + "proj-abcdef1234567890abcdef"),
+    ("ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789", "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"),
+    ("github_pat_" + "11ABCDEFG0abcdefghijkl_mnop", "github_pat_" + "11ABCDEFG0abcdefghijkl_mnop"),
+    ("glpat-" + "abcdefghij0123456789", "glpat-" + "abcdefghij0123456789"),
+    ("xoxb-" + "123456789012-abcdefABCDEF", "xoxb-" + "123456789012-abcdefABCDEF"),
+    ("https://hooks.slack.com/services/" + "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX", "B00000000/XXXX"),
+    ("AIza" + "SyA1234567890abcdefghijklmnopqrstuv", "SyA1234567890abcdefghijklmnopqrstuv"),
+    ("hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH", "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"),
+    ("sk_" + "live_abcdefghijklmnop1234", "live_abcdefghijklmnop1234"),
+    (f"session {JWT}", JWT),
+    (f"Authorization: Bearer {JWT}", JWT),
+    ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+    ("-H 'Authorization: token abcdef123456'", "abcdef123456"),
+    ('"Authorization": "Bearer abcdef1234567890xyz"', "abcdef1234567890xyz"),
+    ("bearer abcdef1234567890xyz", "abcdef1234567890xyz"),
+    ("Cookie: session=abcdef123456; theme=dark", "abcdef123456"),
+    ("postgres://app:s3cr3t@db.internal:5432/app", "s3cr3t"),
+    ("redis://:s3cr3t@10.0.0.1/0", "s3cr3t"),
+    ("https://user:pa%24s@example.org/x", "pa%24s"),
+    ("Server=db;User Id=sa;Password=Str0ng!Pass;", "Str0ng!Pass"),
+    ("AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq==", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1"),
+    ("curl -u admin:geheim99 https://x", "geheim99"),
+    ("mysql --password geheim99", "geheim99"),
+    ("tool --token=geheim99", "geheim99"),
+    ("?access_token=abcdef123&x=1", "abcdef123"),
+    ("-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nabcd1234\n-----END RSA PRIVATE KEY-----", "MIIEpAIBAAKCAQEA"),
+    ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\nAAAAB3Nza", "b3BlbnNzaC1rZXktdjEA"),
+    ('"-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkq\\nhkiG9w0B\\n-----END PRIVATE KEY-----\\n"', "MIIEvQIBADANBgkq"),
+    ("DB_PASS=winter77", "winter77"),
+    ("ADMIN_PW=winter77", "winter77"),
+    ("MY_SERVICE_KEY=a1b2c3d4", "a1b2c3d4"),
+    ("//registry.example/:_auth=am9lOndpbnRlcjc3", "am9lOndpbnRlcjc3"),
+    ('"auth": "dXNlcjpwYXNzd29yZA=="', "dXNlcjpwYXNzd29yZA=="),
+    ("<password>winter77</password>", "winter77"),
+    ("define('DB_PASSWORD', 'winter 77')", "winter 77"),
+    ("| db password | winter77 |", "winter77"),
+    ("password\twinter77", "winter77"),
+    ("use winter77 as the password", "winter77"),
+    ('variable "db_password" {\n  type = string\n  default = "winter77"\n}', "winter77"),
+    ("password: |\n  winter77\n", "winter77"),
+    ("Password:\nwinter77\n", "winter77"),
+    ("mot de passe : winter77", "winter77"),
+    ("senha: winter77", "winter77"),
+    ("пароль: winter77", "winter77"),
+    ("hasło: winter77", "winter77"),
+    ("wachtwoord = winter77", "winter77"),
+    ("パスワード：winter77", "winter77"),
+    ("비밀번호: winter77", "winter77"),
+    ("curl -ujoe:winter77 https://x", "winter77"),
+    ("mysql -u root -pwinter77 shop", "winter77"),
+    ("sshpass -p winter77 ssh host", "winter77"),
+    ("redis-cli -h cache -a winter77 ping", "winter77"),
+    ("htpasswd -bc users joe winter77", "winter77"),
+    ("machine example.org login joe password winter77", "winter77"),
+    ("db.internal:5432:shop:joe:winter77", "winter77"),
+    ("root:$6$" + "saltsalt$" + "a1B2" * 12 + ":19000:0", "a1B2a1B2"),
+    ("$2b$" + "12$" + "a1B2" * 13 + "c", "a1B2a1B2"),
+    ("docker login -u joe -p winter77 registry.example", "winter77"),
+    ("openssl rsa -passin pass:winter77 -in k", "winter77"),
+    ("aws configure set aws_secret_access_key winter77winter77", "winter77winter77"),
+    ("LTAI" + "a1B2" * 5, "a1B2a1B2"),
+    ("rubygems_" + "a1b2" * 12, "a1b2a1b2"),
+    ("nvapi-" + "a1B2" * 16, "a1B2a1B2"),
+    ("pul-" + "a1b2" * 10, "a1b2a1b2"),
+    ("sk-" + "lm-ab12cd34:" + "a1B2" * 5, "a1B2a1B2"),
+    ("xai-" + "a1B2" * 20, "a1B2a1B2"),
+    ("pplx-" + "a1b2" * 12, "a1b2a1b2"),
+    ("hvs" + "." + "a1B2" * 8, "a1B2a1B2"),
+    ("ATATT3" + "xFfGF0" * 20, "xFfGF0xFf"),
+    ("dapi" + "a1b2" * 8, "a1b2a1b2"),
+    ("lin_" + "api_" + "a1B2" * 10, "a1B2a1B2"),
+    ("ntn_" + "a1B2" * 11, "a1B2a1B2"),
+    ("123456789:" + "AA" + "a1B2" * 8 + "c", "a1B2a1B2"),
+    ("glcbt-" + "a1B2" * 6, "a1B2a1B2"),
+    ("sbp_" + "a1b2" * 10, "a1b2a1b2"),
+    ("pscale_" + "tkn_" + "a1B2" * 10, "a1B2a1B2"),
+    ("glsa_" + "a1B2" * 8 + "_1234abcd", "a1B2a1B2"),
+    ("NRAK-" + "A1B2" * 6 + "C3D", "A1B2A1B2"),
+    ("sntrys_" + "a1B2" * 15, "a1B2a1B2"),
+    ("figd_" + "a1B2" * 10, "a1B2a1B2"),
+    ("PMAK-" + "a1b2" * 6 + "-" + "a1b2" * 8 + "c3", "a1b2a1b2"),
+    ("dp." + "pt." + "a1B2" * 10 + "c3d", "a1B2a1B2"),
+    ("FlyV1 " + "fm2_" + "a1B2" * 20, "a1B2a1B2"),
+    ("tskey-" + "auth-k1CNTRL-" + "a1B2" * 6, "a1B2a1B2"),
+    ("mailgun key-" + "a1b2" * 8, "a1b2a1b2"),
+    ("a1b2" * 8 + "-us12", "a1b2a1b2"),
+    ("sq0" + "atp-" + "a1B2" * 6, "a1B2a1B2"),
+    ("twilio SK" + "a1b2" * 8, "a1b2a1b2"),
+    ("airtable pat" + "a1B2c3D4e5F6g7." + "a1b2" * 16, "a1b2a1b2"),
+    ("https://x.blob.core.windows.net/c?sv=2022&sig=" + "a1B2" * 11 + "%3D", "a1B2a1B2"),
+    ("https://b.s3.amazonaws.com/k?X-Amz-Signature=" + "a1b2" * 16, "a1b2a1b2"),
+    ("abc8Q~" + "a1B2" * 8 + "c3", "a1B2a1B2"),
+    ("1//" + "0" + "a1B2" * 12, "a1B2a1B2"),
+    ("https://discord.com/api/webhooks/123456789012/" + "a1B2" * 15, "a1B2a1B2"),
+    ("Private-Lines: 2\n" + "a1B2" * 16 + "\nabcd\nPrivate-MAC: 0", "a1B2a1B2"),
+    ("...\n" + "a1B2" * 16 + "\n" + "c3D4" * 8 + "\n-----END RSA PRIVATE KEY-----", "a1B2a1B2"),
+)
+# What terminals and pages put before a secret or into it, unseen.
+HIDDEN_BY = (
+    *(
+        "\x1b[32m",
+        "\x1b[1;38;5;196m",
+        "\\u001b[0m",
+        "\\x1b[32m",
+        "\\033[1m",
+        "\\e[32m",
+        "\u200b",
+        "\u2060",
+        "\ufeff",
+        "\xad",
+    ),
+)
+# What stays as it is.
+HARMLESS = (
+    f"commit {H}",
+    "id 3fa85f64-5717-4562-b3fc-2c963f66afa6",
+    "sha256:" + "ab12" * 16,
+    "max_tokens: 4096",
+    "prompt_tokens=1234, completion_tokens=56",
+    "token: str",
+    "token = 42",
+    "def login(user: str, password: str) -> Token:",
+    "password = None",
+    "password=password",
+    "token = parse_token(text)",
+    "api_key = os.environ['API_KEY']",
+    "api_key=settings.api_key,",
+    "PASSWORD_FILE=/run/secrets/db",
+    "password: ${DB_PASSWORD}",
+    "password: <your password>",
+    "token: $TOKEN",
+    "secret: /run/secrets/x",
+    "the key: value pairs",
+    "key=value",
+    "primary key: id",
+    "tokens are counted; the token limit is 4096",
+    "the password is wrong",
+    "token expired: invalid",
+    "https://example.org:8080/path@2x.png",
+    "git@github.com:org/repo.git",
+    "docker run -u 1000:1000 image",
+    "src/auth/token.py:12: error",
+    "sk-learn-contrib-estimators-and-more",
+    "Authorization: $TOKEN",
+    "cookie: string",
+    "authorization: required",
+    "credentials: include",
+    "fetch(url, {credentials: 'same-origin'})",
+    "password: 'Passwort'",
+    "token: Token::Ident",
+    "token: *default_token",
+    "password: vault:secret/data/db#password",
+    "encryption key: AES-256",
+    "first_pass: results",
+    "sort -u names | cut -d: -f2",
+    "| password | string |",
+    "<token>string</token>",
+    "password:\nusername: joe1\n",
+    "mysql -h db -p shop",
+    "mkdir -p shop/mysql",
+    "keep the id as the token 12 says",
+    "\x1b[32mgreen\x1b[0m is a colour, \u200band that has no width",
+    "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqh\n-----END PUBLIC KEY-----",
+)
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS)
+def test_secrets_go_and_their_names_stay(text: str, secret: str) -> None:
+    """A marker stands in the secret's place; again changes nothing."""
+    found = redacted(f"before {text} after")
+    assert secret not in found
+    assert MARKER in found
+    assert found.startswith("before ")
+    assert redacted(found) == found
+
+
+_LINES = st.sampled_from([text for text, _ in SECRETS] + list(HARMLESS) + ["", "ein İ und ß", "a plain line"])
+_ENDS = st.sampled_from(["\n", "\r\n", "\r", "\u2028", "; ", " "])
+
+
+@given(st.lists(st.tuples(_LINES, _ENDS), max_size=12))
+def test_searching_lines_finds_what_searching_everything_does(lines: list[tuple[str, str]]) -> None:
+    """Only lines with a hint are searched; nothing that a search through the whole text finds may be missed."""
+    text = "".join(map("".join, lines))
+    everything = secrets._without_keys(text)
+    for *_, search in secrets._SEARCHES:
+        everything = search(everything)
+    assert redacted(text) == everything
+
+
+def test_the_name_is_kept() -> None:
+    """Whoever reads the ledger knows which secret there was."""
+    assert redacted("DB_PASSWORD=hunter2") == f"DB_PASSWORD={MARKER}"
+    assert redacted("postgres://app:s3cr3t@db:5432/app") == f"postgres://app:{MARKER}@db:5432/app"
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_secret_stays(text: str) -> None:
+    """Ids, hashes, paths, types, code and placeholders: the ledger needs them."""
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize("hidden_by", HIDDEN_BY)
+@pytest.mark.parametrize("token", ["ghp_" + "a1B2" * 9, "AKIA" + "IOSFODNN7ABCDEFG", JWT, "password: winter77"])
+def test_colours_and_characters_without_a_width_hide_no_secret(token: str, hidden_by: str) -> None:
+    """Before it, and in its midst."""
+    for text in (f"see {hidden_by}{token} now", f"see {token[:6]}{hidden_by}{token[6:]} now"):
+        found = redacted(text)
+        assert MARKER in found
+        assert token[-6:] not in found
+
+
+def test_an_operators_patterns_are_used() -> None:
+    """The group `secret` goes, or all of a match."""
+    redact = redactor((r"KD-\d{6}", r"PIN (?P<secret>\d{4})"))
+    assert redact("Kunde KD-123456, PIN 1234") == f"Kunde {MARKER}, PIN {MARKER}"
+
+
+def test_a_pattern_may_match_between_letters() -> None:
+    """Nothing is there to be taken out."""
+    assert redactor((r"\b", r"(?=KD)"))("KD-1 and KD-2") == "KD-1 and KD-2"

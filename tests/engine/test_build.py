@@ -1,0 +1,94 @@
+"""What becomes of a compaction whose summary does not come, or comes from another model."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from litellm_compaction.engine import Attempts
+from litellm_compaction.errors import SummaryFailed
+from tests import virtual_time
+from tests.builders import (
+    as_bytes,
+    assistant,
+    chat,
+    user,
+)
+from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
+from tests.engine.test_compactor import LONG
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (SummaryFailed("error", "503"), "error"),
+        ("", "empty"),
+        ("I'm sorry, but I can't do that.", "refusal"),
+        ("<think>hm", "reasoning_only"),
+    ],
+)
+async def test_without_a_summary_the_record_is_verbatim(answer: str | Exception, reason: str) -> None:
+    """P5: the next rung fits and holds the user's words; the event says what went wrong."""
+    bench = Bench(ask=FakeAsk(answer))
+    prepared = await bench.guard(LONG)
+    messages = sent(LONG, prepared)
+    assert prepared.action == "compacted"
+    assert "The user's own words, oldest first; where two disagree the later holds:\n- Question 0." in messages[1].text
+    assert bench.outcomes == ["fallback"]
+    assert (bench.last.reason, bench.last.summary_calls) == (reason, 1)
+
+
+def test_a_silent_pruning_model_is_given_up() -> None:
+    """After `summary_timeout_s` the request goes on without it."""
+    bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
+    prepared = virtual_time.run(bench.guard(LONG, summary_timeout_s=30))
+    sent(LONG, prepared)
+    assert (bench.last.outcome, bench.last.reason, bench.ask.cancelled) == ("fallback", "timeout", 1)
+
+
+async def test_a_fallback_is_reused_like_a_summary() -> None:
+    """A dead pruning model is not asked again on every turn."""
+    bench = Bench(ask=FakeAsk(SummaryFailed("error")))
+    first = sent(LONG, await bench.guard(LONG))
+    later = [*LONG, assistant("ok"), user("more")]
+    prepared = await bench.guard(later)
+    assert prepared.action == "reused"
+    assert as_bytes(sent(later, prepared))[: len(first)] == as_bytes(first)
+    assert len(bench.ask.prompts) == 1
+
+
+async def test_the_next_pruning_model_is_asked() -> None:
+    """In the operator's order, until one gives a summary; the event names it, and why it was not the first."""
+    bench = Bench()
+    dead, good = FakeAsk(SummaryFailed("error")), FakeAsk()
+    models = [bench.pruning_model(dead, label="dead", window=8192), bench.pruning_model(good, label="good")]
+    prepared = await bench.guard(LONG, pruning_models=models)
+    assert SUMMARY in sent(LONG, prepared)[1].text
+    assert (bench.last.outcome, bench.last.pruning_model, bench.last.summary_calls) == ("compacted", "good", 2)
+    assert bench.last.reason == "error"
+
+
+async def test_a_pruning_model_of_unknown_window_is_passed_over() -> None:
+    """Nobody knows how long a prompt it takes; it is not asked, and costs no attempt."""
+    bench = Bench()
+    unknown, good = FakeAsk(), FakeAsk()
+    target = bench.target(None, model="unknown")
+    models = [bench.pruning_model(unknown, label="x", window=1), bench.pruning_model(good, label="good")]
+    models[0] = type(models[0])(label="unknown", target=target, ask=unknown, is_same=False)
+    attempts = Attempts(summary_calls_left=1)
+    await bench.guard(LONG, pruning_models=models, attempts=attempts)
+    assert (len(unknown.prompts), len(good.prompts), attempts.summary_calls_left) == (0, 1, 0)
+    assert (bench.last.outcome, bench.last.reason) == ("compacted", "pruning_model_no_window")
+
+
+@pytest.mark.parametrize("window", [1500, 2048, 4096])
+async def test_a_small_pruning_model_gets_prompts_that_it_can_read(window: int) -> None:
+    """P1 for our own calls: prompt + margin + summary inside of its window, not of the served one."""
+    bench = Bench()
+    model = bench.pruning_model(bench.ask, window=window)
+    prepared = await bench.guard(chat(100, words=300), 32_768, pruning_models=[model])
+    assert prepared.action == "compacted"
+    assert bench.ask.prompts or bench.last.reason == "no_room"
+    for prompt, output_tokens in zip(bench.ask.prompts, bench.ask.max_tokens, strict=True):
+        assert len(prompt) / 4 + 64 + output_tokens <= window

@@ -1,0 +1,72 @@
+"""Room of an answer in a shared context: bounded beside others, called back, and doubled where it was too little."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from litellm_compaction.engine import PreparedRequest, Reservation
+from litellm_compaction.errors import Overloaded
+from tests.engine.bench import settled
+from tests.proxy.scripted import Scene
+
+SHARED = {"admission": "pool", "admission_timeout_s": 0.05}
+
+
+async def _beside_as_many_as_fit(limit_tokens: int) -> tuple[PreparedRequest, Reservation, list[int]]:
+    """What the first of many answers in one context was sent, its room, and the bounds that all of them got."""
+    scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
+    prepared = await scene.prepared()
+    room = scene.compactor.room(scene.context)
+    limits = [await room.acquire(prepared, limit_tokens, is_watched=True)]
+    while len(limits) < 100:
+        other = scene.compactor.room(scene.context)
+        try:
+            limits.append(await other.acquire(prepared, 4000, is_watched=True))
+        except Overloaded:
+            break
+    return prepared, room, limits
+
+
+async def test_answers_in_one_context_are_bounded_so_that_they_fit_together() -> None:
+    """Whatever the server generates before anybody looks: prompts and bounds are never more than the window."""
+    prepared, _, limits = await _beside_as_many_as_fit(60)
+    assert limits[0] == 60
+    assert len(limits) > 2
+    assert len(limits) * prepared.count.tokens + sum(limits) <= 4096
+    assert min(limits[1:]) >= 400
+
+
+async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
+    """It had all the rest: what it does not need to go on is asked for, as long as that lets the other one in."""
+    scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
+    prepared = await scene.prepared()
+    room = scene.compactor.room(scene.context)
+    limit = prepared.max_output_tokens(None)
+    assert await room.acquire(prepared, limit, is_watched=True) == limit
+    assert not room.is_called_back(prepared, 100, can_be_cut=True)
+    other = scene.compactor.room(scene.context)
+    other._context = replace(
+        scene.context, settings=scene.context.settings.model_copy(update={"admission_timeout_s": 600})
+    )
+    waiting = asyncio.ensure_future(other.acquire(prepared, limit, is_watched=True))
+    await settled()
+    assert not room.is_called_back(prepared, 100, can_be_cut=False)
+    assert not room.is_called_back(prepared, 3500, can_be_cut=True)
+    assert room.is_called_back(prepared, 100, can_be_cut=True)
+    room.was_cut(is_spent=False)
+    assert not waiting.done()
+    again = await room.acquire(prepared, limit, is_watched=True)
+    both = again + await asyncio.wait_for(waiting, 60)
+    assert 2 * prepared.count.tokens + both <= 4096
+    assert again >= 400
+
+
+async def test_an_answer_whose_share_was_too_small_goes_on_with_the_double() -> None:
+    """So that it comes to an end, however many there are; one that was called back had not used its own up."""
+    prepared, room, _ = await _beside_as_many_as_fit(4000)
+    shares = []
+    for is_spent in (False, True, True):
+        room.was_cut(is_spent=is_spent)
+        shares.append(room._reserve_tokens(prepared))
+    assert shares == [shares[0], 2 * shares[0], 4 * shares[0]]

@@ -1,0 +1,54 @@
+"""The object for an agent loop."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from litellm_compaction import (
+    CompactionConfig,
+    Compactor,
+    SummaryFailed,
+    compact,
+    count_tokens,
+    safe_compact,
+)
+from tests.builders import chat
+from tests.library.scripted import FakeCompletion, config
+
+
+async def test_a_compactor_acts_above_the_trigger_alone() -> None:
+    """Below it the messages come back and no model is asked; tools count; above it the result is that of `compact`."""
+    completions = FakeCompletion()
+    raw = chat(20)
+    tokens = await count_tokens(raw, model="qwen/qwen3-8b")
+    settled = config(context_window_tokens=tokens, trigger_ratio=1.0)
+    compactor = Compactor(settled, completions)
+    done = await compactor(raw)
+    assert (done.messages, done.compacted, done.reason) == (raw, False, "below_trigger")
+    assert done.tokens_before == done.tokens_after == tokens
+    assert completions.asked == []
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
+    done = await compactor(raw, tools=tools)
+    assert (done.compacted, len(completions.asked)) == (True, 1)
+    assert done == await compact(raw, settled, FakeCompletion(), tools=tools)
+
+
+async def test_a_compactor_never_raises() -> None:
+    """An agent goes on with what it has, and can see why."""
+    bad: list[Any] = [{"content": "no role"}]
+    assert (await Compactor(config(), FakeCompletion())(bad)).reason == "error"
+    compactor = Compactor(config(context_window_tokens=4096), FakeCompletion([ConnectionError("secret words")]))
+    done = await compactor(chat(20))
+    assert (done.messages, done.reason, type(done.error)) == (chat(20), "error", SummaryFailed)
+    assert "secret" not in repr(compactor)
+
+
+async def test_a_failure_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    config = CompactionConfig(model="qwen/qwen3-8b", context_window_tokens=16_384)
+    with caplog.at_level(logging.WARNING):
+        await safe_compact(chat(20), config, FakeCompletion([ConnectionError("secret words")]))
+    (line,) = [record.message for record in caplog.records if "library_compaction_failed" in record.message]
+    assert line.endswith("reason=error error=SummaryFailed cause=ConnectionError")

@@ -1,0 +1,57 @@
+"""The library's configuration: what is refused, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from litellm_compaction import (
+    CompactionConfig,
+)
+from litellm_compaction.errors import ConfigError
+from tests.library.scripted import config
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", ""),
+        ("model", None),
+        ("context_window_tokens", 0),
+        ("context_window_tokens", "8192"),
+        ("context_window_tokens", True),
+        ("context_window_tokens", 1023),
+        ("trigger_ratio", 0),
+        ("trigger_ratio", 80),
+        ("trigger_ratio", float("nan")),
+        ("keep_recent_messages", -1),
+        ("keep_recent_messages", 2.5),
+        ("summary_max_tokens", 0),
+        ("ledger_max_tokens", -1),
+        ("summary_model", ""),
+        ("summary_window_tokens", 12),
+        ("strategy", "magic"),
+        ("strategy", ["summary"]),
+        ("temperature", 3),
+        ("temperature", "cold"),
+        ("timeout_s", 0),
+        ("timeout_s", float("inf")),
+    ],
+)
+def test_a_bad_value_is_refused(field: str, value: Any) -> None:
+    """At once, with the field, the value and what is allowed."""
+    with pytest.raises(ConfigError) as refused:
+        config(**{field: value})
+    assert str(refused.value).startswith(f"CompactionConfig.{field} = {value!r}: allowed is ")
+
+
+def test_the_configuration_is_frozen_and_closed() -> None:
+    """Unknown fields are errors, and nothing changes afterwards."""
+    with pytest.raises(TypeError, match="keep_recnt"):
+        config(keep_recnt=3)
+    with pytest.raises(AttributeError):
+        config().model = "other"
+    assert config() == config()
+    assert CompactionConfig(model="m", context_window_tokens=128_000).keep_recent_messages == 10
+    assert config(context_window_tokens=2048).summary_tokens == config(context_window_tokens=2048).ledger_tokens == 307

@@ -1,0 +1,231 @@
+"""How servers are made to go on with an answer: the best way that each takes, learned, and paid for by nobody twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import Message
+from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamError
+from litellm_compaction.simulator import Reply, numbered_words
+from litellm_compaction.summarizer import SummaryAnswer
+from litellm_compaction.windows.windows import Source, Target
+from tests.proxy.scripted import Scene, Turn, goes_on, summarized
+
+SHORT = [{"role": "user", "content": "Count."}]
+WORDS = numbered_words(1100)
+REFUSED = Turn(refusal=UpstreamError("unexpected endpoint or method"))
+
+
+def scene(*turns: Turn, source: Source = "operator", model: str = "llama-3.1-8b-instruct", **changes: Any) -> Scene:
+    """A scene before an LM Studio, or before a server that says its window by another API."""
+    made = Scene(SHORT, turns, **changes)
+    target = Target(
+        key="k",
+        model=model,
+        api_base=None,
+        api_key=None,
+        context_length=made.window_tokens,
+        context_source=source,
+        is_lmstudio=source == "operator",
+    )
+    made.context = replace(made.context, target=target)
+    return made
+
+
+def ways(made: Scene) -> list[str]:
+    return [opened.continuation.way for opened in made.server.opened if opened.continuation is not None]
+
+
+def echoes(text: str) -> Callable[[Sequence[Message]], Reply]:
+    """A server that goes on, and sends back before that what it was shown."""
+    say = goes_on(text)
+    return lambda messages: Reply(f"{messages[-1].text if messages[-1].is_synthetic else ''}{say(messages).content}")
+
+
+async def test_the_model_goes_on_inside_its_answer() -> None:
+    """No request of ours, no word twice, none lost; the prompt ends where the answer was stopped."""
+    made = scene(Turn(reply=goes_on(WORDS)))
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["raw"]
+    opened = made.server.opened[1]
+    assert opened.continuation is not None
+    assert opened.continuation.prompt is not None
+    assert opened.messages is not None
+    assert opened.continuation.prompt.text.endswith(f"<|end_header_id|>\n\n{opened.messages[-1].text}")
+    assert opened.messages[-1].role == "assistant"
+
+
+async def test_without_a_known_template_the_answer_is_the_last_message() -> None:
+    """The server renders it; of one that goes on nowhere we ask in the user's place, as before."""
+    made = scene(Turn(reply=goes_on(WORDS)), model="unknown-7b")
+    assert (await made.read()).text == WORDS
+    assert set(ways(made)) == {"prefill"}
+    made = scene(Turn(reply=goes_on(WORDS)), model="unknown-7b", source="ollama")
+    assert (await made.read()).text == WORDS
+    assert set(ways(made)) == {"turn"}
+
+
+async def test_what_a_server_refuses_is_asked_once() -> None:
+    """The next way, in the same restart; the next answer begins with it."""
+    made = scene(Turn(reply=goes_on(WORDS)), REFUSED, Turn(reply=goes_on(WORDS)))
+    read = await made.read()
+    assert read.text == WORDS
+    assert ways(made) == ["raw", "prefill"]
+    assert read.usages[-1]["compaction"]["restarts"] == 1  # type: ignore[index]
+    made.server.opened.clear()
+    made.server.turns = [Turn(reply=goes_on(WORDS))]
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["prefill"]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "model", "tried"),
+    [
+        (1, "llama-3.1-8b-instruct", ["raw", "prefill"]),
+        (2, "llama-3.1-8b-instruct", ["raw", "prefill", "turn"]),
+        (1, "unknown-7b", ["prefill", "turn"]),
+    ],
+)
+async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: list[str]) -> None:
+    """What a server refuses is sent again in another way with the record that is there (issue 25, B7)."""
+    asked: list[Sequence[Message]] = []
+
+    async def ask(messages: Sequence[Message], **options: Any) -> SummaryAnswer:
+        asked.append(messages)
+        return await summarized(messages, **options)
+
+    told = Turn(reply=goes_on(WORDS))
+    made = scene(told, *[REFUSED] * refusals, told, model=model, ask=ask)
+    read = await made.read()
+    assert read.text == WORDS
+    assert ways(made)[: refusals + 1] == tried
+    assert len(asked) == read.usages[-1]["compaction"]["restarts"]  # type: ignore[index]
+    refused, taken = made.server.opened[refusals], made.server.opened[refusals + 1]
+    assert refused.messages is not None
+    assert taken.messages is not None
+    assert [each.text for each in taken.messages[: len(refused.messages)]] == [each.text for each in refused.messages]
+
+
+@pytest.mark.parametrize(
+    ("window", "floor_ratio", "least"),
+    [(2048, 0.65, 300), (8192, 0.75, 1000), (16_384, 0.8, 1300), (16_384, 0.83, 1500)],
+)
+async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: float, least: int) -> None:
+    """P5: whatever the system prompt takes, each restart begins below the streaming limit and generates something.
+
+    A floor of 83 % of 16k began at 90 %, one of 80 % was stopped after 399 tokens (issue 25, N1).
+    """
+    raw = [{"role": "system", "content": "rule " * int(floor_ratio * window)}, *SHORT]
+    made = Scene(raw, [Turn(reply=goes_on(numbered_words(window // 2)))], window_tokens=window)
+    await made.read()
+    restarts = made.server.opened[1:]
+    assert restarts
+    assert all(each.prompt_tokens <= 0.9 * window - 64 for each in restarts)
+    assert all(each.completion_tokens >= least for each in restarts[:-1])
+
+
+@pytest.mark.parametrize(
+    "status", [200, 404, *(pytest.param(each, marks=pytest.mark.slow) for each in (400, 405, 422, 501, None))]
+)
+async def test_a_refusal_is_remembered_for_a_day(status: int | None) -> None:
+    """LM Studio refuses a path with 200 and an error (2026-11); whoever has no such path, with 404, 405 or 501."""
+    refused = Turn(refusal=UpstreamError("unexpected endpoint or method", status=status))
+    made = scene(Turn(reply=goes_on(WORDS)), refused, Turn(reply=goes_on(WORDS)))
+    assert (await made.read()).text == WORDS
+    assert (await asked_later(made, 3600)) == ["prefill"]
+    assert (await asked_later(made, 24 * 3600)) == ["raw"]
+
+
+FAILURES = {
+    "500": Turn(refusal=UpstreamError("Internal error", status=500)),
+    "503": Turn(refusal=UpstreamError("Loading model", status=503)),
+    "429": Turn(refusal=UpstreamError("Too many requests", status=429)),
+    "crash in 200": Turn(refusal=UpstreamError("The model has crashed without additional information.", status=200)),
+    "connection": Turn(refusal=UpstreamDropped("")),
+    "error event": Turn(end="error"),
+    "broken stream": Turn(end="drop"),
+}
+
+
+@pytest.mark.parametrize(
+    "failure", ["500", *(pytest.param(each, marks=pytest.mark.slow) for each in list(FAILURES)[1:])]
+)
+async def test_a_failure_of_the_moment_teaches_nothing(failure: str) -> None:
+    """The next way carries this answer; the next answer is asked for in the best way again."""
+    made = scene(Turn(reply=goes_on(WORDS)), FAILURES[failure], Turn(reply=goes_on(WORDS)))
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["raw", "prefill"]
+    assert (await asked_later(made, 0)) == ["raw"]
+
+
+async def asked_later(made: Scene, seconds: float) -> list[str]:
+    """By which ways the same answer is gone on with after some time, by a server that does as it is told."""
+    made.server.opened.clear()
+    made.server.turns = [Turn(reply=goes_on(WORDS))]
+    made.clock.now_s += seconds
+    assert (await made.read()).text == WORDS
+    return ways(made)
+
+
+async def test_every_way_may_be_refused() -> None:
+    """Then the client hears of the server's error, as of any other; it says nothing about the ways."""
+    made = scene(Turn(reply=goes_on(WORDS)), REFUSED)
+    with pytest.raises(UpstreamError):
+        await made.read()
+    assert ways(made) == ["raw", "prefill", "turn"]
+    assert (await asked_later(made, 0)) == ["raw"]
+
+
+async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
+    """What it repeats is taken out of this answer; the next one is asked for in another way."""
+    again = Turn(
+        reply=lambda messages: Reply(f"Sure, here is the rest:\n\n{goes_on(WORDS)(messages).content.lstrip()}")
+    )
+    made = scene(Turn(reply=goes_on(WORDS)), again)
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["raw"]
+    made.server.opened.clear()
+    made.server.turns = [Turn(reply=goes_on(WORDS))]
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["prefill"]
+
+
+def begins_anew(messages: Sequence[Message]) -> Reply:
+    """Eighty words before the end of what it has said."""
+    rest = goes_on(WORDS)(messages).content
+    said = WORDS.removesuffix(rest)
+    return Reply(WORDS[said.index(said.split()[-80]) :])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("repeats", "source"),
+    [
+        (goes_on(WORDS), "operator"),
+        (echoes(WORDS), "operator"),
+        (begins_anew, "operator"),
+        (begins_anew, "ollama"),
+    ],
+)
+async def test_what_is_taken_out_is_not_the_clients(
+    repeats: Callable[[Sequence[Message]], Reply], source: Source
+) -> None:
+    """An answer bounded by the client is as long as it asked, whatever came twice: in the server's own way, or ours."""
+    limit = 2100
+    made = scene(
+        Turn(reply=goes_on(WORDS)),
+        Turn(reply=repeats),
+        Turn(reply=goes_on(WORDS)),
+        output_tokens=limit,
+        chunk_tokens=1,
+        source=source,
+    )
+    text = (await made.read()).text
+    assert WORDS.startswith(text.rstrip())
+    # Words and numbers: about two tokens each, the spaces included.
+    assert made.server.opened[0].completion_tokens < limit
+    assert abs(len(text) - len(WORDS) * limit / 2200) < 0.05 * len(WORDS)

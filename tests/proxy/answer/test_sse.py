@@ -1,0 +1,133 @@
+"""Event streams, taken apart and put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.errors import overflow_from_text
+from litellm_compaction.proxy.answer.protocol import Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.sse import Bounds, event_of, json_object, read_body, read_events
+
+_BOUNDS = Bounds.of(1000)
+# What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
+_SEPARATORS = "\u2028\u2029\x85\x1c\x0b\x0c"
+
+
+def _response(pieces: list[bytes], error: Exception | None = None) -> httpx.Response:
+    async def body() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+        if error is not None:
+            raise error
+
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
+
+
+async def _read(pieces: list[bytes], bounds: Bounds = _BOUNDS) -> list[dict[str, object]]:
+    return [chunk async for batch in read_events(_response(pieces), bounds) for chunk in batch]
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.just(_SEPARATORS), min_size=1, max_size=4),
+    st.integers(1, 40),
+    st.sampled_from(["\n", "\r\n"]),
+)
+async def test_every_chunk_arrives_however_it_is_cut(texts: list[str], size: int, end: str) -> None:
+    """Whatever a text holds and wherever the network cuts the bytes: every chunk arrives, once, in order."""
+    chunks = [{"text": text} for text in texts]
+    whole = "".join(f"data: {json.dumps(chunk, ensure_ascii=False)}{end}{end}" for chunk in chunks).encode()
+    whole = whole.replace(b"\x1c", b"\\u001c") + f"data: [DONE]{end}{end}".encode()
+    assert await _read([whole[i : i + size] for i in range(0, len(whole), size)]) == chunks
+
+
+async def test_what_is_no_chunk_is_passed_over() -> None:
+    """Comments, event names, broken JSON and what is no object are skipped; nothing is read after the end."""
+    lines = [b": ping\n\n", b"event: x\n", b"data: {broken\n\n", b"data: [1]\n\n", b'data: {"a": 1}\n\n']
+    assert await _read([*lines, b"data: [DONE]\n\n", b'data: {"late": 1}\n\n']) == [{"a": 1}]
+
+
+async def test_last_line_needs_no_end() -> None:
+    """A stream that ends without a line end still gives its last chunk."""
+    assert await _read([b'data: {"a": 1}']) == [{"a": 1}]
+
+
+async def test_broken_connection_is_told_apart() -> None:
+    """A connection that breaks gives what came before, then `UpstreamDropped`."""
+    response = _response([b'data: {"a": 1}\n\n'], httpx.ReadError("gone"))
+    seen: list[object] = []
+
+    async def read() -> None:
+        async for batch in read_events(response, _BOUNDS):
+            seen.extend(batch)
+
+    with pytest.raises(UpstreamDropped):
+        await read()
+    assert seen == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [True, {}, [None], [[]], [{"delta": []}], [{"finish_reason": {}}], [{"delta": {"tool_calls": {}}}]]
+    + [[{"delta": {"tool_calls": [call]}}] for call in (None, {"index": []}, {"function": []}, {"id": 1})]
+    + [[{"delta": {"tool_calls": [{"function": {"arguments": {}}}]}}], [{"delta": {"function_call": {"name": 1}}}]],
+)
+async def test_chunk_of_another_shape_is_passed_over(choices: object) -> None:
+    """Each of these ended an answer with an error of Python's own, and a traceback in the log."""
+    lines = [b"data: " + json.dumps({"choices": choices}).encode() + b"\n\n", b'data: {"choices": []}\n\n']
+    assert await _read(lines) == [{"choices": []}]
+
+
+def test_chunk_goes_on_in_its_own_bytes() -> None:
+    """A received chunk is written as it came, any other one as JSON in ASCII: lone surrogates have no UTF-8."""
+    assert event_of(Received({"a": 1}, b'data:{"a" : 1}')) == b'data:{"a" : 1}\n\n'
+    assert event_of({"a": "\ud800"}) == b'data: {"a":"\\ud800"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ([b"data: " + b"x" * 60, b"x" * 60], "a piece of its answer has more than 100 bytes"),
+        ([b": ping\n\n"] * 200, "its answer has more than 1000 bytes"),
+        ([b'data: {"a": [' + b"[]," * 300_000 + b"[]]}\n\n"], "too many values"),
+    ],
+    ids=["line without an end", "stream without an end", "nothing but structure"],
+)
+async def test_server_that_sends_without_end_is_not_read_to_its_end(pieces: list[bytes], words: str) -> None:
+    """What was asked for bounds what is read, and the client is told whose fault it is."""
+    bounds = Bounds(100, 1000) if len(b"".join(pieces)) < 10_000 else _BOUNDS
+    with pytest.raises(UpstreamError, match="server") as caught:
+        await _read(pieces, bounds)
+    assert words in caught.value.text
+    assert caught.value.response.status_code == 502
+    assert overflow_from_text(caught.value.text) is None
+
+
+async def test_what_came_before_a_piece_that_cannot_be_read_reaches_the_client() -> None:
+    """Though both come in one read."""
+    said = [f'data: {{"choices": [{{"delta": {{"content": "{word}"}}}}]}}\n\n' for word in ("So", "far")]
+    hostile = 'data: {"a": [' + "[]," * 300_000 + "[]]}\n\n"
+    stream = read_events(_response(["".join((*said, hostile)).encode()]), _BOUNDS)
+    batch = await anext(stream)
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in batch] == ["So", "far"]
+    with pytest.raises(UpstreamError) as caught:
+        await anext(stream)
+    assert "too many values" in caught.value.text
+
+
+async def test_body_is_read_as_far_as_it_may_be_long() -> None:
+    """And it is said whether that was all."""
+    assert await read_body(_response([b"ab", b"cd"]), 4) == (b"abcd", True)
+    assert await read_body(_response([b"ab", b"cd", b"ef"]), 3) == (b"abc", False)
+    with pytest.raises(UpstreamDropped):
+        await read_body(_response([b"ab"], httpx.ReadError("gone")), 4)
+
+
+def test_deeply_nested_json_is_not_an_object() -> None:
+    """JSON made to exhaust the stack is passed over like any other nonsense."""
+    assert json_object(b"[" * 200_000) == {}

@@ -1,0 +1,142 @@
+"""What a server is sent to go on with an answer, and what its failures mean there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.concurrency import Bounded
+from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.proxy.answer.loop import continuation_of
+from litellm_compaction.proxy.answer.protocol import UpstreamDropped
+from litellm_compaction.proxy.answer.upstream import HttpUpstream
+from litellm_compaction.windows.windows import Source
+from tests.proxy.answer.test_loop_going_on import SHORT, scene
+from tests.proxy.scripted import Scene, Turn
+
+
+async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
+    """Where a continuation goes, and its body."""
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"choices": [{"index": 0, "text": " three", "finish_reason": "stop"}]})
+
+    request = httpx.Request("POST", "http://here/v1/chat/completions")
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
+    prepared = await made.compactor.continuing.continue_answer(
+        made.request, Partial(text="one two "), made.context, ways=upstream.ways
+    )
+    async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)) as chunks:
+        deltas = [chunk["choices"][0]["delta"] async for (chunk,) in chunks]
+    assert deltas == [{"content": " three"}] or prepared.way != "raw"
+    return seen[0].url.path, json.loads(seen[0].content)
+
+
+async def test_a_text_completion_gets_what_the_client_asked_for() -> None:
+    """Its sampling, its limits and its stop strings, with the template's own end; nothing that only chats know."""
+    body = {"model": "m", "messages": SHORT, "temperature": 0.3, "seed": 7, "stop": "END", "n": 1, "max_tokens": 900}
+    path, sent = await _sent(body, scene(Turn()))
+    assert path == "/v1/completions"
+    assert sent.pop("prompt").endswith("assistant<|end_header_id|>\n\none two")
+    assert sent == {
+        "model": "m",
+        "temperature": 0.3,
+        "seed": 7,
+        "stop": ["END", "<|eot_id|>"],
+        "max_tokens": 50,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+@pytest.mark.parametrize("key", ["grammar", "chat_template_kwargs", "reasoning_effort", "something_new"])
+async def test_what_nobody_knows_keeps_the_chat(key: str) -> None:
+    """It may shape the prompt or the answer: the server itself renders the messages then."""
+    path, sent = await _sent({"model": "m", "messages": SHORT, key: "x"}, scene(Turn()))
+    assert path == "/v1/chat/completions"
+    assert sent["messages"][-1] == {"role": "assistant", "content": "one two"}
+    assert "continue_final_message" not in sent
+
+
+async def test_vllm_is_told_that_the_message_goes_on() -> None:
+    """Its own words for it; without them it would begin another answer."""
+    body = {"model": "m", "messages": SHORT, "reasoning_effort": "low"}
+    path, sent = await _sent(body, scene(Turn(), source="vllm"))
+    assert path == "/v1/chat/completions"
+    assert (sent["continue_final_message"], sent["add_generation_prompt"]) == (True, False)
+
+
+CLOSINGS = {
+    ("llama.cpp", "llama-3.1-8b"): {
+        "thinking_budget_tokens": 0,
+        "chat_template_kwargs": {"custom": 1, "enable_thinking": False},
+        "reasoning_effort": "high",
+    },
+    ("vllm", "qwen3-8b"): {
+        "chat_template_kwargs": {"custom": 1, "enable_thinking": False},
+        "reasoning_effort": "high",
+    },
+    ("operator", "qwen3-8b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "none"},
+    ("operator", "gpt-oss-20b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "low"},
+    ("ollama", "qwen3-8b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "high"},
+}
+
+
+@pytest.mark.parametrize(("source", "model"), CLOSINGS)
+async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model: str) -> None:
+    """By the fields that it has for it, beside the client's own; what begins is still the document asked for."""
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]})
+
+    made = scene(Turn(), model=model, source=source)
+    own = {
+        "reasoning_effort": "high",
+        "chat_template_kwargs": {"custom": 1},
+        "response_format": {"type": "json_object"},
+    }
+    request = httpx.Request("POST", "http://here/v1/chat/completions")
+    body = {"model": "m", "messages": SHORT, **own}
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
+    partial = Partial(text="", reasoning="I count: one, two", closes=True)
+    prepared = await made.compactor.continuing.continue_answer(made.request, partial, made.context, ways=upstream.ways)
+    async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)):
+        pass
+    sent = json.loads(seen[0].content)
+    expected = {"response_format": {"type": "json_object"}, **CLOSINGS[source, model]}
+    names = (*own, "thinking_budget_tokens")
+    assert {key: value for key, value in sent.items() if key in names} == expected
+    last = sent["messages"][-1]["content"]
+    assert "I count: one, two" in last
+    assert last.endswith(" /no_think") is (model == "qwen3-8b")
+
+
+@pytest.mark.parametrize("error", [httpx.ReadTimeout, httpx.ConnectError, httpx.PoolTimeout, httpx.WriteError])
+async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.TransportError]) -> None:
+    """Another way may do; where there is none, and for an answer that begins, the client's error stays what it was."""
+
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise error("too late", request=request)
+
+    made = scene(Turn())
+    request = httpx.Request("POST", "http://here/v1/chat/completions")
+    body = {"model": "m", "messages": SHORT}
+    upstream = HttpUpstream(httpx.MockTransport(fail), request, body, Bounded(9))
+    for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
+        prepared = await made.compactor.continuing.continue_answer(
+            made.request, Partial(text="one two "), made.context, ways=ways
+        )
+        with pytest.raises(expected) as raised:
+            async with upstream.open(prepared.messages, 50, continuation=continuation_of(prepared)):
+                pass
+        assert isinstance(raised.value.__cause__ if expected is UpstreamDropped else raised.value, error)
+    with pytest.raises(error):
+        async with upstream.open(None, 50, continuation=None):
+            pass

@@ -1,0 +1,133 @@
+"""LiteLLM from inside: the pool under the transport, and the moment before its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import litellm
+import pytest
+from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
+
+from litellm_compaction.proxy.litellm_api import before_end, connect
+
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_PIECE = b"4\r\na: b\r\n"
+
+
+class Server:
+    """Sends one piece for each request and then waits; keeps how often it was connected to, and left."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.connected = 0
+        self.left = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connected += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(_HEAD + _PIECE)
+        await reader.read()
+        self.left.set()
+        writer.close()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    server = Server()
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/"
+    async with listener:
+        yield server
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[httpx.AsyncBaseTransport]:
+    opened = connect()
+    yield opened
+    await opened.aclose()
+
+
+async def test_closing_a_stream_leaves_the_server(transport: httpx.AsyncBaseTransport) -> None:
+    """What stops a generation: the server sees the connection end as soon as an open stream is closed."""
+    async with serving() as server:
+        response = await transport.handle_async_request(httpx.Request("GET", server.url))
+        pieces = response.aiter_bytes()
+        assert await anext(pieces) == b"a: b"
+        assert not server.left.is_set()
+        await response.aclose()
+        await asyncio.wait_for(server.left.wait(), 60)
+
+
+async def test_proxies_of_the_environment_are_passed_by(
+    transport: httpx.AsyncBaseTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation with a local server never meets a proxy, although LiteLLM's transport would send it there."""
+    async with serving() as proxy, serving() as server:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        response = await transport.handle_async_request(httpx.Request("GET", server.url))
+        assert response.status_code == 200
+        await response.aclose()
+        assert (proxy.connected, server.connected) == (0, 1)
+
+
+async def test_unreachable_server_is_an_error_of_httpx(transport: httpx.AsyncBaseTransport) -> None:
+    """The carrier tells a broken connection by httpx's errors, whatever lies below."""
+    async with serving() as server:
+        url = server.url
+    with pytest.raises(httpx.ConnectError):
+        await transport.handle_async_request(httpx.Request("GET", url))
+
+
+async def test_operator_chooses_httpx(transport: httpx.AsyncBaseTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where LiteLLM is told not to use aiohttp, neither do we."""
+    assert isinstance(transport, LiteLLMAiohttpTransport)
+    with monkeypatch.context() as patched:
+        patched.setenv("DISABLE_AIOHTTP_TRANSPORT", "True")
+        assert isinstance(connect(), httpx.AsyncHTTPTransport)
+    monkeypatch.setattr(litellm, "disable_aiohttp_transport", True)
+    assert isinstance(connect(), httpx.AsyncHTTPTransport)
+
+
+_MODULE = "litellm.proxy.proxy_server"
+
+
+async def test_litellms_own_end_does_ours_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its connections are still open; arguments and result are its own."""
+    done: list[Any] = []
+
+    async def end(worker: str | None = None) -> str:
+        done.append(worker)
+        return "ended"
+
+    async def ours() -> None:
+        done.append("ours")
+
+    module = SimpleNamespace(proxy_shutdown_event=end)
+    monkeypatch.setitem(sys.modules, _MODULE, module)  # type: ignore[arg-type] # no more of it is looked at
+    assert before_end(ours)
+    assert await module.proxy_shutdown_event(worker="heart") == "ended"
+    assert done == ["ours", "heart"]
+
+
+@pytest.mark.parametrize("module", [None, SimpleNamespace(), SimpleNamespace(proxy_shutdown_event=print)])
+async def test_where_litellm_has_no_such_moment_nothing_is_changed(
+    monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    """Leases then end by themselves."""
+    monkeypatch.setitem(sys.modules, _MODULE, module)
+
+    async def ours() -> None:
+        raise AssertionError("done all the same")
+
+    before = getattr(module, "proxy_shutdown_event", None)
+    assert not before_end(ours)
+    assert getattr(module, "proxy_shutdown_event", None) is before

@@ -1,0 +1,108 @@
+"""LiteLLM's answers: what is read out of them, and what is written into them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from litellm.types.llms.openai import ResponseAPIUsage
+
+from litellm_compaction.proxy.answer.sse import json_object
+from litellm_compaction.proxy.wire import usage_of, with_details
+
+_END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
+
+
+_CUT, _WHOLE = {"outcome": "attempts", "restarts": 3}, {"outcome": "completed", "restarts": 1}
+
+
+def test_the_windows_end_has_anthropics_own_word() -> None:
+    """In the one event that says it, and in a whole message, of which a copy goes out: LiteLLM logs its own."""
+    assert with_details(_END, _CUT).count(b"model_context_window_exceeded") == 1
+    assert with_details(_END, _WHOLE).count(b"max_tokens") == 1
+    message = {"type": "message", "content": [], "stop_reason": "max_tokens"}
+    assert with_details(message, _CUT) == {**message, "stop_reason": "model_context_window_exceeded"}
+    assert with_details(message, _WHOLE) is message
+    assert message["stop_reason"] == "max_tokens"
+
+
+def test_the_details_of_an_answer_stand_in_its_usage() -> None:
+    """On Anthropic's route, too: in the one event that has the usage, and in a copy of a whole message."""
+    details = _CUT
+    told = with_details(_END, details)
+    assert json_object(told.partition(b"data:")[2])["usage"] == {"compaction": details}
+    message = {"type": "message", "usage": {"input_tokens": 3}}
+    assert with_details(message, details)["usage"] == {"input_tokens": 3, "compaction": details}
+    assert message["usage"] == {"input_tokens": 3}
+    usage = ResponseAPIUsage(input_tokens=1, output_tokens=1, total_tokens=2)
+    with_details(SimpleNamespace(response=SimpleNamespace(usage=usage)), details)
+    assert usage.model_dump()["compaction"] == details
+    for other in (_END.replace(b"delta\n", b"start\n", 1), {"usage": {}}, {"type": "message"}, None, "x"):
+        assert with_details(other, details) is other
+    assert with_details(_END, None) is _END
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        b": ping\n\n",
+        b'event: message_delta\ndata: {"delta": {"stop_reason": "max_tok',
+        b"event: message_delta\ndata: [1]\n\n",
+        b'event: message_delta\ndata: {"delta": null}\n\n',
+        _END.replace(b"max_tokens", b"end_turn").replace(b', "usage": {}', b""),
+        b'event: content_block_delta\ndata: {"delta": {"stop_reason": "max_tokens"}}\n\n',
+        b'data: {"choices": [{"finish_reason": "length"}]}\n\n',
+        {"type": "message", "stop_reason": "end_turn"},
+        {"object": "chat.completion", "stop_reason": "max_tokens"},
+        "event: message_delta",
+        None,
+    ],
+)
+def test_what_is_no_such_end_stays_as_it_is(other: object) -> None:
+    """Other events, other routes' answers, half an event."""
+    assert with_details(other, _CUT) is other
+
+
+def _usage(prompt_tokens: int, cached_tokens: object) -> dict[str, Any]:
+    details = {"cached_tokens": cached_tokens}
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": 3, "prompt_tokens_details": details}
+
+
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        ({"prompt_tokens": 900, "completion_tokens": 3}, (900, 3)),
+        (
+            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}},
+            (900, 3),
+        ),
+        (
+            {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}},
+            (900, 3),
+        ),
+        (_usage(900, 0), (900, 3)),
+        (
+            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}},
+            (900, 3),
+        ),
+        (
+            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": True}},
+            (900, 3),
+        ),
+        (
+            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": None}},
+            (900, 3),
+        ),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": 7}, (900, 3)),
+        ({"prompt_tokens": 0, "completion_tokens": 3}, None),
+        ({"prompt_tokens": None, "completion_tokens": 3}, None),
+        ({"prompt_tokens": 900}, None),
+        ({"prompt_tokens": True, "completion_tokens": 3}, None),
+        (None, None),
+    ],
+)
+def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
+    """A number without what the server had in its cache would look like a prompt that was cut."""
+    assert usage_of({"usage": usage}) == read

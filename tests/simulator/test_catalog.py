@@ -1,0 +1,102 @@
+"""Which models the simulator lists, loads, and addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from litellm_compaction.simulator import Model
+from tests.simulator.bench import KEY, BenchFactory, user
+
+OTHER = Model("google/gemma-4-12b", publisher="google", architecture="gemma4", type="vlm")
+
+
+def test_v1_list_tells_the_loaded_window(bench: BenchFactory) -> None:
+    """The native list carries the loaded window per instance and the architectural maximum apart from it."""
+    first, second = bench(6000, models=[Model(KEY), OTHER]).get("/api/v1/models")["models"]
+    assert first["loaded_instances"][0]["id"] == KEY
+    assert first["loaded_instances"][0]["config"]["context_length"] == 6000
+    assert first["max_context_length"] == 131_072
+    assert (first["type"], second["type"]) == ("llm", "llm")
+    assert second["loaded_instances"] == []
+    assert second["capabilities"]["vision"] is True
+
+
+def test_v0_list_has_a_loaded_window_only_when_loaded(bench: BenchFactory) -> None:
+    """REST v0 shows `loaded_context_length` for loaded models and leaves it out for others."""
+    first, second = bench(6000, models=[Model(KEY), OTHER]).get("/api/v0/models")["data"]
+    assert (first["state"], first["loaded_context_length"]) == ("loaded", 6000)
+    assert (second["state"], second["type"], second["arch"]) == ("not-loaded", "vlm", "gemma4")
+    assert "loaded_context_length" not in second
+
+
+def test_v0_single_model_is_the_bare_object(bench: BenchFactory) -> None:
+    """One model's page is its list entry, addressed also without its publisher; an unknown one is a 404."""
+    served = bench(6000)
+    assert served.get(f"/api/v0/models/{KEY}") == served.get("/api/v0/models")["data"][0]
+    assert served.get("/api/v0/models/qwen3-8b")["id"] == KEY
+    assert served.client.get("/api/v0/models/nope").status_code == 404
+
+
+def test_openai_list_knows_no_window(bench: BenchFactory) -> None:
+    """The OpenAI list names all downloads with JIT, only loaded ones without, and never a window."""
+    served = bench(models=[Model(KEY), OTHER])
+    entries = served.get("/v1/models")["data"]
+    assert [entry["id"] for entry in entries] == [KEY, OTHER.key]
+    assert set(entries[0]) == {"id", "object", "owned_by"}
+    served.simulator.jit = False
+    assert [entry["id"] for entry in served.get("/v1/models")["data"]] == [KEY]
+
+
+def test_load_and_unload_through_the_api(bench: BenchFactory) -> None:
+    """Loading echoes its configuration on request, a second load is `key:2`, and unloading removes it."""
+    served = bench(6000)
+    load = {"model": KEY, "context_length": 16384, "echo_load_config": True}
+    loaded = served.client.post("/api/v1/models/load", json=load).json()
+    assert (loaded["instance_id"], loaded["load_config"]["context_length"]) == (f"{KEY}:2", 16384)
+    assert "load_config" not in served.client.post("/api/v1/models/load", json={"model": KEY}).json()
+    unload = served.client.post("/api/v1/models/unload", json={"instance_id": f"{KEY}:2"})
+    assert unload.json() == {"instance_id": f"{KEY}:2"}
+    assert [instance.id for instance in served.simulator.instances] == [KEY, f"{KEY}:3"]
+
+
+@pytest.mark.parametrize(
+    "name", [KEY, "qwen3-8b", "QWEN/Qwen3-8B", "qwen3-8b@q4_k_m", f"{KEY}@q8_0", "unknown/model", ""]
+)
+def test_all_forms_of_a_name_reach_the_model(bench: BenchFactory, name: str) -> None:
+    """Key, variant, bare, differently cased, unknown, and empty names are served by the loaded model."""
+    served = bench()
+    assert served.chat(user("hi"), model=name).status_code == 200
+    assert served.last.instance_id == KEY
+
+
+def test_a_key_means_its_first_instance(bench: BenchFactory) -> None:
+    """A key goes to the canonical instance although a larger one exists; an instance id goes to its own."""
+    served = bench(4096)
+    served.simulator.load(KEY, 16384, instance_id="big")
+    served.chat(user("hi"))
+    assert served.last.context_length == 4096
+    served.chat(user("hi"), model="big")
+    assert (served.last.instance_id, served.last.context_length) == ("big", 16384)
+
+
+def test_an_exact_download_goes_before_a_loaded_namesake(bench: BenchFactory) -> None:
+    """A key that is downloaded but not loaded is loaded, although another publisher's copy is loaded."""
+    served = bench(models=[Model(KEY), Model("other/qwen3-8b")])
+    served.chat(user("hi"), model="other/qwen3-8b")
+    assert served.last.instance_id == "other/qwen3-8b"
+
+
+def test_jit_loads_with_the_default_window(bench: BenchFactory) -> None:
+    """A request for a model that is not loaded loads it at 4096 tokens; a GET does not."""
+    served = bench(None, load_ms=5)
+    assert served.get("/api/v1/models")["models"][0]["loaded_instances"] == []
+    assert served.chat(user("hi"), ttl=300).status_code == 200
+    assert (served.last.context_length, served.simulator.instances[0].ttl_s) == (4096, 300)
+
+
+def test_jit_evicts_the_other_jit_model_only(bench: BenchFactory) -> None:
+    """At most one JIT model stays loaded; what was loaded by hand stays."""
+    served = bench(models=[Model(KEY), OTHER, Model("third")])
+    served.chat(user("hi"), model=OTHER.key)
+    served.chat(user("hi"), model="third")
+    assert [instance.id for instance in served.simulator.instances] == [KEY, "third"]

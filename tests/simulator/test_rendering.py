@@ -1,0 +1,141 @@
+"""Prompts as rendered and counted, also by a tokenizer that the name of the model does not promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiktoken
+
+from litellm_compaction.simulator import Model, Reply, Tokenizer
+from litellm_compaction.simulator.rendering import count, decode, encode
+from tests.simulator.bench import KEY, BenchFactory, assistant, long_chat, system, user
+
+HAN = "请把这份报告翻译成英文，然后告诉我哪些数字是错的。" * 20
+LATIN = "Translate this report into German, and say which figures are wrong. " * 20
+
+
+def tokens_of(bench: BenchFactory, tokenizer: Tokenizer | None, *messages: dict[str, Any], **fields: Any) -> int:
+    """`usage.prompt_tokens` of a request."""
+    served = bench(100_000, models=[Model(KEY, tokenizer=tokenizer)])
+    return int(served.chat(*messages, **fields).json()["usage"]["prompt_tokens"])
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.2, 2.0])
+def test_a_factor_scales_all_text(bench: BenchFactory, factor: float) -> None:
+    """As `tokens_factor` does."""
+    plain = tokens_of(bench, None, system("Be terse."), user(LATIN + HAN))
+    assert abs(tokens_of(bench, Tokenizer(factor=factor), system("Be terse."), user(LATIN + HAN)) - plain * factor) <= 1
+
+
+def test_one_script_costs_more_than_another(bench: BenchFactory) -> None:
+    """Chinese 1.75 times, Latin as it was: no one ratio is right for both."""
+    tokenizer = Tokenizer(wide_factor=1.75)
+    assert tokens_of(bench, tokenizer, user(LATIN)) == tokens_of(bench, None, user(LATIN))
+    ratio = tokens_of(bench, tokenizer, user(HAN)) / tokens_of(bench, None, user(HAN))
+    assert 1.7 < ratio < 1.76
+
+
+def test_turns_and_prompts_cost_a_constant(bench: BenchFactory) -> None:
+    """Seven for each of three turns, and forty for the prompt."""
+    said = (user("a"), assistant("b"), user("c"))
+    tokenizer = Tokenizer(message_tokens=7, prompt_tokens=40)
+    assert tokens_of(bench, tokenizer, *said) - tokens_of(bench, None, *said) == 3 * 7 + 40
+
+
+def test_a_template_can_bring_a_system_prompt(bench: BenchFactory) -> None:
+    """It stands before the client's own, or alone; a script is shown what the model sees."""
+    served = bench(models=[Model(KEY, tokenizer=Tokenizer(added_system="You are Qwen."))])
+    served.chat(system("Be terse."), user("hi"))
+    assert served.last.seen_text.startswith("You are Qwen.\n\nBe terse.\nhi")
+    served.chat(user("hi"))
+    assert served.last.seen_text == "You are Qwen.\nhi"
+
+
+def test_a_template_can_leave_the_tools_out(bench: BenchFactory) -> None:
+    """A request with tools then costs as much as one without."""
+    tool = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
+    tokenizer = Tokenizer(ignores_tools=True)
+    assert tokens_of(bench, tokenizer, user("hi"), tools=[tool]) == tokens_of(bench, None, user("hi"))
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        Tokenizer(factor=2.0),
+        Tokenizer(factor=0.7),
+        Tokenizer(wide_factor=1.75),
+        Tokenizer(wide_factor=0.6, message_tokens=20, prompt_tokens=200, added_system=LATIN[:300]),
+    ],
+    ids=["x2", "x0.7", "wide", "mixed"],
+)
+def test_it_cuts_by_its_own_count(bench: BenchFactory, tokenizer: Tokenizer) -> None:
+    """Silently, with 200: what is left is inside the window as this server counts, and fills what it may."""
+    messages = [*long_chat(30), user(HAN * 3)]
+    window = tokens_of(bench, tokenizer, *messages) * 2 // 3
+    served = bench(window, models=[Model(KEY, tokenizer=tokenizer)], script=lambda call: Reply("ok"))
+    assert served.chat(*messages).status_code == 200
+    assert served.last.truncated
+    assert window // 2 < served.last.kept_tokens <= window - window // 8
+    assert served.chat(*messages[-1:]).status_code == 200
+
+
+def test_a_message_that_alone_is_too_long_loses_its_front(bench: BenchFactory) -> None:
+    """Also where half of it is of a script that costs more."""
+    tokenizer = Tokenizer(factor=1.1, wide_factor=1.75, message_tokens=4)
+    served = bench(1000, models=[Model(KEY, tokenizer=tokenizer)])
+    served.chat(user("first"), assistant("yes"), user((LATIN + HAN) * 20 + "the very end"))
+    assert served.last.seen_text.endswith("the very end")
+    assert 700 < served.last.kept_tokens <= 875
+
+
+def test_a_test_can_ask_what_a_request_would_count(bench: BenchFactory) -> None:
+    """The same number as `usage`, without a request."""
+    messages = [system("Be terse."), user(HAN), assistant("x"), user(LATIN)]
+    served = bench(models=[Model(KEY, tokenizer=Tokenizer(factor=1.3, wide_factor=1.75, message_tokens=3))])
+    counted = served.simulator.count_chat(served.simulator.instances[0], messages)
+    assert served.chat(*messages).json()["usage"]["prompt_tokens"] == counted
+    assert len(served.simulator.requests) == 1
+
+
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_prompt_is_counted_as_rendered(bench: BenchFactory) -> None:
+    """The count is that of the ChatML text, its special tokens being one token each."""
+    served = bench()
+    served.chat(system("You are terse."), user("Hello there"))
+    text = "<|im_start|>system\nYou are terse.<|im_end|>\n"
+    text += "<|im_start|>user\nHello there<|im_end|>\n<|im_start|>assistant\n"
+    assert served.last.prompt_tokens == count(text)
+
+
+def test_tools_cost_their_schema_and_instructions(bench: BenchFactory) -> None:
+    """Tools are rendered into a system block with instructions, and more of them cost more."""
+    served = bench()
+    sizes = []
+    for tools in ([], [TOOL], [TOOL, TOOL]):
+        served.chat(user("hi"), tools=tools)
+        sizes.append(served.last.prompt_tokens)
+    assert sizes[1] - sizes[0] > 100
+    assert 0 < sizes[2] - sizes[1] < 60
+
+
+def test_images_cost_a_fixed_number_of_tokens(bench: BenchFactory) -> None:
+    """An image costs 1000 tokens whatever its data, and text parts are counted as text."""
+    served = bench()
+    served.chat(user("look here"))
+    plain = served.last.prompt_tokens
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 20_000}}
+    served.chat(user([{"type": "text", "text": "look here"}, image]))
+    assert served.last.prompt_tokens == plain + 1000
+    assert "QUJD" not in served.last.seen_text
+
+
+@pytest.mark.slow
+def test_vocabulary_is_o200k_and_survives_pathological_text() -> None:
+    """Ordinary text is tokenized as o200k_base does, and a million spaces do not panic."""
+    text = "def f(x): return x  # naïve 漢字"
+    assert list(encode(text)) == tiktoken.get_encoding("o200k_base").encode_ordinary(text)
+    assert decode(encode(text)) == text
+    assert 0 < count(" " * 1_000_000) < 100_000

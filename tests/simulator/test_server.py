@@ -1,0 +1,101 @@
+"""The paths that are served, the bodies that are read, and the end of a server."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from litellm_compaction.simulator import Gate, Model, Reply, Simulator, numbered_words, serve
+from tests.simulator.bench import KEY, BenchFactory, user
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_bodies_that_are_no_json_object_are_refused(bench: BenchFactory, raw: bytes) -> None:
+    """Bytes that are not a JSON object are a 400, on both completion endpoints."""
+    served = bench()
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert served.client.post(path, content=raw).status_code == 400
+    assert served.last.body is None
+
+
+def test_greeting(bench: BenchFactory) -> None:
+    """The identity probe is answered as LM Studio answers it."""
+    assert bench().get("/lmstudio-greeting") == {"lmstudio": True}
+
+
+def test_unknown_paths_answer_200_with_an_error(bench: BenchFactory) -> None:
+    """A path LM Studio does not know gives HTTP 200 and an error body."""
+    response = bench().client.get("/api/tags")
+    assert response.status_code == 200
+    assert "Unexpected endpoint" in response.json()["error"]
+
+
+@pytest.mark.parametrize(("api", "known"), [("v1", 4), ("v0", 3), ("openai", 1)])
+def test_older_servers_offer_fewer_paths(bench: BenchFactory, api: str, known: int) -> None:
+    """Each API generation offers its own paths and treats newer ones as unknown."""
+    served = bench(api=api)
+    paths = ["/v1/models", "/lmstudio-greeting", "/api/v0/models", "/api/v1/models"]
+    assert ["error" not in served.get(path) for path in paths] == [True] * known + [False] * (4 - known)
+
+
+def test_token_is_required_where_one_is_set(bench: BenchFactory) -> None:
+    """A missing or wrong bearer token gives a 401 with an error object, the right one passes."""
+    served = bench(api_token="sk-lm-test")
+    assert served.client.get("/api/v1/models").status_code == 401
+    assert "message" in served.chat(user("hi"), headers=None).json()["error"]
+    served.client.headers["Authorization"] = "Bearer sk-lm-test"
+    assert served.chat(user("hi")).status_code == 200
+    assert served.last.headers["authorization"] == "Bearer sk-lm-test"
+
+
+TEXT = numbered_words(20)
+
+
+def test_a_server_that_stops_does_not_wait_for_answers_that_nobody_reads() -> None:
+    """A plain answer that never ends holds up no test."""
+    simulator = Simulator([Model(KEY)], script=lambda call: Reply("x", gate=Gate()))
+    simulator.load(KEY, 4096)
+    with serve(simulator) as address, pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address.base_url}/v1/chat/completions", json={"messages": [user("hi")]}, timeout=0.2)
+    assert simulator.requests[0].outcome == "disconnected"
+
+
+def test_stopping_cuts_open_streams() -> None:
+    """Leaving `serve` with a stream open does not hang, and the same simulator can be served again."""
+    body = {"messages": [user("hi")], "stream": True}
+    simulator = Simulator([Model(KEY)])
+    simulator.load(KEY, 4096)
+    gate = Gate()
+    simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2) if call.index == 0 else None
+    with httpx.Client(timeout=60) as client:
+        with serve(simulator) as address:
+            request = client.build_request("POST", f"{address.base_url}/v1/chat/completions", json=body)
+            response = client.send(request, stream=True)
+            assert gate.reached.wait(60)
+        # Cut with its connection, not cancelled when the server had waited long enough for it.
+        assert simulator.requests[0].outcome == "disconnected"
+        response.close()
+    with serve(simulator) as address:
+        again = httpx.post(f"{address.base_url}/v1/chat/completions", json=body, timeout=60)
+        assert again.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.slow
+def test_command_line() -> None:
+    """The command prints its address, serves the models it was told of, and ends on SIGTERM with status 0."""
+    command = [sys.executable, "-m", "litellm_compaction.simulator", "--port", "0"]
+    command += ["--model", f"{KEY}:6000", "--not-loaded", "other/model", "--reply-words", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+        base_url = line.removeprefix("listening on ")
+        loaded, other = httpx.get(f"{base_url}/api/v0/models", timeout=60).json()["data"]
+        answer = httpx.post(f"{base_url}/v1/chat/completions", json={"messages": [user("hi")]}, timeout=60).json()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert (loaded["loaded_context_length"], other["state"]) == (6000, "not-loaded")
+    assert answer["choices"][0]["message"]["content"] == "word1 word2 word3"

@@ -1,0 +1,282 @@
+"""The SQLite store's file: rights, versions, damage, disappearance, and other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.errors import StoreError
+from litellm_compaction.stores import sqlite
+from litellm_compaction.stores.sqlite import MIGRATIONS
+from litellm_compaction.stores.sqlite_file import SqliteFile
+from tests.stores.compactions import compaction
+from tests.stores.conftest import Open, asides, change
+from tests.stores.made import MemoryStore, SqliteStore, SteadyStore
+
+posix = pytest.mark.skipif(os.name != "posix", reason="POSIX modes and open files")
+
+
+@posix
+async def test_nobody_else_can_read_it(opened: Open, path: Path) -> None:
+    """0600 for the file and its two companions, 0700 for the folder, also where the file was open to others."""
+    path.parent.mkdir(mode=0o700)
+    path.touch(mode=0o644)
+    store = opened()
+    await store.put("team", compaction("h"))
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+    assert modes == dict.fromkeys(["store.sqlite3", "store.sqlite3-wal", "store.sqlite3-shm"], 0o600)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@posix
+async def test_the_folder_is_made_for_the_user_alone(opened: Open, path: Path) -> None:
+    """0700, whatever the process's umask would allow."""
+    await opened().put("team", compaction("h"))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_readers_do_not_wait_for_a_writer(opened: Open, path: Path) -> None:
+    """The journal is WAL: found while another process holds the write lock."""
+    store = opened()
+    await store.put("team", compaction("h"))
+    writer = sqlite3.connect(path, isolation_level=None)
+    assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    writer.execute("BEGIN IMMEDIATE")
+    assert await store.find("team", ["h"]) == [compaction("h")]
+    with pytest.raises(StoreError, match="locked"):
+        await store.put("team", compaction("other"))
+    writer.execute("ROLLBACK")
+    # For some seconds nobody waits for the lock again.
+    with pytest.raises(StoreError, match="locked"):
+        await store.put("team", compaction("other"))
+    writer.close()
+    assert await opened().find("team", ["h"]) == [compaction("h")]
+
+
+async def test_a_locked_file_is_written_again_after_a_while(path: Path) -> None:
+    """One failed wait pays for ten seconds, then the lock is tried again."""
+    now_s = 0.0
+    file = SqliteFile(path, MIGRATIONS, create=True, clock=lambda: now_s)
+    file.write(lambda connection: connection.execute("UPDATE usage SET bytes = 0"))
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="locked"):
+        file.write(lambda connection: None)
+    writer.execute("ROLLBACK")
+    writer.close()
+    now_s = 9.9
+    with pytest.raises(StoreError, match="locked"):
+        file.write(lambda connection: None)
+    now_s = 10.1
+    file.write(lambda connection: None)
+    file.close()
+
+
+async def test_an_older_version_is_migrated(opened: Open, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it held is still there, and the new tables too."""
+    older = opened()
+    await older.put("team", compaction("h"))
+    await older.aclose()
+    before = sqlite3.connect(path)
+    (version,) = before.execute("PRAGMA user_version").fetchone()
+    before.close()
+    newer = (*MIGRATIONS, ("CREATE TABLE another (x)",))
+    monkeypatch.setattr(sqlite, "MIGRATIONS", newer)
+    store = opened()
+    assert await store.find("team", ["h"]) == [compaction("h")]
+    await store.add_event(1e12, "{}")
+    assert len(await store.events()) == 1
+    await store.aclose()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (version + 1,)
+    assert connection.execute("SELECT count(*) FROM another").fetchone() == (0,)
+    connection.close()
+
+
+async def test_a_newer_version_is_left_alone(path: Path, opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """The store works in memory, one warning says why and what to do, and the file stays as it is."""
+    await opened().put("team", compaction("h"))
+    change(path, "PRAGMA user_version=99")
+    before = path.read_bytes()
+    store = SteadyStore(opened(), MemoryStore(ttl_s=1000, max_bytes=10_000))
+    for name in ("a", "b"):
+        await store.put("team", compaction(name))
+        assert len(await store.find("team", [name])) == 1
+    assert path.read_bytes() == before
+    assert asides(path) == []
+    [record] = caplog.records
+    assert "schema version 99" in record.getMessage()
+    assert "update it, or name another file in `store`" in record.getMessage()
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+async def test_a_file_of_a_build_before_the_release_is_set_aside(path: Path, opened: Open, version: int) -> None:
+    """Its tables are others; the store works at once, and what was there is not deleted."""
+    path.parent.mkdir()
+    change(path, "CREATE TABLE compaction (x)", "PRAGMA application_id=0x6C6D6373", f"PRAGMA user_version={version}")
+    with pytest.raises(StoreError, match=f"schema version {version} is of a build before the first release"):
+        await opened(create=False).find("team", ["h"])
+    assert asides(path) == []
+    store = opened()
+    await store.put("team", compaction("h"))
+    assert await store.find("team", ["h"]) == [compaction("h")]
+    [aside] = asides(path)
+    kept = sqlite3.connect(aside)
+    assert kept.execute("SELECT count(*) FROM compaction").fetchone() == (0,)
+    kept.close()
+
+
+async def test_another_programs_database_is_left_alone(path: Path, opened: Open) -> None:
+    """Its tables are not ours to add to."""
+    path.parent.mkdir()
+    change(path, "CREATE TABLE theirs (x)")
+    with pytest.raises(StoreError, match="another program"):
+        await opened().put("team", compaction("h"))
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+    connection.close()
+
+
+async def test_a_damaged_file_is_set_aside(opened: Open, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At start: one warning, a fresh file, and the damaged one kept for whoever wants to look."""
+    path.parent.mkdir()
+    path.write_bytes(b"this is no database, but long enough to be taken for one" * 100)
+    store = opened()
+    await store.put("team", compaction("h"))
+    assert await store.find("team", ["h"]) == [compaction("h")]
+    [aside] = asides(path)
+    assert aside.read_bytes().startswith(b"this is no database")
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith("store_corrupt ")
+
+
+async def test_a_file_that_is_damaged_while_in_use_is_set_aside(
+    opened: Open, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call that finds out goes on with the fresh file; a second process follows."""
+    store, other = opened(), opened()
+    for number in range(200):
+        await store.put("team", compaction(f"h{number}", text="x" * 1000))
+    assert len(await other.find("team", ["h0"])) == 1
+    change(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("r+b") as file:
+        file.seek(4096 * 8)
+        file.write(b"\xff" * 4096 * 16)
+    assert await other.compactions() == []
+    await store.put("team", compaction("new"))
+    await other.put("team", compaction("newer"))
+    assert len(await store.find("team", ["new", "newer"])) == 2
+    assert len(asides(path)) == 1
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["store_corrupt", "store_file_replaced"]
+
+
+@posix
+async def test_a_file_that_is_deleted_while_in_use_is_made_anew(
+    opened: Open, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning; what comes later is found, and survives a restart."""
+    store = opened()
+    await store.put("team", compaction("before"))
+    for each in path.parent.iterdir():
+        each.unlink()
+    assert await store.find("team", ["before"]) == []
+    await store.put("team", compaction("after"))
+    await store.aclose()
+    assert await opened().find("team", ["before", "after"]) == [compaction("after")]
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["store_file_replaced"]
+
+
+async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    """As is one that cannot be written; it names the file."""
+    (tmp_path / "file").touch()
+    store = SqliteStore(tmp_path / "file" / "store.sqlite3", ttl_s=1, max_bytes=1024)
+    with pytest.raises(StoreError, match=r"file.store\.sqlite3 cannot be used: "):
+        await store.find("team", ["h"])
+    with pytest.raises(StoreError, match="cannot be used"):
+        await store.put("team", compaction("h"))
+    await store.aclose()
+
+
+async def test_a_full_disk_leaves_what_is_there(opened: Open, path: Path) -> None:
+    """What does not fit is an error, what was there is found, and the file is not damaged."""
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = sqlite3.connect(*arguments, **options)
+        connection.execute("PRAGMA max_page_count=30")
+        return connection
+
+    store = opened(connect=connect)
+    await store.put("team", compaction("small"))
+    with pytest.raises(StoreError, match="full"):
+        await store.put("team", compaction("large", text="x" * 300_000))
+    assert await store.find("team", ["small", "large"]) == [compaction("small")]
+    await store.aclose()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+async def test_a_disk_that_hangs_holds_nobody_up(opened: Open) -> None:
+    """The first call gives up after its limit, the next ones at once, and when it answers all is well."""
+    released = threading.Event()
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        assert released.wait(60)
+        return sqlite3.connect(*arguments, **options)
+
+    store = opened(connect=connect, limit_s=0.05)
+    with pytest.raises(StoreError, match=r"did not answer in 0\.05 s"):
+        await store.put("team", compaction("h"))
+    with pytest.raises(StoreError, match="still hangs"):
+        await store.find("team", ["h"])
+    released.set()
+    await store.aclose()
+    assert await opened().find("team", ["h"]) == [compaction("h")]
+
+
+async def test_the_event_loop_does_not_wait_for_the_disk(opened: Open) -> None:
+    """Another task runs while the store's thread is held up."""
+    released = threading.Event()
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        assert released.wait(60)
+        return sqlite3.connect(*arguments, **options)
+
+    store = opened(connect=connect)
+    task = asyncio.create_task(store.put("team", compaction("h")))
+    # Only a loop that runs can release it.
+    asyncio.get_running_loop().call_soon(released.set)
+    await task
+
+
+async def test_another_process_may_make_the_file_while_it_is_looked_at(path: Path) -> None:
+    """Its schema is read as of one moment: an empty file that has tables a moment later is no other program's."""
+
+    class Raced(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            if "sqlite_master" in statement and not raced:
+                raced.append(statement)
+                # Where the file is being read it has to wait, here for nothing.
+                with contextlib.suppress(StoreError, sqlite3.Error):
+                    other = sqlite3.connect(path, timeout=0, isolation_level=None)
+                    try:
+                        other.executescript("CREATE TABLE x (a); PRAGMA application_id=7;")
+                    finally:
+                        other.close()
+            return super().execute(statement, *values)
+
+    raced: list[str] = []
+    file = SqliteFile(path, MIGRATIONS, create=True, connect=Raced)
+    file.write(lambda connection: None)
+    file.close()
+    assert raced

@@ -1,0 +1,271 @@
+"""README.md and docs/ say what the code does: settings, options, files, commands; their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from litellm_compaction.cli.app import program
+from litellm_compaction.cli.config_file import read_config
+from litellm_compaction.config import DeploymentSettings, Settings
+from litellm_compaction.core.strategies import STRATEGIES
+from tests.settings_table import table
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.rglob("*.md"))]
+PACKAGE = ROOT / "litellm_compaction"
+# What makes one of `concurrency.py`'s memories or functools' caches, and what writes to the store for good.
+_MEMORY = re.compile(r"\b(?:Bounded|Kept|Rests|Flights)\(|\blru_cache\(|^@(?:functools\.)?cache\b", re.MULTILINE)
+_WRITES = re.compile(r"store\.(?:put_fact|merge_fact|put_setting|add_event|add_turn)\b")
+
+
+def page(name: str) -> str:
+    """The text of a page, by its path in the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def between(name: str, text: str) -> str:
+    """What stands in a page between the markers `name:begin` and `name:end`."""
+    found = re.search(rf"<!-- {name}:begin.*?-->\n(.*?)\n<!-- {name}:end -->", text, re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+@pytest.mark.parametrize(("name", "settings"), [("settings", Settings), ("deployment", DeploymentSettings)])
+def test_the_table_of_settings_is_the_codes(name: str, settings: type[BaseModel]) -> None:
+    """Every key, default, unit and meaning; `python -m tests.settings_table` prints the right one."""
+    assert between(name, page("docs/settings.md")) == table(settings)
+
+
+def shown_config(name: str) -> str:
+    """The first example of a config in a page."""
+    found = re.search(r"```yaml\n(.*?)```", page(name), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_the_config_runs(name: str, tmp_path: Path) -> None:
+    """The example has nothing wrong."""
+    path = tmp_path / "config.yaml"
+    path.write_text(shown_config(name), encoding="utf-8")
+    assert [finding for finding in read_config(path).findings({}) if finding.level == "problem"] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_the_config_is_the_shipped_one(name: str) -> None:
+    """Apart from comments."""
+    assert yaml.safe_load(shown_config(name)) == yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_readme_is_short() -> None:
+    """It leads to the pages; ten lines of configuration are enough."""
+    assert len(page("README.md").splitlines()) <= 150
+    assert len(shown_config("README.md").splitlines()) <= 10
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_the_two_commands_are_one_line_each(name: str) -> None:
+    """Both do all the set-up with Python and pip alone."""
+    start, test = (
+        line.removeprefix("python3 -m venv .venv && ").split(" && ")
+        for line in re.findall(r"^python3 -m venv .*$", page(name), re.MULTILINE)
+    )
+    assert start == [".venv/bin/python tools/install.py", ".venv/bin/litellm-compaction up"]
+    assert test == [".venv/bin/python tools/install.py --tests", ".venv/bin/python -m pytest -n 3 --dist loadfile"]
+
+
+def test_ci_runs_the_tests_of_the_readme() -> None:
+    """The same install and the same command, in a fresh environment."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "tools/install.py --tests" in script
+    assert '/bin/python" -m pytest -n 3 --dist loadfile' in script
+
+
+def test_every_command_and_option_is_documented() -> None:
+    """The table of the command line is complete and has nothing else."""
+    for name, command in program.commands.items():
+        [row] = [
+            line
+            for line in page("docs/command-line.md").splitlines()
+            if line.startswith(f"| `litellm-compaction {name}")
+        ]
+        documented = set(re.findall(r"--[a-z-]+", row.split("` |")[0]))
+        assert documented == options_of(command), name
+
+
+def options_of(command: click.Command) -> set[str]:
+    """Those of its actions too."""
+    known = {option for each in command.params for option in each.opts if option.startswith("--")}
+    actions = command.commands.values() if isinstance(command, click.Group) else ()
+    return known.union(*map(options_of, actions))
+
+
+def links_of(text: str) -> list[str]:
+    """Its relative links, as they are written; code is no link."""
+    prose = re.sub(r"^```.*?^```|`[^`\n]+`", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"\]\((?!https?://)([^)\s]+)\)", prose)
+
+
+def anchors_of(text: str) -> set[str]:
+    """Those of its headings, as repository and site have them; headings whose anchors differ there cannot be linked."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    anchors = set()
+    for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE):
+        kept = re.sub(r"[^\w\s-]", "", heading).strip().lower()
+        if kept.isascii() and (anchor := kept.replace(" ", "-")) == re.sub(r"[-\s]+", "-", kept):
+            anchors.add(anchor)
+    return anchors
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_linked_files_and_headings_exist(path: Path) -> None:
+    """Relative links lead somewhere in the repository, and those with an anchor to a heading."""
+    for link in links_of(path.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors_of(target.read_text(encoding="utf-8")), link
+
+
+def test_every_page_is_listed() -> None:
+    """In the list of pages, in the README and in the site's menu, in the same order."""
+    names = listed("docs/README.md")
+    assert sorted(names) == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
+    assert re.findall(r"^- \[.*?\]\(docs/(.*?\.md)\)", page("README.md"), re.MULTILINE) == names
+    below = listed("docs/contributing.md")
+    assert sorted(below) == sorted(f"contributing/{path.name}" for path in DOCS.glob("contributing/*.md"))
+    menu = yaml.safe_load(page("mkdocs.yml"))["nav"]
+    assert names[-1] == "contributing.md"
+    assert [name for entry in menu for name in menu_names(entry)] == ["README.md", *names, *below]
+
+
+def listed(name: str) -> list[str]:
+    """The pages in a page's list."""
+    return re.findall(r"^- \[.*?\]\((.*?\.md)\)", page(name), re.MULTILINE)
+
+
+def menu_names(entry: Mapping[str, Any]) -> list[str]:
+    """The pages of an entry of the menu, and of those below it."""
+    [value] = entry.values()
+    return [value] if isinstance(value, str) else [name for each in value for name in menu_names(each)]
+
+
+def test_no_page_is_longer_than_a_reader_reads() -> None:
+    """Pages for contributors are read from end to end."""
+    for path in [DOCS / "contributing.md", *DOCS.glob("contributing/*.md")]:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 210, path.name
+
+
+_NAMING = (
+    "glossary",
+    "promises",
+    "contributing",
+    *(f"contributing/{path.stem}" for path in DOCS.glob("contributing/*")),
+)
+
+
+@pytest.mark.parametrize("name", _NAMING)
+def test_the_files_that_a_page_names_exist(name: str) -> None:
+    """Paths of the package and of the repository."""
+    named = named_files(name)
+    assert len(named) >= 4
+    for path in named:
+        assert any((root / path).exists() for root in (PACKAGE, ROOT)), path
+
+
+def named_files(name: str) -> set[str]:
+    """The paths in a page, as they are written."""
+    return set(re.findall(r"`((?!/)[\w./]+/[\w./]*)`", page(f"docs/{name}.md")))
+
+
+def modules(*, simulator: bool) -> Iterator[tuple[str, str]]:
+    """The name and the text of each module of the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if simulator or not name.startswith("simulator/"):
+            yield name, path.read_text(encoding="utf-8")
+
+
+def test_every_memory_and_everything_that_is_stored_is_told() -> None:
+    """The page on state names each module that remembers something, or writes a fact, a setting or a line."""
+    told = re.findall(r"`([\w./]+\.py)`", page("docs/contributing/state.md"))
+    found = [name for name, text in modules(simulator=False) if _MEMORY.search(text) or _WRITES.search(text)]
+    assert len(found) >= 30
+    assert [name for name in found if name not in told] == []
+
+
+def test_every_mechanism_says_what_it_earns() -> None:
+    """Each module of more than 150 lines has a row, and each row's modules exist."""
+    told = re.findall(r"`([\w./]+\.py)`", page("docs/contributing/earns.md"))
+    large = [name for name, text in modules(simulator=True) if text.count("\n") > 150]
+    assert len(large) >= 50
+    assert [name for name in large if name not in told] == []
+
+
+def scripts() -> dict[str, str]:
+    """The texts of the benchmarks that are run, by their paths in the repository."""
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in ROOT.glob("benchmarks/**/*.py")}
+    return {path: text for path, text in texts.items() if 'if __name__ == "__main__":' in text}
+
+
+def test_each_benchmark_has_one_row_in_their_table() -> None:
+    """Beside its question and its last result; no row names another file."""
+    table = page("benchmarks/README.md").partition("| question | command | last result |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\|[^|]+\| `[^`|]*python (\S+)[^`|]*` \| \S", table, re.MULTILINE)) == sorted(scripts())
+
+
+@pytest.mark.parametrize("path", scripts())
+def test_a_benchmark_measures_this_checkout(path: str) -> None:
+    """It says how it is run from the root, and finds this package and these tests before installed ones."""
+    text = scripts()[path]
+    assert f"python {path}" in text
+    assert "\nsys.path.insert(0, str(Path(__file__).parents[2]))\n" in text
+
+
+def test_named_benchmarks_and_tools_exist() -> None:
+    """Wherever a page, a module or a test names the path of a script."""
+    files = [ROOT / "pyproject.toml", ROOT / "NOTICE", ROOT / "CHANGELOG.md", ROOT / ".ci" / "run", *PAGES]
+    for folder in ("litellm_compaction", "benchmarks", "tests", "tools", "locks"):
+        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".toml", ".txt"}]
+    named = {
+        (path, name)
+        for path in files
+        for name in re.findall(r"\b(?:benchmarks|tools)/[\w/]+\.py\b", path.read_text("utf-8"))
+    }
+    assert len(named) >= 50
+    assert [(str(path), name) for path, name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_the_names_of_the_glossary_exist() -> None:
+    """Each in the file that stands beside it."""
+    rows = re.findall(r"^\| (`[A-Z].*?) \| `([\w./]+)` \|", page("docs/glossary.md"), re.MULTILINE)
+    assert len(rows) >= 10
+    for names, path in rows:
+        code = (ROOT / "litellm_compaction" / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^class {name}\b", code, re.MULTILINE), (name, path)
+
+
+def test_the_recorded_demo_has_no_truncation() -> None:
+    """What is shown was a run that went well."""
+    assert " 0 truncations by the server" in between("demo", page("docs/command-line.md"))
+
+
+def test_every_placeholder_of_a_prompt_is_documented() -> None:
+    """With the strategies that have it, and where it is required."""
+    held = {name: each.placeholders for name, each in STRATEGIES.items()}
+    for name in {name for each in held.values() for names in each for name in names}:
+        [row] = [line for line in page("docs/strategies.md").splitlines() if line.startswith(f"| `{{{name}}}` |")]
+        having = [strategy for strategy, each in held.items() if name in (*each.required, *each.optional)]
+        assert ("| all" in row) == (having == list(held)), name
+        assert all(f"`{strategy}`" in row for strategy in having) or "| all" in row, name
+        assert ("(required)" in row) == any(name in each.required for each in held.values()), name

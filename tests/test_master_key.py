@@ -1,0 +1,96 @@
+"""The master key: the environment's, else one that is made once, readable only by its owner."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from litellm_compaction.errors import ConfigError
+from litellm_compaction.master_key import ensure_master_key
+
+posix = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    return {"LITELLM_COMPACTION_HOME": str(tmp_path / "own")}
+
+
+def test_the_environments_key_is_used_and_nothing_is_written(home: dict[str, str], tmp_path: Path) -> None:
+    """A key that the operator set is taken as it is."""
+    found = ensure_master_key({**home, "LITELLM_MASTER_KEY": " sk-mine "})
+    assert (found.key, found.path, found.created) == ("sk-mine", None, False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_key_is_made_once_and_reused(home: dict[str, str]) -> None:
+    """The first call creates the key, later ones read the same."""
+    first = ensure_master_key({**home})
+    second = ensure_master_key({**home})
+    assert first.created
+    assert not second.created
+    assert first.key == second.key
+    assert first.key.startswith("sk-")
+    assert len(first.key) >= 40
+    assert first.path == second.path is not None
+
+
+def test_a_key_from_the_file_is_handed_to_litellm(home: dict[str, str]) -> None:
+    """LiteLLM reads the variable, so the environment holds the key afterwards."""
+    found = ensure_master_key(home)
+    assert home["LITELLM_MASTER_KEY"] == found.key
+
+
+@posix
+def test_file_and_folder_belong_to_the_user_alone(home: dict[str, str]) -> None:
+    """Mode 0600 for the file, 0700 for the folder, and no draft is left."""
+    path = ensure_master_key(home).path
+    assert path is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [file.name for file in path.parent.iterdir()] == ["master_key"]
+
+
+@posix
+def test_a_file_that_others_can_read_is_closed(home: dict[str, str]) -> None:
+    """A mode that was loosened is tightened."""
+    path = ensure_master_key({**home}).path
+    assert path is not None
+    path.chmod(0o644)
+    ensure_master_key({**home})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_starts_in_the_same_instant_get_the_same_key(home: dict[str, str]) -> None:
+    """Of many concurrent first calls exactly one creates the key."""
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda _: ensure_master_key({**home}), range(64)))
+    assert len({one.key for one in found}) == 1
+    assert sum(one.created for one in found) == 1
+
+
+@pytest.mark.parametrize("content", ["", "no-key\n", "sk-short", "sk-two lines of text here\nand more"])
+def test_a_file_without_a_key_is_refused(home: dict[str, str], content: str) -> None:
+    """Something else in the file is never used as a key, and never replaced silently."""
+    path = ensure_master_key({**home}).path
+    assert path is not None
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match="does not hold a master key"):
+        ensure_master_key({**home})
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    """The error names both ways out."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"LITELLM_MASTER_KEY.*LITELLM_COMPACTION_HOME"):
+        ensure_master_key({"LITELLM_COMPACTION_HOME": str(tmp_path / "file" / "below")})
+
+
+def test_the_key_is_not_in_the_repr(home: dict[str, str]) -> None:
+    """A log of the value does not show the key."""
+    found = ensure_master_key(home)
+    assert found.key not in repr(found)

@@ -1,0 +1,76 @@
+"""The files around the code fit together: Dockerfile, config.yaml, CI script, licence."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from litellm_compaction.cli.config_file import read_config
+from litellm_compaction.config import Settings, settings_from
+
+ROOT = Path(__file__).parents[1]
+
+
+def copied_sources() -> list[str]:
+    """What the Dockerfile copies from the checkout."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from=" not in line]
+    return [source for sources in copies for source in sources]
+
+
+@pytest.mark.parametrize("source", copied_sources())
+def test_what_the_dockerfile_copies_is_there(source: str) -> None:
+    """It exists, and .dockerignore lets it into the build."""
+    assert (ROOT / source).exists()
+    allowed = [
+        line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] == "!"
+    ]
+    assert any(fnmatchcase(source.removeprefix("./"), pattern) for pattern in allowed)
+
+
+def test_the_image_does_not_run_as_root() -> None:
+    """The last USER is an ordinary one, and stands before the entry point."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert re.findall(r"^USER (\S+)", text, re.MULTILINE) == ["proxy"]
+    assert text.index("USER proxy") < text.index("ENTRYPOINT")
+    assert "/health/liveliness" in text
+
+
+def test_everything_the_package_build_needs_is_copied() -> None:
+    """Readme, licence and config.yaml are named in pyproject.toml."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for name in ("README.md", "LICENSE", "config.yaml"):
+        assert f'"{name}"' in project
+        assert name in copied_sources()
+
+
+def test_the_ci_script_is_a_script() -> None:
+    """Executable, strict, and bash can read it."""
+    script = ROOT / ".ci" / "run"
+    assert "set -euo pipefail" in script.read_text(encoding="utf-8")
+    if os.name == "posix":
+        assert os.access(script, os.X_OK)
+    bash = shutil.which("bash")
+    if bash is not None:
+        subprocess.run([bash, "-n", str(script)], check=True, timeout=300)
+
+
+def test_the_shipped_config_shows_real_settings_with_their_defaults() -> None:
+    """Each commented key exists, and its value is the default."""
+    text = (ROOT / "config.yaml").read_text(encoding="utf-8")
+    shown = re.findall(r"^    # (\w+): (\S+)", text.partition("litellm_compaction: {}")[2], re.MULTILINE)
+    assert len(shown) >= 5
+    for name, value in shown:
+        default = Settings.model_fields[name].default
+        assert value in (str(default), f"{default:.2f}" if isinstance(default, float) else str(default))
+
+
+def test_the_shipped_config_has_the_defaults() -> None:
+    """Nothing is set, so that the defaults of the code count."""
+    assert settings_from(read_config(ROOT / "config.yaml").settings) == settings_from(None)
