@@ -198,6 +198,65 @@ class ClientRequest:
 
 
 @dataclass(slots=True)
+class Attempt:
+    """What has been done for a request at one deployment; a fallback to another deployment begins a new one.
+
+    Attributes:
+        deployment: its id, "" before one is chosen.
+        context, prepared: as it was sent last.
+        outlook: for the response's headers, which are sent before the answer.
+        action: the strongest thing done for it: compacted, then reused, then none.
+        details: of its usage: how it ended, and what restarts cost.
+        is_carried: the transport does all that happens while its answer is open.
+        may_pause: its answer nears the limit, so that a compaction may silence it for a while.
+        begins_silently: nothing is told before its answer begins, so that LiteLLM may keep what opens a stream.
+    """
+
+    deployment: str = ""
+    context: RequestContext | None = None
+    prepared: PreparedRequest | None = None
+    outlook: Outlook | None = None
+    action: Action = "none"
+    details: Mapping[str, Any] | None = None
+    is_carried: bool = False
+    may_pause: bool = False
+    begins_silently: bool = False
+
+
+class Plot:
+    """Has a request seen on the page and in the metrics; an answer is worth more than its place there (P8)."""
+
+    def __init__(
+        self,
+        client: ClientRequest,
+        turns: Turns | None = None,
+        on_restarts: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._turns = turns
+        self._on_restarts = on_restarts
+        self._turn: Turn | None = None
+
+    def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
+        if self._turns is None:
+            return
+        try:
+            self._turn = self._turns.sent(self._turn, self._client.original.messages, context, prepared)
+        except Exception as error:  # noqa: BLE001 - see the class
+            log_failure("turns", error)
+
+    def answered(
+        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
+    ) -> None:
+        if self._turns is not None:
+            self._turns.answered(self._turn, context, prepared, prompt_tokens, completion_tokens)
+
+    def ended(self, restarts: int) -> None:
+        if self._on_restarts is not None and restarts:
+            self._on_restarts(self._client.group, restarts)
+
+
+@dataclass(slots=True)
 class Call:
     """A client's request and what has been done for it.
 
@@ -207,20 +266,12 @@ class Call:
         pins: the name or id under which the router finds each deployment, by the deployment's id.
         rewritten: the list in LiteLLM's hands is no longer `client.received`.
         is_told: the request before it told of a compaction, so that this one does not again.
-        is_carried: the transport does all that happens while its answer is open.
         is_read: its answer has reached the loop that carries it.
-        may_pause: its answer nears the limit, so that a compaction may silence it for a while.
-        begins_silently: nothing is told before its answer begins, so that LiteLLM may keep what opens a stream.
         refusal: our last one; None without any.
-        tried: id of the deployment that it went to last, "" before the first.
         foreseen: what came of it before its deployment was chosen, until it is.
         room: what it holds of a shared context if the hooks carry it, until it ends.
-        context, prepared: of the newest deployment that it was sent to.
-        outlook: for the response's headers, which are sent before the answer.
-        action: the strongest thing done for it: compacted, then reused, then none.
-        details: of its usage: how it ended, and what restarts cost.
-        on_restarts: is told the group and the number of restarts of its answer.
-        turns, turn: the log of turns, and this request's; None without a page.
+        attempt: at the deployment that it went to last.
+        plot: is told what becomes of it; None for nobody.
     """
 
     client: ClientRequest
@@ -229,41 +280,40 @@ class Call:
     pins: dict[str, str] = field(default_factory=dict)
     rewritten: bool = False
     is_told: bool = False
-    is_carried: bool = False
     is_read: bool = False
-    may_pause: bool = False
-    begins_silently: bool = False
     refusal: CompactionError | None = None
-    tried: str = ""
     foreseen: Foreseen | None = None
     room: Reservation | None = None
-    context: RequestContext | None = None
-    prepared: PreparedRequest | None = None
-    outlook: Outlook | None = None
-    action: Action = "none"
-    details: Mapping[str, Any] | None = None
-    on_restarts: Callable[[str, int], None] | None = None
-    turns: Turns | None = None
-    turn: Turn | None = None
+    attempt: Attempt = field(default_factory=Attempt)
+    plot: Plot | None = None
+
+    @property
+    def may_pause(self) -> bool:
+        return self.attempt.may_pause
+
+    @may_pause.setter
+    def may_pause(self, may_pause: bool) -> None:
+        self.attempt.may_pause = may_pause
 
     @property
     def is_hooked(self) -> bool:
         """LiteLLM's hooks carry its answer."""
-        return self.client.is_chat and not self.is_carried and self.prepared is not None and self.context is not None
+        sent = self.attempt
+        return self.client.is_chat and not sent.is_carried and sent.prepared is not None and sent.context is not None
 
     @property
     def headers(self) -> dict[str, str] | None:
         """Response headers for clients of guarded deployments; None for others."""
-        if self.outlook is None:
+        outlook, saved = self.attempt.outlook, self.client.slimmed_chars
+        if outlook is None:
             return None
-        saved = self.client.slimmed_chars
         return {
             **({"x-litellm-compaction-tools-saved": f"{saved} characters"} if saved else {}),
-            "x-litellm-compaction": self.action,
-            "x-litellm-compaction-tokens-before": str(self.outlook.before),
-            "x-litellm-compaction-tokens-after": str(self.outlook.after),
-            "x-litellm-compaction-window": str(self.outlook.window),
-            "x-litellm-compaction-round": str(self.outlook.round),
+            "x-litellm-compaction": self.attempt.action,
+            "x-litellm-compaction-tokens-before": str(outlook.before),
+            "x-litellm-compaction-tokens-after": str(outlook.after),
+            "x-litellm-compaction-window": str(outlook.window),
+            "x-litellm-compaction-round": str(outlook.round),
         }
 
     def leaves(self, messages: object) -> None:
@@ -291,11 +341,9 @@ class Call:
         """Forgets what was tried before at other deployments; what was done for this one still holds."""
         self.release_room()
         self.refusal = None
-        if self.tried not in ("", deployment):
-            self.context = self.prepared = self.outlook = self.details = None
-            self.action = "none"
-            self.is_carried = self.may_pause = self.begins_silently = False
-        self.tried = deployment
+        if self.attempt.deployment not in ("", deployment):
+            self.attempt = Attempt()
+        self.attempt.deployment = deployment
 
     def refused(self, error: CompactionError) -> None:
         self.refusal = error
@@ -308,41 +356,37 @@ class Call:
     def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
         measured = needed.measured
-        self.outlook = Outlook(
+        self.attempt.outlook = Outlook(
             before=measured.tokens_before,
             after=needed.levels[0].predicted_tokens,
             window=measured.window.tokens,
             round=needed.levels[0].round,
         )
-        self.action = "compacted"
+        self.attempt.action = "compacted"
         self.may_pause = True
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Notes what goes out."""
-        self.context = context
-        self.prepared = prepared
-        self.outlook = Outlook(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
-        if prepared.action == "compacted" or self.action == "none":
-            self.action = prepared.action
-        if self.turns is None:
-            return
-        try:
-            self.turn = self.turns.sent(self.turn, self.client.original.messages, context, prepared)
-        except Exception as error:  # noqa: BLE001 - an answer is worth more than its place in a plot (P8)
-            log_failure("turns", error)
+        attempt = self.attempt
+        attempt.context, attempt.prepared = context, prepared
+        attempt.outlook = Outlook(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
+        if prepared.action == "compacted" or attempt.action == "none":
+            attempt.action = prepared.action
+        if self.plot is not None:
+            self.plot.sent(context, prepared)
 
     def answered(
         self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Notes what the server has counted."""
-        if self.turns is not None:
-            self.turns.answered(self.turn, context, prepared, prompt_tokens, completion_tokens)
+        if self.plot is not None:
+            self.plot.answered(context, prepared, prompt_tokens, completion_tokens)
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and what restarts have cost."""
-        self.details = details
-        if self.on_restarts is not None and details["restarts"]:
-            self.on_restarts(self.client.group, details["restarts"])
+        self.attempt.details = details
+        if self.plot is not None:
+            self.plot.ended(details["restarts"])
 
 
 class Calls:
@@ -367,8 +411,7 @@ class Calls:
 
     def open(self, body: Mapping[str, Any], call: Call) -> Call:
         """Remembers `call` as the request of a hook's `body`."""
-        call.on_restarts = self._on_restarts
-        call.turns = self._turns
+        call.plot = Plot(call.client, self._turns, self._on_restarts)
         owner = _owner(body)
         if owner is None:
             return call

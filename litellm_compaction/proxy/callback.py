@@ -20,7 +20,7 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords, log_observer
 from litellm_compaction.history import History
 from litellm_compaction.master_key import stretched
-from litellm_compaction.proxy.answer.overflowed import unread_overflow
+from litellm_compaction.proxy.answer.endings import unread_overflow
 from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.call import Call, Calls
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
@@ -232,7 +232,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         stream = response if hooked is None else hooked.chunks()
         try:
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
-                yield with_details(chunk, call.details)
+                yield with_details(chunk, call.attempt.details)
         finally:
             if hooked is not None:
                 await stream.aclose()
@@ -242,7 +242,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         """Carries an answer that was not streamed over the limit, and says where the window has ended it."""
         call = self._calls.get(data)
         if call is None or not call.is_hooked or not can_be_continued(data):
-            return with_details(response, call.details) if call is not None and call.details is not None else None
+            return (
+                with_details(response, call.attempt.details)
+                if call is not None and call.attempt.details is not None
+                else None
+            )
         hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)
         return await hooked.joined(response)
 
@@ -262,7 +266,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return None
         log = request_data.get("litellm_logging_obj")
         self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
-        told = reworded(call.refusal, original_exception, is_guarded=call.prepared is not None)
+        told = reworded(call.refusal, original_exception, is_guarded=call.attempt.prepared is not None)
         if told is not None and call.refusal is not None:
             log_refused(call.client.group, call.refusal)
         if told is not None and hasattr(original_exception, "message"):
@@ -276,7 +280,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call is not None:
             error = kwargs.get("exception")
             self._learn_overflow(call, str(error or ""), kwargs)
-            if call.refusal is None and (gone := server_gone(error, call.context)) is not None:
+            if call.refusal is None and (gone := server_gone(error, call.attempt.context)) is not None:
                 # Before LiteLLM writes its own lines.
                 call.refused(gone)
                 mark_told(error)
@@ -317,12 +321,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     def _learn_overflow(self, call: Call, message: str, details: Mapping[str, object]) -> None:
         try:
             overflow = unread_overflow(call, message, details)
-            if call.context is None:
+            if call.attempt.context is None:
                 return
             if overflow is None:
-                self._compactor.windows.invalidate(call.context.target)
+                self._compactor.windows.invalidate(call.attempt.context.target)
             else:
-                self._compactor.replies.learn_overflow(call.context, call.prepared, overflow)
+                self._compactor.replies.learn_overflow(call.attempt.context, call.attempt.prepared, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
             log_failure("learn_overflow", error)

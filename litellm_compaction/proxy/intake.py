@@ -345,7 +345,7 @@ class Intake:
         changed: dict[str, Any] = {}
         if call.client.original is not call.client.received:
             changed["messages"] = wire.encode(call.client.original.messages)
-        call.is_carried = True
+        call.attempt.is_carried = True
         if isinstance(prepared, PreparedRequest):
             call.sent(context, prepared)
             self._publisher.publish(router, guard.deployment, prepared.window)
@@ -354,7 +354,7 @@ class Intake:
             call.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = self._asked(call, context, kwargs, wants_usage=True)
-        call.begins_silently = not call.client.is_chat and (asked.is_json or asked.notices.before == "off")
+        call.attempt.begins_silently = not call.client.is_chat and (asked.is_json or asked.notices.before == "off")
         inner = self._inner_transport()
         transport = GuardedTransport(inner, self._compactor, context, asked, prepared, call, self._unsupported)
         target = guard.deployment.target
@@ -373,17 +373,17 @@ class Intake:
             first: LiteLLM's stream or response.
             data: the client's request as the hooks see it.
         """
-        context, prepared = call.context, call.prepared
+        context, prepared = call.attempt.context, call.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
         call.is_read = True
-        pin = call.pins.get(call.tried, call.client.group)
+        pin = call.pins.get(call.attempt.deployment, call.client.group)
         kind = HookedUpstream if stream else WholeUpstream
         upstream = kind(first, router, pin, {**data, **_slim_tools(call, data)})
         asked = self._asked(call, context, data, wants_usage=call.client.asks_for_usage)
         if not stream:
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
-        told = replace(prepared, action=call.action)
+        told = replace(prepared, action=call.attempt.action)
         # None if the deployment hook has failed open.
         room = call.room or self._compactor.room(context)
         answer = Answer(self._compactor, context, upstream, asked, told, call, room=room, is_watched=stream)

@@ -25,7 +25,7 @@ from litellm_compaction.errors import (
     WindowUnknown,
     WindowUnread,
 )
-from litellm_compaction.proxy.call import Call, ClientRequest, Outlook
+from litellm_compaction.proxy.call import Attempt, Call, ClientRequest, Outlook
 from litellm_compaction.proxy.refusals import (
     litellm_error_of,
     refusal_of,
@@ -128,17 +128,16 @@ def test_another_attempt_forgets_what_the_one_before_came_to() -> None:
     call = Call(
         ClientRequest(received=Request(messages=()), original=Request(messages=()), group="g"),
         Attempts(summary_calls_left=1),
-        outlook=Outlook(9000, 4000, 8192, 1),
-        action="compacted",
+        attempt=Attempt(outlook=Outlook(9000, 4000, 8192, 1), action="compacted"),
     )
     for _ in range(2):
         call.begins_attempt("first")
-        assert (call.outlook is not None, call.action, call.refusal) == (True, "compacted", None)
+        assert (call.attempt.outlook is not None, call.attempt.action, call.refusal) == (True, "compacted", None)
         call.refused(TOO_LARGE)
-    call.is_carried = call.may_pause = True
+    call.attempt.is_carried = call.may_pause = True
     call.begins_attempt("second")
-    assert (call.outlook, call.action, call.refusal) == (None, "none", None)
-    assert (call.is_carried, call.may_pause, call.prepared) == (False, False, None)
+    assert (call.attempt.outlook, call.attempt.action, call.refusal) == (None, "none", None)
+    assert (call.attempt.is_carried, call.may_pause, call.attempt.prepared) == (False, False, None)
 
 
 def _from(error: BaseException, cause: BaseException) -> BaseException:

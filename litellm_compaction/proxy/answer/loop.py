@@ -34,20 +34,19 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.events import AnswerOutcome, ContinuationOutcome
-from litellm_compaction.proxy.answer.overflowed import taught
+from litellm_compaction.proxy.answer.endings import Ended, next_step, taught
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
     Batch,
     Chunk,
-    Continuation,
     Listener,
     Upstream,
     UpstreamDropped,
     UpstreamError,
+    continuation_of,
 )
 from litellm_compaction.proxy.answer.relay import OneAnswer, Progress, Relay
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.windows.windows import server_of
 
 # Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
 _ANY_SHARE = 1e-6
@@ -171,21 +170,32 @@ class Answer:
                 await self._room.stopped()
             else:
                 self._room.ended()
-            if (error := self._refusal(prepared, relay)) is not None:
+            error = self._refusal(prepared, relay)
+            if error is None:
+                self._note(prepared, relay)
+                await self._learn_way(prepared, relay)
+            ended = Ended(
+                end=relay.end,
+                is_way_refused=error is not None,
+                is_delivered=self._progress.delivered,
+                gives_way=relay.gives_way,
+                has_whole_calls=relay.has_whole_calls,
+            )
+            step = next_step(ended)
+            if step == "fail":
+                raise relay.error or UpstreamError(_STILL_TOO_LARGE)
+            if step == "deliver":
+                break
+            if step == "other_way" and error is not None:
                 prepared = await self._by_another_way(prepared, error)
                 continue
-            self._note(prepared, relay)
-            await self._learn_way(prepared, relay)
-            if relay.end == "failed" and relay.error is not None:
-                raise relay.error
-            if relay.end == "done":
-                break
-            if relay.end == "overflow" and not self._progress.delivered:
+            if step == "harder":
                 prepared = await self._harder(relay)
                 continue
-            if self._begins_anew(relay):
+            if step == "anew":
+                self._begin_anew()
                 continue
-            if relay.has_whole_calls:
+            if step == "calls":
                 yield self._calling(relay)
                 return
             self._listener.may_pause = True
@@ -267,15 +277,12 @@ class Answer:
         is_refused = relay.end == "failed" and has_another and not relay.has_begun
         return relay.error if is_refused else None
 
-    def _begins_anew(self, relay: Relay) -> bool:
-        """Returns True if an answer that was cut for others is asked for again: the client has nothing of it yet."""
-        if not relay.gives_way or self._progress.delivered:
-            return False
+    def _begin_anew(self) -> None:
+        """Forgets an answer that was cut for others before the client had any of it."""
         self._progress.lost_tokens = self._progress.completion_tokens
         self._progress.text.clear()
         self._progress.reasoning = ""
         self._is_resumed = True
-        return True
 
     async def _by_another_way(self, prepared: PreparedRequest, error: UpstreamError) -> PreparedRequest:
         if prepared.closing or prepared.way is None:
@@ -568,15 +575,6 @@ class Answer:
     def is_cut(self) -> bool:
         """Returns True if the window has ended the answer, and not the model or the client."""
         return self._outcome != "completed"
-
-
-def continuation_of(prepared: PreparedRequest) -> Continuation | None:
-    """None if an answer begins."""
-    if prepared.way is None:
-        return None
-    server = server_of(prepared.window.source)
-    needs_word = prepared.way == "prefill" and server is not None and server.continues_when_told
-    return Continuation(way=prepared.way, prompt=prepared.prompt, needs_word=needs_word, closing=prepared.closing)
 
 
 def _added_up(usages: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:

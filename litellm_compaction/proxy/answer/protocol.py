@@ -20,6 +20,7 @@ from litellm_compaction.engine import CompactionNeeded, PreparedRequest, Request
 from litellm_compaction.errors import CompactionError, is_crash
 from litellm_compaction.proxy.deployments import metadata_of
 from litellm_compaction.tokens.prompt import BegunPrompt
+from litellm_compaction.windows.windows import server_of
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -256,6 +257,15 @@ class Upstream(Protocol):
         Raises:
             UpstreamError: refused.
         """
+
+
+def continuation_of(prepared: PreparedRequest) -> Continuation | None:
+    """None if an answer begins."""
+    if prepared.way is None:
+        return None
+    server = server_of(prepared.window.source)
+    needs_word = prepared.way == "prefill" and server is not None and server.continues_when_told
+    return Continuation(way=prepared.way, prompt=prepared.prompt, needs_word=needs_word, closing=prepared.closing)
 
 
 class Listener(Protocol):

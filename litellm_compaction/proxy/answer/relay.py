@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from litellm_compaction.core.continuation.joiner import Joiner
 from litellm_compaction.core.continuation.text import (
@@ -23,16 +23,11 @@ from litellm_compaction.core.continuation.text import (
 )
 from litellm_compaction.engine import Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
-from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
+from litellm_compaction.proxy.answer.endings import FULL_RATIO, NEAR_FULL_RATIO, End, judged, most_tokens
 from litellm_compaction.proxy.answer.protocol import Asked, Chunk, Notices, Place, Received, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
-
-# How a stream ended: by itself; where the window does; with nothing but thoughts, more of them than it was given; at
-# its share of the window, or before it, for others that need the room; by an error that means a full window, or by
-# another one.
-End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
 
 # From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
 _DANGER_RATIO = 0.80

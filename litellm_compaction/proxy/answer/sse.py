@@ -269,7 +269,7 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
     source = response.__aiter__()
     last: Any = None
     begun: Any = None
-    if call.may_pause and call.begins_silently:
+    if call.may_pause and call.attempt.begins_silently:
         yield _COMMENT
     while True:
         if not call.may_pause:
@@ -283,7 +283,7 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
         waiting = asyncio.ensure_future(_next(source))
         try:
             while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                beat = _COMMENT if last is None and call.begins_silently else _beat(last, begun)
+                beat = _COMMENT if last is None and call.attempt.begins_silently else _beat(last, begun)
                 if beat is not None:
                     yield beat
             last = await waiting

@@ -21,7 +21,7 @@ from litellm_compaction.proxy.call import Call, ClientRequest
 def _call(*, may_pause: bool, begins_silently: bool = False) -> Call:
     request = Request(messages=())
     call = Call(ClientRequest(received=request, original=request, group="g"), Attempts(summary_calls_left=1))
-    call.may_pause, call.begins_silently = may_pause, begins_silently
+    call.may_pause, call.attempt.begins_silently = may_pause, begins_silently
     return call
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Partial, Way
-from litellm_compaction.proxy.answer.loop import continuation_of
-from litellm_compaction.proxy.answer.protocol import UpstreamDropped
+from litellm_compaction.proxy.answer.protocol import UpstreamDropped, continuation_of
 from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.windows.windows import Source
 from tests.proxy.answer.test_loop_going_on import SHORT, scene

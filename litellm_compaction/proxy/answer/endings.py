@@ -1,4 +1,4 @@
-"""The lesson of an overflow about the window, also of one that never reaches the loop that carries the answer.
+"""How an upstream answer ended: what follows, and the lesson of an overflow about the window.
 
 `loop.py` judges the streams that it reads. In the hooks a refusal, and with LiteLLM 1.109.1 also a stream that fails
 before its first chunk, goes to LiteLLM's own retry or to the client instead; the hooks that hear of it ask here.
@@ -7,7 +7,7 @@ before its first chunk, goes to LiteLLM's own retry or to the client instead; th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import Overflow, ended_early, overflow_from_text
@@ -19,6 +19,49 @@ NEAR_FULL_RATIO = 0.80
 FULL_RATIO = 0.98
 # What is believed of a window after an overflow that named no number.
 _SHRINK_RATIO = 0.80
+
+
+# How a stream ended: by itself; where the window does; with nothing but thoughts, more of them than it was given; at
+# its share of the window, or before it, for others that need the room; by an error that means a full window, or by
+# another one.
+End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
+Step: TypeAlias = Literal["deliver", "fail", "other_way", "harder", "anew", "calls", "go_on"]
+
+
+class Ended(NamedTuple):
+    """How one upstream request ended, as far as the next step depends on it.
+
+    Attributes:
+        is_way_refused: the server takes no continuation by this way, and another one is left.
+        is_delivered: the client has some of the answer.
+        gives_way: it was stopped since others need its room.
+        has_whole_calls: of several tool calls only the last was cut.
+    """
+
+    end: End | None
+    is_way_refused: bool
+    is_delivered: bool
+    gives_way: bool
+    has_whole_calls: bool
+
+
+def next_step(ended: Ended) -> Step:
+    """Returns what follows an upstream request: its answer is delivered, asked for once more, or goes on.
+
+    `harder` compacts more, since the client has seen nothing of an overflow; `anew` repeats the request; `calls` hands
+    over the calls that are whole; `go_on` plans a continuation.
+    """
+    if ended.is_way_refused:
+        return "other_way"
+    if ended.end == "failed":
+        return "fail"
+    if ended.end == "done":
+        return "deliver"
+    if not ended.is_delivered and ended.end == "overflow":
+        return "harder"
+    if not ended.is_delivered and ended.gives_way:
+        return "anew"
+    return "calls" if ended.has_whole_calls else "go_on"
 
 
 class Judged(NamedTuple):
@@ -72,7 +115,7 @@ def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> 
         message: of LiteLLM's error.
         details: LiteLLM's own of the attempt; they have the usage, if the server reported one.
     """
-    prepared = call.prepared
+    prepared = call.attempt.prepared
     if prepared is None:
         # Not even known to have been sent.
         return None

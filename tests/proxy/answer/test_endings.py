@@ -9,7 +9,7 @@ from litellm.types.utils import Usage
 
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import Overflow
-from litellm_compaction.proxy.answer.overflowed import unread_overflow
+from litellm_compaction.proxy.answer.endings import unread_overflow
 from litellm_compaction.proxy.call import Call, ClientRequest
 from tests.builders import prose
 from tests.proxy.scripted import Scene
@@ -24,7 +24,7 @@ async def _call(tokens: int, *, is_chat: bool = True, **settings: Any) -> Call:
     prepared = await scene.compactor.guard(scene.request, scene.context)
     client = ClientRequest(received=scene.request, original=scene.request, group="any", is_chat=is_chat)
     call = Call(client, Attempts(summary_calls_left=1))
-    call.context, call.prepared = scene.context, prepared
+    call.attempt.context, call.attempt.prepared = scene.context, prepared
     call.room = scene.compactor.room(scene.context)
     return call
 
@@ -66,7 +66,7 @@ async def test_others_may_have_filled_a_shared_context() -> None:
 async def test_what_the_loop_has_read_it_learns_itself() -> None:
     """The same of what the transport carries: here only what the server says in numbers counts."""
     read, continued = await _call(1580), await _call(1580)
-    read.is_read, continued.is_carried = True, True
+    read.is_read, continued.attempt.is_carried = True, True
     for call in (read, continued):
         assert unread_overflow(call, ENDED_EARLY, {}) is None
         assert unread_overflow(call, UNNAMED, {}) == Overflow(None, None)
