@@ -108,6 +108,16 @@ class Flights(Generic[_Result]):
         _retrieve(task)
 
 
+class Tasks(set["asyncio.Task[Any]"]):
+    """Tasks under way that nobody waits for; an event loop itself would forget them."""
+
+    def begin(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels tasks, and returns when they have ended.
 

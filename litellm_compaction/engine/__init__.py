@@ -12,7 +12,7 @@ from litellm_compaction.engine.context import (
     PruningModel,
     RequestContext,
 )
-from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Standing
+from litellm_compaction.engine.continuing import ALL_WAYS, GoingOn, Outcome, Standing
 from litellm_compaction.engine.reservation import Reservation, shares_context
 
 __all__ = [

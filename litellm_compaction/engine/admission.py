@@ -54,6 +54,7 @@ _KNOWN_S = 600.0
 _LEAST_LEASE_S = 0.001
 
 _PART = TypeAdapter(Part)
+_NOTHING_HEARD = settle(Part(), (), 0)
 
 
 class Admission:
@@ -88,7 +89,7 @@ class Admission:
     def running(self, pool: str) -> int:
         """Returns how many answers run or wait in `pool`, those of other processes included if they are known."""
         place = self._pools.get(pool)
-        return max(self.present[pool], len(place.seats) + place.others_seats if place is not None else 0)
+        return max(self.present[pool], len(place.seats) + place.heard.others_seats if place is not None else 0)
 
     def is_idle(self, server: str) -> bool:
         """Returns True if no answer runs, waits or is about to at any instance of a server: they share a processor."""
@@ -133,7 +134,7 @@ class Admission:
     def _leave_to_others(self, pool: str) -> None:
         """Ends what is written ahead while another process's answer is there: it has the engine at once as well."""
         if self.make_way is not None and self._coordination is not None:
-            self._coordination.behind(self.make_way(pool.partition(" ")[0]))
+            self._coordination.tasks.begin(self.make_way(pool.partition(" ")[0]))
 
     def release_later(self, seat: Seat, *, after_s: float | None = None) -> None:
         """Has a seat left when the server has stopped: after so long, or as soon as it notices a closed stream."""
@@ -180,12 +181,12 @@ class Seat:
     def has_company(self) -> bool:
         """Returns True if anybody else runs in the pool or may wait for room; asked for each chunk of each answer."""
         pool = self._pool
-        return len(pool.seats) > 1 or pool.others_seats > 0 or pool.is_waited_for
+        return len(pool.seats) > 1 or pool.heard.others_seats > 0 or pool.heard.is_waited_for
 
     @property
     def is_waited_for(self) -> bool:
         """Returns True if anybody waits for room in its pool."""
-        return self._pool.has_waiters
+        return self._pool.heard.is_waited_for
 
     @property
     def lent_tokens(self) -> int:
@@ -201,7 +202,7 @@ class Seat:
         self.needed_tokens = needed_tokens
         if needed_tokens is None:
             self.gives_way = False
-        elif not self.gives_way and self._pool.has_waiters and (is_news or not self._pool.is_shared):
+        elif not self.gives_way and self.is_waited_for and (is_news or not self._pool.is_shared):
             self._pool.changed()
         return self.gives_way
 
@@ -271,8 +272,7 @@ class _Pool:
         forget: called when the last seat has left.
         seats: all that have not left, also those that wait.
         others: the other processes that send to it; None for none.
-        others_tokens, others_seats: what they hold, and how many of theirs run or wait, as far as is known.
-        is_waited_for: somebody waited for room, by the last verdict.
+        heard: the last verdict.
         beside_others: called if other processes were seen in it.
     """
 
@@ -282,9 +282,7 @@ class _Pool:
     window_tokens: int = 0
     seats: list[Seat] = field(default_factory=list)
     others: _Others | None = None
-    others_tokens: int = 0
-    others_seats: int = 0
-    is_waited_for: bool = False
+    heard: Verdict = _NOTHING_HEARD
     beside_others: Callable[[], object] | None = None
     _waits: int = 0
     _loans: dict[int, Seat] = field(default_factory=dict)
@@ -297,10 +295,6 @@ class _Pool:
     def is_shared(self) -> bool:
         return self.others is not None and self.others.is_up
 
-    @property
-    def has_waiters(self) -> bool:
-        return any(seat.wanted_tokens for seat in self.waiting()) or (self.others is not None and self.is_waited_for)
-
     def waiting(self) -> list[Seat]:
         """Seats in the order of their waits, without those that were cancelled and whose tasks have not run since."""
         waiting = (seat for seat in self.seats if seat.turn is not None and not seat.turn.done())
@@ -308,7 +302,7 @@ class _Pool:
 
     def fits(self, tokens: int, *, instead_of_tokens: int) -> bool:
         """Returns True if `tokens` may be held in place of some that are held: inside the window, or alone."""
-        others_tokens = self.used_tokens + self.others_tokens - instead_of_tokens
+        others_tokens = self.used_tokens + self.heard.others_tokens - instead_of_tokens
         return others_tokens == 0 or others_tokens + tokens <= self.window_tokens
 
     def changed(self) -> None:
@@ -370,14 +364,13 @@ class _Pool:
         # In their order. Whoever is not in it came while the others were asked, and is answered by the next one.
         for number, tokens in verdict.grants.items():
             if (granted := waiting.get(number)) is not None and granted.turn is not None:
-                granted.tokens = max(granted.tokens, tokens)
+                granted.tokens = tokens
                 granted.turn.set_result(None)
         for number in verdict.called_back:
             # It may have begun anew meanwhile.
             if self._loans[number].lent_tokens:
                 self._loans[number].gives_way = True
-        self.is_waited_for = verdict.is_waited_for
-        self.others_tokens, self.others_seats = verdict.others_tokens, verdict.others_seats
+        self.heard = verdict
         if verdict.others_seats and self.beside_others is not None:
             self.beside_others()
 
@@ -409,7 +402,7 @@ class _Pool:
             Overloaded(
                 self.name,
                 tokens=seat.wanted_tokens,
-                in_use_tokens=self.used_tokens + self.others_tokens,
+                in_use_tokens=self.used_tokens + self.heard.others_tokens,
                 window_tokens=self.window_tokens,
                 waited_s=self.clock() - since_s,
             )
@@ -430,8 +423,7 @@ class _Others:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._changed = asyncio.Event()
         self._known_until_s = -math.inf
-        # One that was lost is worth a question again after a while.
-        self.is_up = not (coordination.is_lost and coordination.is_silent)
+        self.is_up = True
         self.has_ended = False
         coordination.while_held(self._run(), farewell=self._farewell)
 

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from litellm_compaction.concurrency import Bounded, ended
+from litellm_compaction.concurrency import Bounded, Tasks, ended
 from litellm_compaction.core.ahead import Reading, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
@@ -86,7 +86,7 @@ class Background:
         # By server: who waits for its quiet, and who has it write, or a model of it for another server's conversation.
         self._waiting: dict[str, asyncio.Task[None]] = {}
         self._writing: dict[str, asyncio.Task[Any] | None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._is_closing = False
         # When calls were begun for a tenant's conversations with one model, oldest first.
         self._begun_s: Bounded[str, deque[float]] = Bounded(_MAX_OWNERS)
@@ -99,8 +99,6 @@ class Background:
 
         Args:
             request: the conversation, as the client sent it.
-            context: of the request.
-            prepared: what was sent.
             answer: its text; "" where the model has called tools.
             used_tokens: of the window, with the answer.
         """
@@ -118,9 +116,7 @@ class Background:
             return
         if (before := self._waiting.get(name)) is not None:
             before.cancel()
-        task = self._waiting[name] = asyncio.ensure_future(self._when_quiet(name, request, context, answer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._waiting[name] = self._tasks.begin(self._when_quiet(name, request, context, answer))
 
     async def make_way(self, name: str) -> None:
         """Leaves a server, by its name of `server_of`, to a request that comes: returns when the call is closed."""

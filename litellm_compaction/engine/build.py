@@ -74,8 +74,6 @@ class CompactionBuilder:
     """Makes compactions from plans, and stores them.
 
     Args:
-        summary_client: asks the pruning models.
-        store: where compactions are kept.
         quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
         carried: what the ledger of an earlier record quotes, which the messages carried.
     """

@@ -36,10 +36,9 @@ from litellm_compaction.engine.context import (
     RequestContext,
     nothing,
 )
-from litellm_compaction.engine.continuing import ContinuationPlanner
+from litellm_compaction.engine.continuing import ContinuationPlanner, GoingOn
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.feedback import ReplyReader, UsageFeedback
-from litellm_compaction.engine.going_on import GoingOn
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
@@ -77,14 +76,8 @@ class Compactor:
     """Keeps requests inside their windows.
 
     Args:
-        windows: which context length a target has.
-        counter: tokens of a request.
         sources: by which vocabulary and template a target is counted; None takes this package's own only.
-        store: where compactions are kept.
         board: of the processes that share the store; None for no others.
-        observers: are told every event.
-        clock: seconds, monotonic, for durations.
-        wall_clock: seconds since 1970, for the history.
         quiet_s: for how long a server has been idle before a record is written ahead.
     """
 
@@ -144,7 +137,7 @@ class Compactor:
             counter=counter,
             feedback=self._feedback,
             measurer=self._measurer,
-            room=lambda measured: Reservation(self._admission, measured.context),
+            admission=self._admission,
             clock=clock,
         )
 
@@ -167,9 +160,7 @@ class Compactor:
         """Returns what to send instead of `request`, so that the server never has to cut it.
 
         Args:
-            request: the conversation.
-            context: of the request.
-            room: what its answer holds of a shared context; a summary waits for room in its place.
+            room: what the answer holds of a shared context; a summary waits for room in its place.
 
         Raises:
             WindowUnknown: nobody says how large the window is.
@@ -266,7 +257,7 @@ class Compactor:
         if bare is not None:
             prepared = await self._applied_surely(measured, bare, "compacted")
             if prepared.budget.fits(prepared.count.tokens):
-                self.reporter.applied(measured, "fallback", prepared, bare, reason="bare")
+                self.reporter.decided(measured, "fallback", prepared=prepared, compaction=bare, reason="bare")
                 return prepared
         raise await self._refusal(measured)
 
@@ -314,7 +305,9 @@ class Compactor:
             return replace(prepared, action="reused") if shared.is_found else prepared
         base = None if isinstance(levels[0], Edit) else levels[0].base
         known = next(iter(usable(measured.conversation, needed.stored)), None)
-        self.reporter.applied(measured, outcome, prepared, built.kept, effort=built.effort, base=base, known=known)
+        self.reporter.decided(
+            measured, outcome, prepared=prepared, compaction=built.kept, effort=built.effort, base=base, known=known
+        )
         return prepared
 
     async def _shared(
@@ -525,7 +518,7 @@ class Compactor:
 
     async def _reuse(self, measured: MeasuredRequest, prepared: PreparedRequest, compaction: Compaction) -> None:
         """Tells of a reuse; what was written ahead is in effect from now on, also if a later turn is smaller."""
-        self.reporter.applied(measured, "reused", prepared, compaction)
+        self.reporter.decided(measured, "reused", prepared=prepared, compaction=compaction)
         if (compaction.ahead or compaction.early) and not measured.context.is_supposed:
             await self._builder.put_into_effect(measured, compaction)
 
@@ -537,8 +530,7 @@ class Compactor:
             messages := await self._with_less_data(measured, measured.budget.prompt_limit_tokens)
         ):
             return await self._decide_shortened(measured, messages, stored, reason="attached", shorten=shorten)
-        messages = await self._shortened(measured) if shorten else None
-        if not messages:
+        if not shorten or not (messages := await self._shortened(measured)):
             raise await self._refusal(measured)
         return await self._decide_shortened(measured, messages, stored, reason="excerpt", shorten=False)
 

@@ -47,7 +47,6 @@ class Attempts:
         told_hash: covered hash of the compaction that an event last told of, "" for none.
         questions_left: how often a part or all of it may still be sent to be counted only.
         seats: places that it holds in a context that several requests fill.
-        may_recount: what a compaction made of it may still be sent to be counted.
         has_compacted: what the client wanted compacted at once is.
         too_long: the error for a client if anything of ours fails now: by the newest count it may not be sent as it
             came (promise P8); None if it may, or nothing is counted yet.
@@ -57,7 +56,6 @@ class Attempts:
     told_hash: str = ""
     questions_left: int = 8
     seats: int = 0
-    may_recount: bool = True
     has_compacted: bool = False
     too_long: DoesNotFit | None = field(default=None, compare=False)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from litellm_compaction.concurrency import ended
+from litellm_compaction.concurrency import Tasks, ended
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Board, Decide
 
@@ -75,7 +75,8 @@ class Coordination:
         self._failing_since_s: float | None = None
         self._warned_s: float | None = None
         self._is_told = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        # What nothing waits for.
+        self.tasks = Tasks()
         self._held: dict[asyncio.Task[None], Callable[[], Coroutine[Any, Any, None]]] = {}
 
     @property
@@ -143,13 +144,6 @@ class Coordination:
                 return found
         return None
 
-    def behind(self, measured: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Has something done that nothing waits for."""
-        task = asyncio.ensure_future(measured)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     def while_held(
         self, measured: Coroutine[Any, Any, None], *, farewell: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
@@ -166,7 +160,7 @@ class Coordination:
         """Gives back what this process holds, so that the others need not wait for its leases; ends the board."""
         farewells = list(self._held.values())
         await ended(list(self._held))
-        leaving = {*self._tasks, *(asyncio.ensure_future(farewell()) for farewell in farewells)}
+        leaving = {*self.tasks, *(asyncio.ensure_future(farewell()) for farewell in farewells)}
         if leaving:
             _, late = await asyncio.wait(leaving, timeout=_FAREWELL_S)
             await ended(late)
@@ -214,7 +208,7 @@ class Lease:
             return self._coordination.is_lost
         except BaseException:
             # Whether it was taken is not known.
-            self._coordination.behind(self._give_back(0.0))
+            self._coordination.tasks.begin(self._give_back(0.0))
             raise
         if is_mine:
             self._renewing = self._coordination.while_held(self._renew(), farewell=lambda: self._give_back(0.0))
@@ -225,7 +219,7 @@ class Lease:
         renewing, self._renewing = self._renewing, None
         if renewing is not None:
             renewing.cancel()
-            self._coordination.behind(self._give_back(_LINGERS_S if is_done else 0.0))
+            self._coordination.tasks.begin(self._give_back(_LINGERS_S if is_done else 0.0))
 
     async def _renew(self) -> None:
         while True:

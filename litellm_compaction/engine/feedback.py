@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
-from litellm_compaction.concurrency import Bounded, ended
+from litellm_compaction.concurrency import Bounded, Tasks, ended
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
@@ -74,7 +74,7 @@ class UsageFeedback:
         self._clock = clock
         self._write_every_s = write_every_s
         self._kept: Bounded[str, _Kept] = Bounded(_MAX_TARGETS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._has_warned = False
 
     def recall(self, target_key: str) -> None:
@@ -177,14 +177,11 @@ class UsageFeedback:
     def _start(self, kept: _Kept, measured: Coroutine[None, None, None]) -> None:
         kept.is_busy = True
         try:
-            task = asyncio.get_running_loop().create_task(measured)
+            self._tasks.begin(measured)
         except RuntimeError:
             # Nobody waits for a store outside an event loop.
             measured.close()
             kept.is_busy = False
-            return
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
@@ -200,18 +197,14 @@ class ReplyReader:
         self._counter = counter
         self._feedback = feedback
         self._reporter = reporter
-        self._asking: set[asyncio.Task[object]] = set()
+        self._asking = Tasks()
 
     def learn(
         self, context: RequestContext, prepared: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
     ) -> None:
         """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
 
-        Args:
-            context: of the request.
-            prepared: what was sent.
-            prompt_tokens: as the server reported them for exactly that.
-            completion_tokens: likewise; 0 for an empty answer.
+        The tokens are those that the server reported for exactly what was sent; 0 of an empty answer.
         """
         if completion_tokens > 0:
             self._windows.served(context.target, prompt_tokens)
@@ -219,7 +212,7 @@ class ReplyReader:
         if not reason:
             # A reply that was itself truncated is not learned: it would teach the counter a wrong ratio.
             if context.target.is_listed and self._counter.may_be_cut(prepared.count, prompt_tokens):
-                self._begin(self._learn_if_whole(context, prepared, prompt_tokens, completion_tokens))
+                self._asking.begin(self._learn_if_whole(context, prepared, prompt_tokens, completion_tokens))
             else:
                 self._feedback.learn(context.target.key, context.label, prepared.count, prompt_tokens)
             return
@@ -229,7 +222,7 @@ class ReplyReader:
             return
         self._windows.invalidate(context.target)
         if context.target.is_listed:
-            self._begin(self._alarm_if_cut(context, prepared, prompt_tokens, completion_tokens, reason))
+            self._asking.begin(self._alarm_if_cut(context, prepared, prompt_tokens, completion_tokens, reason))
             return
         self._reporter.alarmed(context, prepared, prompt_tokens, reason)
 
@@ -238,11 +231,6 @@ class ReplyReader:
         if self._asking:
             await asyncio.wait(self._asking, timeout=_FAREWELL_S)
         await ended(self._asking)
-
-    def _begin(self, question: Coroutine[None, None, object]) -> None:
-        task = asyncio.create_task(question)
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
 
     async def _learn_if_whole(
         self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int

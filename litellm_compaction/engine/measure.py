@@ -11,15 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
-from litellm_compaction.core.cut_points import protected_indices
+from litellm_compaction.core.excerpts import common_level
 from litellm_compaction.core.messages import (
-    JsonValue,
     Message,
     Request,
     chain,
@@ -48,11 +47,8 @@ _MOST_CHARS_PER_TOKEN = 256
 _ALWAYS_COUNTED_CHARS = 1_000_000
 # What English and code have; for what is not counted at all.
 _USUAL_CHARS_PER_TOKEN = 4
-_LEAST_SAMPLE_CHARS = 1_000
 # No model is loaded with a window that cuts this.
 _UNCUT_TOKENS = 2_000
-# A look at more of them takes more than a millisecond.
-_MANY_MESSAGES, _MANY_TOOLS = 2_000, 100
 
 
 class RequestMeasurer:
@@ -118,15 +114,14 @@ class RequestMeasurer:
         return await self._count(measured.context.target, measured.family, request, measured.window.tokens)
 
     async def _count(self, target: Target, family: Family, request: Request, window_tokens: int) -> Count:
-        """The tokens of a request; of one that is far too long, what decides is counted and the rest estimated."""
+        """The tokens of a request; of one that is far too long, those of a sample, and the rest estimated."""
         reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS)
-        has_many = len(request.messages) > _MANY_MESSAGES or len(request.tools) > _MANY_TOOLS
-        counted = await off_loop_if(
-            has_many or is_long(request.messages, request.tools), lambda: _within_reach(request, reach_chars)
-        )
-        known = request if counted is None else counted.request
-        count = await self._counter.count(target.key, family, known, asker=target.asker)
-        return count if counted is None else _with_rest(count, counted)
+        has_much = is_long(request.messages, request.tools)
+        sample = await off_loop_if(has_much, lambda: _sample(request, reach_chars))
+        count = await self._counter.count(target.key, family, sample, asker=target.asker)
+        if sample is request:
+            return count
+        return await off_loop_if(has_much, lambda: _of_whole(count, sample, request))
 
     def with_floor(self, measured: MeasuredRequest, count: Count) -> MeasuredRequest:
         """`measured` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
@@ -301,79 +296,49 @@ def _may_be_cut(prompt_tokens: int, window: Window) -> bool:
     return prompt_tokens > min(_UNCUT_TOKENS, window.tokens // 4)
 
 
-class _Counted(NamedTuple):
-    """What of a request is counted.
+def _sample(request: Request, reach_chars: int) -> Request:
+    """The request, or so many characters in place of one that no window of this size can hold.
 
-    Attributes:
-        request: the same, with text left out.
-        chars: how much is left.
-        left_out: n, characters; left_out[i] of messages[i].
-        tools_left_out: characters of the tools.
+    The longest messages are cut to one length, so that the others are counted exactly; tools are whole or left out.
     """
-
-    request: Request
-    chars: int
-    left_out: list[int]
-    tools_left_out: int
-
-
-def _within_reach(request: Request, reach_chars: int) -> _Counted | None:
-    """What has to be counted of a request that no window of this size can hold; None for all of it.
-
-    Tools first, then what stays verbatim, then the newest: there a count decides. What is older is covered in any case.
-    """
-    messages = request.messages
-    sizes = [_chars(message) for message in messages]
-    tool_sizes = list(map(chars_of, request.tools))
-    if sum(sizes) + sum(tool_sizes) <= reach_chars:
-        return None
-    left = reach_chars
-    tools: list[JsonValue] = []
-    for tool, size in zip(request.tools, tool_sizes, strict=True):
-        if size > left:
-            break
-        tools.append(tool)
-        left -= size
-    left_out = [0] * len(messages)
-    kept = list(messages)
-    protected = protected_indices(messages)
-    for index in (*sorted(protected), *(index for index in range(len(messages) - 1, -1, -1) if index not in protected)):
-        # Templates leave out the white space around a text.
-        size = sizes[index] if sizes[index] <= left else min(sizes[index], _chars(messages[index], str.strip))
-        if size > left:
-            kept[index] = with_only_text(messages[index], messages[index].text.strip()[:left])
-            left_out[index] = size - min(left, len(kept[index].text))
-        left = max(left - size, 0)
-    counted = replace(request, messages=tuple(kept), tools=tuple(tools))
-    return _Counted(counted, reach_chars - left, left_out, sum(tool_sizes[len(tools) :]))
+    *sizes, tools_chars = _chars(request)
+    if sum(sizes) + tools_chars <= reach_chars:
+        return request
+    has_tools = tools_chars < reach_chars
+    level_chars = common_level(sizes, [1] * len(sizes), reach_chars - has_tools * tools_chars)
+    messages = tuple(
+        message if size <= level_chars else with_only_text(message, message.text.strip()[:level_chars])
+        for message, size in zip(request.messages, sizes, strict=True)
+    )
+    return replace(request, messages=messages, tools=request.tools if has_tools else ())
 
 
-def _with_rest(count: Count, counted: _Counted) -> Count:
-    """The count of all of a request, by that of what was counted of it; nothing is learned from it."""
-    ratio = 1 / _USUAL_CHARS_PER_TOKEN
-    if counted.chars >= _LEAST_SAMPLE_CHARS:
-        ratio = max(count.tokens / counted.chars, 1 / _MOST_CHARS_PER_TOKEN)
-    tools_tokens = count.tools_tokens + math.ceil(counted.tools_left_out * ratio)
-    sizes = tuple(size + math.ceil(chars * ratio) for size, chars in zip(count.sizes, counted.left_out, strict=True))
-    tokens = count.tokens - count.tools_tokens - sum(count.sizes) + tools_tokens + sum(sizes)
-    raw_tokens = count.raw_tokens * tokens / max(1, count.tokens)
+def _of_whole(count: Count, sample: Request, request: Request) -> Count:
+    """The count of a request by that of its sample; nothing is learned from it."""
+    left_out = zip(_chars(request), _chars(sample), strict=True)
+    *more, tools_tokens = (math.ceil((whole - part) / _USUAL_CHARS_PER_TOKEN) for whole, part in left_out)
+    tokens = count.tokens + sum(more) + tools_tokens
     return replace(
         count,
         tokens=tokens,
-        sizes=sizes,
-        tools_tokens=tools_tokens,
-        raw_tokens=raw_tokens,
+        sizes=tuple(map(sum, zip(count.sizes, more, strict=True))),
+        tools_tokens=count.tools_tokens + tools_tokens,
+        raw_tokens=count.raw_tokens * tokens / max(1, count.tokens),
         exact=False,
         prints=(),
         anchor=None,
     )
 
 
-def _chars(message: Message, read: Callable[[str], str] | None = None) -> int:
-    chars = len(message.text if read is None else read(message.text)) + len(message.reasoning)
-    if message.calls:
-        chars += sum(len(call.arguments) + len(call.name) for call in message.calls)
-    return chars
+def _chars(request: Request) -> list[int]:
+    """Characters of each message, without the white space around it that templates leave out, and of all tools."""
+    sizes = [
+        len(message.text.strip())
+        + len(message.reasoning)
+        + sum(len(call.arguments) + len(call.name) for call in message.calls)
+        for message in request.messages
+    ]
+    return [*sizes, chars_of(request.tools)]
 
 
 async def hashed(measured: MeasuredRequest) -> MeasuredRequest:
@@ -393,11 +358,7 @@ def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
 def is_enough(measured: MeasuredRequest, level: Level, compaction: Compaction, prepared: PreparedRequest) -> bool:
     """Returns True if a new compaction does, counted as it is sent; else the next level's turn has come (promise P5).
 
-    Args:
-        measured: the request.
-        level: what was to be made.
-        compaction: what was made, perhaps at a later level.
-        prepared: what it leaves to be sent.
+    It was to be made at `level`, and may have been made at a later one.
     """
     tokens, budget = prepared.count.tokens, prepared.budget
     if not budget.fits(tokens) or tokens >= measured.count.tokens:

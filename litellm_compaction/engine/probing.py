@@ -25,6 +25,7 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.stretches import without_data
+from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.feedback import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
@@ -70,14 +71,14 @@ class Prober:
         counter: TokenCounter,
         feedback: UsageFeedback,
         measurer: RequestMeasurer,
-        room: Callable[[MeasuredRequest], Reservation],
+        admission: Admission,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._windows = windows
         self._counter = counter
         self._feedback = feedback
         self._measurer = measurer
-        self._room = room
+        self._admission = admission
         self._questions: Flights[bool] = Flights()
         self._silent: Rests[str] = Rests(_SILENCE_S, _SILENCE_S, clock)
         # Prompts of which only a part could be asked for, as they were counted then: agents send them again and again.
@@ -104,9 +105,13 @@ class Prober:
         Before a compaction, at the first contact with a model that a stand-in counts, and of images.
         """
         count, target = measured.count, measured.context.target
-        if self._windows.instance(target) is None or _is_exactly_told(count):
+        is_told = count.is_told and count.anchor is not None and count.anchor.is_sure
+        if self._windows.instance(target) is None or is_told:
             return False
-        return count.images > 0 or self._is_new(measured, count) or measured.budget.own.triggers(count.tokens)
+        # Of a known model only if a window could cut it.
+        is_certain = count.exact and count.tokens <= _CERTAIN_RATIO * measured.window.tokens
+        is_new = count.anchor is None and not (count.calibrated or is_certain)
+        return count.images > 0 or is_new or measured.budget.own.triggers(count.tokens)
 
     async def fitted(self, measured: MeasuredRequest) -> MeasuredRequest | None:
         """`measured` by the server's own count, if it would be sent as it came and may be cut for all that is known.
@@ -118,12 +123,6 @@ class Prober:
         await self._told(measured, measured.request, measured.count)
         again = await self._measurer.again(measured)
         return None if _may_be_cut(again.budget.own, again.count) else again
-
-    @staticmethod
-    def _is_new(measured: MeasuredRequest, count: Count) -> bool:
-        """No answer has confirmed a count of such text; of a known model only if a window could cut it."""
-        is_certain = count.exact and count.tokens <= _CERTAIN_RATIO * measured.window.tokens
-        return count.anchor is None and not (count.calibrated or is_certain)
 
     async def with_floor(self, measured: MeasuredRequest) -> MeasuredRequest | None:
         """`measured` by the count of what no compaction can shrink as a request of its own; None if that is known.
@@ -223,13 +222,8 @@ class Prober:
             or measured.context.measure is None
         ):
             return False
-        if (
-            not attempts.may_recount
-            or attempts.summary_calls_left < 1
-            or not prepared.budget.fits(prepared.count.tokens)
-        ):
+        if attempts.summary_calls_left < 1 or not prepared.budget.fits(prepared.count.tokens):
             return False
-        attempts.may_recount = False
         attempts.summary_calls_left -= 1
         prompt_tokens = await measured.context.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
         if prompt_tokens is None or truncation(prepared, prompt_tokens, 1, self._counter):
@@ -362,7 +356,7 @@ class Prober:
         if context.measure is None or context.attempts.questions_left < 1 or not self._silent.is_over(key):
             return None
         context.attempts.questions_left -= 1
-        room = self._room(measured)
+        room = Reservation(self._admission, context)
         try:
             # A request that holds room already asks in it: it would wait for itself.
             if not context.attempts.seats:
@@ -377,11 +371,6 @@ class Prober:
             logger.debug("question model=%s unanswered", context.label)
             self._silent.begin(key)
         return told
-
-
-def _is_exactly_told(count: Count) -> bool:
-    """The server was asked for the very prompt."""
-    return count.is_told and count.anchor is not None and count.anchor.is_sure
 
 
 def _certain(budget: Budget) -> Budget:

@@ -34,50 +34,6 @@ class Reporter:
         self._clock = clock
         self._wall_clock = wall_clock
 
-    def applied(
-        self,
-        measured: MeasuredRequest,
-        outcome: Outcome,
-        prepared: PreparedRequest,
-        compaction: Compaction,
-        *,
-        effort: Effort | None = None,
-        base: Compaction | None = None,
-        known: Compaction | None = None,
-        reason: str = "",
-    ) -> None:
-        """Tells of a record that is sent; of a reuse only once, though several hooks look at one client request.
-
-        Args:
-            measured: the request.
-            outcome: what was done.
-            prepared: what is sent.
-            compaction: what was applied.
-            effort: what making it took, if it is new.
-            base: what it continues.
-            known: what the conversation was sent with until now.
-            reason: one word, if nothing was made.
-        """
-        if measured.context.is_supposed:
-            return
-        attempts = measured.context.attempts
-        if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
-            return
-        attempts.told_hash = compaction.covered_hash
-        if compaction.ahead or compaction.early:
-            is_needed = measured.budget.own.triggers(measured.count.tokens)
-            reason = USED_AHEAD if is_needed else USED_EARLY
-        self.decided(
-            measured,
-            outcome,
-            prepared=prepared,
-            compaction=compaction,
-            effort=effort,
-            base=base,
-            known=known,
-            reason=reason,
-        )
-
     def decided(
         self,
         measured: MeasuredRequest,
@@ -91,9 +47,25 @@ class Reporter:
         after: int = 0,
         reason: str = "",
     ) -> None:
-        """Tells of a decision; arguments as `applied`, and `after` for the prompt's tokens if nothing is sent."""
+        """Tells of a decision: of a reuse only once, though several hooks look at one client request.
+
+        Args:
+            prepared: what is sent; without it `after` is the prompt's tokens.
+            compaction: what was made, and applied if something is sent.
+            effort: what making it took, if it is new.
+            base: what it continues.
+            known: what the conversation was sent with until now.
+            reason: one word, if nothing was made.
+        """
         if measured.context.is_supposed:
             return
+        if prepared is not None and compaction is not None:
+            attempts = measured.context.attempts
+            if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
+                return
+            attempts.told_hash = compaction.covered_hash
+            if compaction.ahead or compaction.early:
+                reason = USED_AHEAD if measured.budget.own.triggers(measured.count.tokens) else USED_EARLY
         scope, effort = measured.context.scope, effort or Effort(reason=reason)
         result_tokens = _result_tokens(measured)
         projected_tokens = measured.tokens_before

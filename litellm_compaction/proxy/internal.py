@@ -5,7 +5,6 @@ They go through the proxy's router, so that they are logged and paid for by the 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwarda
 from litellm.types.utils import Choices, ModelResponse, Usage
 from litellm.types.utils import Message as AnswerMessage
 
+from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, user_message, visible_text
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
@@ -37,7 +37,7 @@ _SUMMARY_TEMPERATURE = 0.3
 # LiteLLM's errors if a server, or LiteLLM for it, does not take `stream` or `stream_options`.
 _REFUSED = (litellm.BadRequestError, litellm.UnprocessableEntityError)
 # Asyncio keeps only weak references to its tasks.
-_logging: set[asyncio.Task[None]] = set()
+_logging = Tasks()
 _is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
 
 
@@ -209,9 +209,7 @@ async def _joined(
                 await aclose()
         if is_stopped:
             # Not waited for: the client wants the server.
-            task = asyncio.get_running_loop().create_task(_log_stopped(answer, asked, _summary_answer(deltas, None)))
-            _logging.add(task)
-            task.add_done_callback(_logging.discard)
+            _logging.begin(_log_stopped(answer, asked, _summary_answer(deltas, None)))
     return _summary_answer(deltas, finish_reason)
 
 

@@ -33,7 +33,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as NotConnected
 
-from litellm_compaction.concurrency import ended
+from litellm_compaction.concurrency import Tasks, ended
 from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, SETTINGS, Change, Line, Row
 
@@ -351,7 +351,7 @@ class RedisServer:
         self._limit_s = limit_s
         self._failure = ""
         self._look: asyncio.Task[None] | None = None
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running = Tasks()
         self._is_closed = False
 
     async def run(
@@ -394,10 +394,8 @@ class RedisServer:
         if self._is_closed:
             raise StoreError(f"store {self.place} is closed")
         limit_s = max(PATIENT_LIMIT_S, self._limit_s) if is_patient else self._limit_s
-        task = asyncio.get_running_loop().create_task(self._attempt(work, key))
-        # The event loop itself would forget it, and complain of an error that is not waited for.
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task = self._running.begin(self._attempt(work, key))
+        # The event loop would complain of an error that is not waited for.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         if await is_done(task, limit_s):
             return task.result()

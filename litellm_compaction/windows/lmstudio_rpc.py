@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 import aiohttp
 
-from litellm_compaction.concurrency import Rests, ended
+from litellm_compaction.concurrency import Rests, Tasks, ended
 from litellm_compaction.config import Settings
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.errors import ServerUnavailable
@@ -127,7 +127,7 @@ class LMStudioRpc:
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._sockets: dict[_Place, _Socket] = {}
-        self._readers: set[asyncio.Task[None]] = set()
+        self._readers = Tasks()
         self._rests: Rests[_Place] = Rests(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, clock)
 
     @classmethod
@@ -170,9 +170,7 @@ class LMStudioRpc:
             return await call.answer
 
         if connection is None and (socket.reader is None or socket.reader.done()):
-            socket.reader = asyncio.create_task(self._read(place, socket))
-            self._readers.add(socket.reader)
-            socket.reader.add_done_callback(self._readers.discard)
+            socket.reader = self._readers.begin(self._read(place, socket))
         try:
             answer = await asyncio.wait_for(answered(), self._timeout_s)
         except asyncio.TimeoutError:

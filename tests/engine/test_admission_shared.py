@@ -293,6 +293,34 @@ async def test_a_process_that_ends_leaves_its_room_when_its_server_has_stopped(f
 
 
 @together()
+async def test_who_waited_in_a_process_that_ends_stands_before_nobody(fleet: Fleet) -> None:
+    """What still runs on its servers counts, and nothing else."""
+    await fleet.enter(0, 60)
+    fleet.started(fleet.enter(0, 50))
+    await asyncio.sleep(1)
+    await fleet.coordinations[0].aclose()
+    assert (await fleet.enter(1, 40, timeout_s=0)).tokens == 40
+
+
+@together()
+async def test_whoever_waits_looks_more_often_than_whoever_runs(fleet: Fleet) -> None:
+    """Room is had a tenth of a second after it is free, and an answer beside others costs four looks a second."""
+    first = await fleet.enter(0, 60)
+    second = fleet.started(fleet.enter(1, 60))
+    await asyncio.sleep(5.01)
+    first.release()
+    clock = asyncio.get_running_loop().time
+    free_s = clock()
+    await second
+    assert clock() - free_s < 0.1
+    await fleet.enter(0, 40)
+    await asyncio.sleep(1)
+    asked = fleet.board.asked
+    await asyncio.sleep(10)
+    assert 76 <= fleet.board.asked - asked <= 84
+
+
+@together()
 async def test_a_process_that_ends_with_nothing_held_leaves_nothing_on_the_board(fleet: Fleet) -> None:
     """Also where it is ended in the moment in which the last one leaves."""
     seat = await fleet.enter(0, 60)
@@ -312,6 +340,77 @@ async def test_a_process_that_was_thought_dead_counts_again(fleet: Fleet) -> Non
     assert not late.done()
     mine.release()
     await late
+
+
+@together()
+async def test_in_a_window_that_shrank_nothing_is_exchanged_beside_the_others(fleet: Fleet) -> None:
+    """What the other process holds counts, also for less than what one holds itself."""
+    other, mine = await fleet.enter(1, 50), await fleet.enter(0, 40)
+    with pytest.raises(Overloaded):
+        await fleet.admissions[0].enter(POOL, window_tokens=60, tokens=10, timeout_s=0)
+    again = fleet.started(mine.exchange(30, timeout_s=LONG_S))
+    await asyncio.sleep(5)
+    assert (again.done(), mine.tokens) == (False, 0)
+    other.release()
+    await again
+    assert mine.tokens == 30
+
+
+@together()
+async def test_whoever_comes_as_the_last_leaves_is_seen_by_the_others(fleet: Fleet) -> None:
+    """One part of a process is on the board: what told of the one before takes nothing back of the new one's."""
+    seat = await fleet.enter(0, 60)
+    fleet.board.delay_s = 0.1
+    seat.shrink(50)
+    await asyncio.sleep(0.05)
+    # The others are just being told.
+    seat.release()
+    await fleet.enter(0, 60)
+    await asyncio.sleep(0.3)
+    beside = fleet.started(fleet.enter(1, 60))
+    await asyncio.sleep(5)
+    assert not beside.done()
+
+
+@together()
+async def test_whoever_leaves_while_the_others_are_told_is_gone_for_them(fleet: Fleet) -> None:
+    """The next one need not wait for the end of a lease."""
+    fleet.board.delay_s = 0.1
+    entry = fleet.started(fleet.enter(0, 60))
+    await asyncio.sleep(0.05)
+    entry.cancel()
+    await asyncio.sleep(1)
+    assert not fleet.board.topics
+    assert (await fleet.enter(1, 60, timeout_s=0)).tokens == 60
+
+
+@together()
+async def test_who_begins_anew_while_it_is_called_back_runs_on(fleet: Fleet) -> None:
+    """What it was lent has been given back by then."""
+    (await fleet.enter(1, 1)).release()
+    running = await fleet.enter(0, 20, 100)
+    fleet.started(fleet.enter(1, 30))
+    await asyncio.sleep(5.1)
+    fleet.board.delay_s = 0.1
+    assert not running.must_give_way(40)
+    await asyncio.sleep(0.05)
+    # The others have just been told that it is.
+    await running.exchange(60, timeout_s=LONG_S)
+    await asyncio.sleep(1)
+    assert (running.tokens, running.gives_way) == (60, False)
+
+
+@together()
+async def test_whoever_waits_when_the_process_ends_is_served_by_it_alone(fleet: Fleet) -> None:
+    """Nobody is asked any more, and what is here has room."""
+    await fleet.enter(1, 90)
+    waiting = fleet.started(fleet.enter(0, 20))
+    await asyncio.sleep(1)
+    [task] = fleet.coordinations[0]._held
+    assert not waiting.done()
+    await ended([task])
+    await asyncio.sleep(0)
+    assert waiting.done()
 
 
 @pytest.mark.parametrize("steps", range(4))
@@ -392,6 +491,45 @@ async def test_without_a_board_each_process_decides_for_itself(fleet: Fleet) -> 
 
 
 @together()
+async def test_who_decided_alone_asks_again_when_the_board_is_back(fleet: Fleet) -> None:
+    """What has come to the other process meanwhile counts."""
+    fleet.board.is_broken = True
+    await fleet.enter(0, 10)
+    fleet.board.is_broken = False
+    await asyncio.sleep(10)
+    await fleet.enter(1, 80)
+    late = fleet.started(fleet.enter(0, 20))
+    await asyncio.sleep(10)
+    assert not late.done()
+
+
+@together()
+async def test_who_lost_the_board_before_it_ever_worked_asks_it_again(fleet: Fleet) -> None:
+    """In a pool that begins when it is back."""
+    fleet.board.is_broken = True
+    (await fleet.enter(0, 10)).release()
+    await asyncio.sleep(LEASE_S)
+    fleet.board.is_broken = False
+    await fleet.enter(1, 90)
+    late = fleet.started(fleet.enter(0, 20))
+    await asyncio.sleep(10)
+    assert not late.done()
+
+
+@together()
+async def test_the_board_is_not_asked_for_each_chunk(fleet: Fleet) -> None:
+    """Only once because an answer has become one that can be cut, however often that is looked at."""
+    running = await fleet.enter(0, 100)
+    fleet.started(fleet.enter(1, 30))
+    await asyncio.sleep(5)
+    asked = fleet.board.asked
+    for _ in range(100):
+        running.must_give_way(100)
+        await asyncio.sleep(0.001)
+    assert fleet.board.asked - asked <= 1 + 2
+
+
+@together()
 async def test_a_board_that_fails_while_somebody_waits_lets_it_in(fleet: Fleet) -> None:
     """What only the other process holds is not known any more."""
     await fleet.enter(0, 90)
@@ -452,6 +590,15 @@ async def test_whoever_may_not_wait_is_asked_for_all_the_same(fleet: Fleet) -> N
     with pytest.raises(Overloaded):
         await fleet.enter(1, 20, timeout_s=0)
     assert asyncio.get_running_loop().time() < 0.5
+
+
+@together()
+async def test_a_board_that_does_not_answer_keeps_nobody_beyond_a_limit(fleet: Fleet) -> None:
+    """Whoever may not wait hears that there is no room as far as is known."""
+    fleet.board.delay_s = 60.0
+    with pytest.raises(Overloaded):
+        await fleet.enter(0, 20, timeout_s=0)
+    assert asyncio.get_running_loop().time() < 4
 
 
 @together()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Record, fact_key, joined, written
+from litellm_compaction.engine.continuing import ALL_WAYS, GoingOn, Outcome, Record, fact_key, joined, written
 from litellm_compaction.stores import FACTS_SCOPE
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user

@@ -276,7 +276,7 @@ async def test_what_a_compaction_made_is_counted_by_the_server(factor: float) ->
 
 
 async def test_recounting_is_an_option_with_an_end() -> None:
-    """Not without the setting, not without a call left, not twice for one request, not for what is sent as it came."""
+    """Not without the setting, not without a call left, not for what is sent as it came."""
     server = Server()
     await bench().guard(long_talk(), WINDOW, measure=server)
     short = [{"role": "user", "content": "hello"}]
@@ -285,11 +285,13 @@ async def test_recounting_is_an_option_with_an_end() -> None:
     await bench().guard(long_talk(), WINDOW, measure=server, attempts=spent, count="probe")
     assert spent.summary_calls_left == 0
     assert server.asked == []
-    attempts, engine = Attempts(summary_calls_left=4), bench()
-    for talk in (long_talk(), [*long_talk(), {"role": "user", "content": prose("other", 2000)}]):
-        await engine.guard(talk, WINDOW, measure=server, attempts=attempts, count="probe")
-    # Where doubt would decide, the server is asked whatever the setting says.
-    assert server.answer_tokens.count(16) == 1
+    # A summary and its recount take a call each: the second summary takes the last one of three.
+    for calls, recounts in ((3, 1), (4, 2)):
+        server, attempts, engine = Server(), Attempts(summary_calls_left=calls), bench()
+        for talk in (long_talk(), turns("other", 2 * WINDOW)):
+            prepared = await engine.guard(talk, WINDOW, measure=server, attempts=attempts, count="probe")
+            assert prepared.action == "compacted"
+        assert (server.answer_tokens, attempts.summary_calls_left) == ([16] * recounts, 0)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 import litellm_compaction
 from litellm_compaction import errors
 from litellm_compaction.core import secrets
-from litellm_compaction.core.messages import START_NOTICE, Request, _normal_form, parse_message
+from litellm_compaction.core.messages import START_NOTICE, Request, _normal_form, parse_message, with_only_text
 from litellm_compaction.engine import ask, build, compactor, measure
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.threads import is_long
@@ -240,17 +241,32 @@ async def test_what_decides_is_counted_exactly_beside_what_does_not() -> None:
     counter, key = TokenCounter(), "k"
     family = family_of("", "llama-3.1-8b")
     measurer = RequestMeasurer(windows=Windows(cache_s=1), counter=counter, sources=Sources())
-    system, old = {"role": "system", "content": "Be brief."}, {"role": "user", "content": _WORDS * 100_000}
+    system, old = {"role": "system", "content": "Be brief."}, {"role": "user", "content": _WORDS * 1_000}
     newest = [{"role": "assistant", "content": "Read."}, {"role": "user", "content": "And now 12 things?"}]
-    giant = Request(messages=tuple(map(parse_message, [system, old, *newest])))
-    alone = await counter.count(key, family, Request(messages=tuple(map(parse_message, [system, *newest]))))
+    short = Request(messages=tuple(map(parse_message, [system, old, *newest])), tools=(_ONE_OF_MANY,))
+    giant = replace(short, messages=(short.messages[0], with_only_text(short.messages[1], _FILL), *short.messages[2:]))
+    alone = await counter.count(key, family, short)
     target = Target(key=key, model="llama-3.1-8b", api_base=None, api_key=None, context_length=None)
     count = await measurer._count(target, family, giant, 8192)
-    assert (count.sizes[0], *count.sizes[2:]) == alone.sizes
-    assert count.sizes[1] == pytest.approx(500_000, rel=0.1)
-    assert count.tokens == pytest.approx(sum(count.sizes), abs=100)
+    assert (count.sizes[0], *count.sizes[2:], count.tools_tokens) == (
+        alone.sizes[0],
+        *alone.sizes[2:],
+        alone.tools_tokens,
+    )
+    assert count.sizes[1] == pytest.approx(1_250_000, rel=0.1)
+    assert count.tokens == count.overhead_tokens + count.tools_tokens + sum(count.sizes)
     assert not count.exact
     assert count.fingerprint == 0
+
+
+async def test_white_space_around_a_text_makes_no_giant() -> None:
+    """Templates leave it out: a request that is nothing else is counted, and not estimated."""
+    measurer = RequestMeasurer(windows=Windows(cache_s=1), counter=TokenCounter(), sources=Sources())
+    target = Target(key="k", model="llama-3.1-8b", api_base=None, api_key=None, context_length=None)
+    blank = Request(messages=(parse_message({"role": "user", "content": "Hello." + " \n" * 1_500_000}),))
+    count = await measurer._count(target, family_of("", "llama-3.1-8b"), blank, 8192)
+    assert count.exact
+    assert count.tokens < 100
 
 
 async def test_long_text_by_itself_is_estimated_by_pieces_of_it() -> None:
@@ -270,7 +286,7 @@ _READERS = {
     wire: ("decode", "decode_prompt", "longest_ids", "with_prompt", "client_texts", "is_plain", "is_same_request"),
     call.Call: ("is_of",),
     compactor: ("plan",),
-    measure: ("apply", "_within_reach"),
+    measure: ("apply", "_sample"),
     build: ("ledger", "apply"),
     ask: ("apply", "appended"),
 }
@@ -329,7 +345,7 @@ async def test_a_long_request_is_read_beside_the_event_loop(
     """Reading 40,000 messages took 0.7 s, and deciding about them 0.8 s, in which the proxy served nobody."""
     on_loop = _watched(monkeypatch, _is_long)
     await _sent(monkeypatch, messages, group)
-    assert {"decode", "client_texts", "_within_reach"} <= on_loop.keys()
+    assert {"decode", "client_texts", "_sample"} <= on_loop.keys()
     assert {name: where for name, where in on_loop.items() if True in where} == {}
 
 
@@ -342,7 +358,7 @@ async def test_a_long_request_of_another_route_is_read_beside_the_event_loop(
     on_loop = _watched(monkeypatch, _is_long)
     client = await _sent(monkeypatch, _TINY[:1001], group, route)
     assert client.error is None
-    assert {"decode", "client_texts", "_within_reach"} <= on_loop.keys()
+    assert {"decode", "client_texts", "_sample"} <= on_loop.keys()
     assert {name: where for name, where in on_loop.items() if True in where} == {}
 
 
@@ -406,7 +422,7 @@ async def test_a_short_request_waits_for_no_thread(group: str, monkeypatch: pyte
     """A thread costs more than the work that it would take over."""
     on_loop = _watched(monkeypatch)
     await _sent(monkeypatch, [_HI], group)
-    assert {"decode", "client_texts", "_within_reach"} <= on_loop.keys()
+    assert {"decode", "client_texts", "_sample"} <= on_loop.keys()
     assert {name: where for name, where in on_loop.items() if False in where} == {}
 
 
