@@ -22,7 +22,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
-from litellm_compaction.core.refusal import refusal, shortened, unprepared, with_less_data
+from litellm_compaction.core.refusal import refusal, shortened, with_less_data
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -39,7 +39,7 @@ from litellm_compaction.engine.context import (
 from litellm_compaction.engine.continuing import ContinuationPlanner, GoingOn
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.feedback import ReplyReader, UsageFeedback
-from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough
+from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough, is_small, note_length
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.reservation import Reservation, server_of
@@ -53,8 +53,6 @@ from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
-# Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
-_COMPACTED_BEFORE_RATIO = 0.25
 # Tenants of which is known whether a small conversation of theirs was compacted, because a client wanted it.
 _MAX_WANTED = 4096
 _WANTED_FACT = "wanted"
@@ -112,7 +110,7 @@ class Compactor:
         self.replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self.reporter)
         self.going_on = GoingOn(store, wall_clock)
         self.continuing = ContinuationPlanner(
-            prepare=self.prepare,
+            planned=self._planned,
             finish=self.finish,
             refusal=self._refusal,
             measurer=self._measurer,
@@ -179,10 +177,17 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
+        prepared = await self._planned(request, context)
+        if isinstance(prepared, PreparedRequest):
+            await prepared.tell()
+        return prepared
+
+    async def _planned(self, request: Request, context: RequestContext) -> PreparedRequest | CompactionNeeded:
+        """As `prepare`, but nothing is told or kept: it may not be sent."""
         await self.background.make_way(server_of(context))
         self._feedback.recall(context.target.key)
         measured = await self._measurer.measure(request, context)
-        _note_length(measured)
+        note_length(measured)
         prepared = await self._prepared(measured)
         if isinstance(prepared, PreparedRequest) and prepared.messages is None and not context.goes_on:
             # The server may have counted fewer tokens than we did.
@@ -191,7 +196,7 @@ class Compactor:
 
     async def _prepared(self, measured: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
         if (
-            _is_small(measured)
+            is_small(measured)
             and not measured.context.is_wanted
             and not await self._has_small_ones(measured.context.scope)
         ):
@@ -216,7 +221,7 @@ class Compactor:
         """
         await self.background.make_way(server_of(context))
         measured = await self._measurer.weigh_ids(prompt_tokens, context)
-        _note_length(measured)
+        note_length(measured)
         if not measured.budget.own.fits(prompt_tokens):
             raise await self._refusal(measured)
         return self._measurer.unchanged(measured)
@@ -235,6 +240,7 @@ class Compactor:
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
 
         prepared = await self._builder.without_misfits(needed.measured, needed.stored, finished)
+        await prepared.tell()
         return await self._within_todays_window(needed.measured, prepared, room)
 
     async def _finished(self, needed: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
@@ -300,9 +306,9 @@ class Compactor:
         is_fallback = built.compaction.level == "truncate" and not measured.context.is_client_summary
         outcome: Outcome = "fallback" if is_fallback else "compacted"
         if shared.measured is not measured or shared.is_found:
-            await self._reuse(measured, prepared, built.kept)
+            reused = self._reusing(measured, prepared, built.kept)
             # What was there before, and only came late, is told as what it is.
-            return replace(prepared, action="reused") if shared.is_found else prepared
+            return replace(reused, action="reused") if shared.is_found else reused
         base = None if isinstance(levels[0], Edit) else levels[0].base
         known = next(iter(usable(measured.conversation, needed.stored)), None)
         self.reporter.decided(
@@ -477,8 +483,7 @@ class Compactor:
                 case Reuse(compaction=compaction):
                     prepared = await self._applied_surely(measured, compaction, "reused")
                     if prepared.budget.fits(prepared.count.tokens):
-                        await self._reuse(measured, prepared, compaction)
-                        return prepared
+                        return self._reusing(measured, prepared, compaction)
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
                 case Compact(levels=levels):
@@ -512,15 +517,18 @@ class Compactor:
                 continue
             prepared = await self._applied_surely(measured, compaction, "reused")
             if not prepared.budget.triggers(prepared.count.tokens):
-                await self._reuse(measured, prepared, compaction)
-                return prepared
+                return self._reusing(measured, prepared, compaction)
         return None
 
-    async def _reuse(self, measured: MeasuredRequest, prepared: PreparedRequest, compaction: Compaction) -> None:
-        """Tells of a reuse; what was written ahead is in effect from now on, also if a later turn is smaller."""
-        self.reporter.decided(measured, "reused", prepared=prepared, compaction=compaction)
-        if (compaction.ahead or compaction.early) and not measured.context.is_supposed:
-            await self._builder.put_into_effect(measured, compaction)
+    def _reusing(self, measured: MeasuredRequest, prepared: PreparedRequest, compaction: Compaction) -> PreparedRequest:
+        """A reuse; what was written ahead is in effect once it is sent, also if a later turn is smaller."""
+
+        async def tell() -> None:
+            self.reporter.decided(measured, "reused", prepared=prepared, compaction=compaction)
+            if compaction.ahead or compaction.early:
+                await self._builder.put_into_effect(measured, compaction)
+
+        return replace(prepared, tell=tell)
 
     async def _shortened_or_refused(
         self, measured: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
@@ -545,9 +553,13 @@ class Compactor:
     ) -> PreparedRequest | CompactionNeeded:
         again = await self._measurer.shortened(measured, messages)
         decided = await self._decide(again, stored, shorten=shorten)
-        if isinstance(decided, PreparedRequest) and decided.round == 0:
+        if not isinstance(decided, PreparedRequest) or decided.round:
+            return decided
+
+        async def tell() -> None:
             self.reporter.decided(measured, "fallback", prepared=decided, reason=reason)
-        return decided
+
+        return replace(decided, tell=tell)
 
     async def _with_less_data(self, measured: MeasuredRequest, limit_tokens: int) -> tuple[Message, ...] | None:
         """The request with less of the data attached to what is not answered yet; None if all may stay."""
@@ -579,20 +591,3 @@ class Compactor:
                 measured.context.label, measured.conversation, measured.budget, round(tools_share * fixed_tokens)
             ),
         )
-
-
-def _note_length(measured: MeasuredRequest) -> None:
-    """Notes if the request may not be sent as it came (promise P8)."""
-    context, tokens = measured.context, measured.count.tokens
-    if not context.goes_on:
-        does_fit = measured.budget.own.fits(tokens)
-        context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
-
-
-def _is_small(measured: MeasuredRequest) -> bool:
-    """Nothing has to be looked up: it is too short ever to have been compacted."""
-    outside = measured.budget.outside_tokens
-    # The rest of an answer may need most of the window.
-    if (outside or measured.context.goes_on) and not measured.budget.own.fits(measured.count.tokens):
-        return False
-    return measured.count.tokens - outside < _COMPACTED_BEFORE_RATIO * measured.budget.usable_tokens

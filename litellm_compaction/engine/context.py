@@ -36,7 +36,7 @@ class Measure(Protocol):
 
 
 async def nothing() -> None:
-    """Loads no model."""
+    """Loads no model; tells nobody."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,6 @@ class RequestContext:
         is_client_summary: the client asks for a summary that it goes on with in place of its history: nothing that fits
             is taken from that, no model is asked, and nothing is kept of it.
         goes_on: the request makes the model go on with an answer, and starts none.
-        is_supposed: it is only asked how a request would go: nothing is told or kept of it.
         refusal: how the server has just refused the request as too long, as in events; "" if it has not.
         attempts: shared by all phases of one client request.
     """
@@ -137,7 +136,6 @@ class RequestContext:
     focus: str = ""
     is_client_summary: bool = False
     goes_on: bool = False
-    is_supposed: bool = False
     refusal: str = ""
 
     @property
@@ -271,6 +269,7 @@ class PreparedRequest:
         is_trusted: the server has gone on by this way before, so that what it says is nothing but the rest.
         closing: what of the body has the server think no more, which it may know nothing of; None for an answer that
             may think.
+        tell: has observers told, and keeps what is in effect from now on; called once, if this is what is sent.
     """
 
     action: Action
@@ -286,6 +285,7 @@ class PreparedRequest:
     prompt: BegunPrompt | None = None
     is_trusted: bool = False
     closing: Mapping[str, JsonValue] | None = None
+    tell: Callable[[], Awaitable[None]] = field(default=nothing, compare=False, repr=False)
 
     @property
     def shown(self) -> str:
@@ -313,7 +313,6 @@ class ContinuationPlan:
     Attributes:
         request: the conversation as the client sent it.
         partial: the answer so far.
-        roomy_context: `context`, in which nothing fits that leaves too little room for the rest.
         messages: the conversation that makes the model go on, before any compaction.
         prepared: the same as the engine would send it, or what has to be made first.
         ways: in which the server goes on itself, best first; none if the model is asked to.
@@ -322,7 +321,6 @@ class ContinuationPlan:
     request: Request
     partial: Partial
     context: RequestContext
-    roomy_context: RequestContext
     messages: tuple[Message, ...]
     prepared: PreparedRequest | CompactionNeeded
     ways: tuple[Way, ...]

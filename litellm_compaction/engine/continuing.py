@@ -262,12 +262,12 @@ def fact_key(target: Target) -> str:
 
 
 class ContinuationPlanner:
-    """Plans and makes continuations; the callables are the compactor's `prepare`, `finish` and its refusal."""
+    """Plans and makes continuations; the callables are the compactor's own."""
 
     def __init__(
         self,
         *,
-        prepare: Callable[[Request, RequestContext], Awaitable[PreparedRequest | CompactionNeeded]],
+        planned: Callable[[Request, RequestContext], Awaitable[PreparedRequest | CompactionNeeded]],
         finish: Callable[[CompactionNeeded, Reservation | None], Awaitable[PreparedRequest]],
         refusal: Callable[[MeasuredRequest], Awaitable[DoesNotFit]],
         measurer: RequestMeasurer,
@@ -276,7 +276,7 @@ class ContinuationPlanner:
         windows: Windows,
         wall_clock: Callable[[], float],
     ) -> None:
-        self._prepare = prepare
+        self._planned = planned
         self._finish = finish
         self._refusal = refusal
         self._measurer = measurer
@@ -333,7 +333,7 @@ class ContinuationPlanner:
         # What the client wanted before its answer is done.
         context = replace(context, now=False, focus="", goes_on=True)
         # No server is asked: it may still be writing the very answer.
-        roomy_context = replace(context.with_room(room_tokens), measure=None, is_supposed=True)
+        roomy_context = replace(context.with_room(room_tokens), measure=None)
         whole_tokens = count_text(partial.text or partial.reasoning)
         tail_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
         while True:
@@ -346,7 +346,7 @@ class ContinuationPlanner:
                 switch=no_thinking_switch(context.target.model),
             )
             try:
-                prepared = await self._prepare(replace(request, messages=messages), roomy_context)
+                prepared = await self._planned(replace(request, messages=messages), roomy_context)
             except DoesNotFit:
                 if tail_tokens <= _LEAST_TAIL_TOKENS:
                     raise
@@ -360,7 +360,6 @@ class ContinuationPlanner:
             request=request,
             partial=partial,
             context=context,
-            roomy_context=replace(roomy_context, is_supposed=False),
             messages=messages,
             prepared=prepared,
             ways=tuple(good) if ends_in_answer else (),
@@ -372,10 +371,11 @@ class ContinuationPlanner:
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `Compactor.finish`.
         """
-        context = plan.context
-        # What was only asked is decided again, so that what is sent is told and kept.
-        decided = await self._prepare(replace(plan.request, messages=plan.messages), plan.roomy_context)
-        prepared = await self._finish(decided, room) if isinstance(decided, CompactionNeeded) else decided
+        context, prepared = plan.context, plan.prepared
+        if isinstance(prepared, CompactionNeeded):
+            prepared = await self._finish(prepared, room)
+        else:
+            await prepared.tell()
         sent = plan.messages if prepared.messages is None else prepared.messages
         prepared = replace(prepared, messages=sent)
         if not plan.ways:

@@ -27,6 +27,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.plan import Edit, Level
 from litellm_compaction.core.prompts import with_every_result
+from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.coordination import Coordination, shared_name
@@ -49,6 +50,8 @@ _ALWAYS_COUNTED_CHARS = 1_000_000
 _USUAL_CHARS_PER_TOKEN = 4
 # No model is loaded with a window that cuts this.
 _UNCUT_TOKENS = 2_000
+# Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
+_COMPACTED_BEFORE_RATIO = 0.25
 
 
 class RequestMeasurer:
@@ -366,3 +369,20 @@ def is_enough(measured: MeasuredRequest, level: Level, compaction: Compaction, p
     if isinstance(level, Edit) and tokens > level.predicted_tokens and budget.triggers(tokens):
         return False
     return not chooses(compaction.level) or not budget.triggers(tokens)
+
+
+def note_length(measured: MeasuredRequest) -> None:
+    """Notes if the request may not be sent as it came (promise P8)."""
+    context, tokens = measured.context, measured.count.tokens
+    if not context.goes_on:
+        does_fit = measured.budget.own.fits(tokens)
+        context.attempts.too_long = None if does_fit else unprepared(context.label, tokens, measured.window.tokens)
+
+
+def is_small(measured: MeasuredRequest) -> bool:
+    """Nothing has to be looked up: it is too short ever to have been compacted."""
+    outside = measured.budget.outside_tokens
+    # The rest of an answer may need most of the window.
+    if (outside or measured.context.goes_on) and not measured.budget.own.fits(measured.count.tokens):
+        return False
+    return measured.count.tokens - outside < _COMPACTED_BEFORE_RATIO * measured.budget.usable_tokens

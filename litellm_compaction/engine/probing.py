@@ -274,8 +274,7 @@ class Prober:
             told = await self._confirmed_tokens(measured, request, told, most)
             if told is None or not self._counter.take_over_exact(target.key, count, told, is_confirmed=True):
                 return False
-        if not measured.context.is_supposed:
-            self._feedback.keep(target.key)
+        self._feedback.keep(target.key)
         return True
 
     async def _is_cut(self, measured: MeasuredRequest, count: Count, told: int) -> bool:

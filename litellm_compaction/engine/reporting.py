@@ -57,8 +57,6 @@ class Reporter:
             known: what the conversation was sent with until now.
             reason: one word, if nothing was made.
         """
-        if measured.context.is_supposed:
-            return
         if prepared is not None and compaction is not None:
             attempts = measured.context.attempts
             if outcome == "reused" and attempts.told_hash == compaction.covered_hash:

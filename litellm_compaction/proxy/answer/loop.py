@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
@@ -43,6 +42,7 @@ from litellm_compaction.proxy.answer.protocol import (
     Upstream,
     UpstreamDropped,
     UpstreamError,
+    added_up,
     continuation_of,
 )
 from litellm_compaction.proxy.answer.relay import OneAnswer, Progress, Relay
@@ -70,7 +70,6 @@ _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 _ENDS, _CALLS = frozenset({"stop", "length", "tool_calls", "function_call"}), frozenset({"tool_calls", "function_call"})
 # An overflow without a number at less than this share of the window is not of this answer alone.
 _FAR_BELOW_RATIO = 0.5
-_DETAILS = "completion_tokens_details"
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 
 
@@ -115,6 +114,8 @@ class Answer:
         self._ways = upstream.ways
         self._refused: list[Way] = []
         self._last: tuple[PreparedRequest, Relay] | None = None
+        # With what it was asked for.
+        self._plan: tuple[object, ContinuationPlan] | None = None
         self._one = OneAnswer(self._progress, asked.notices.at_the_end_only if asked.is_json else asked.notices)
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
@@ -203,6 +204,7 @@ class Answer:
             if (plan := await self._planned(prepared, relay)) is None:
                 yield self._closing(prepared, relay)
                 return
+            self._plan = None
             self._is_resumed = relay.gives_way and not isinstance(plan.prepared, CompactionNeeded)
             if self._is_resumed:
                 # Others needed the room: nothing is compacted, nobody has to know.
@@ -388,7 +390,10 @@ class Answer:
         return False
 
     async def _planned(self, prepared: PreparedRequest, relay: Relay) -> ContinuationPlan | None:
-        """How the answer can go on behind `relay`; None if nothing gains enough room to be worth a stop (P5)."""
+        """How the answer can go on behind `relay`; None if nothing gains enough room to be worth a stop (P5).
+
+        The plan by which an answer was stopped is the one by which it goes on.
+        """
         if relay.is_stuck:
             return None
         partial = self._partial()
@@ -400,22 +405,32 @@ class Answer:
                 return None
             # More room for thoughts is no answer: they are closed, once.
             partial = replace(partial, closes=partial.is_thoughts)
-            # After it at least an output buffer is free, and that much more than there was before. A call that was cut
-            # has to be written again: with no more room than the last time it would be cut again.
-            used_tokens = prepared.window.tokens if relay.end == "overflow" else relay.used_tokens()
-            if relay.is_full:
-                free_tokens = max(prepared.window.tokens - used_tokens, 0)
-                room_tokens = prepared.budget.output_buffer_tokens(used_tokens) + free_tokens
-            else:
-                room_tokens = prepared.budget.restart_room_tokens(used_tokens)
-            room_tokens += relay.cut_call_tokens
+            room_tokens = self._room_tokens(prepared, relay)
             context = self._pressed(relay) if relay.is_full else self._context
-        try:
-            return await self._compactor.continuing.plan(
-                self._asked.request, partial, context, room_tokens=room_tokens, ways=self._ways
-            )
-        except CompactionError:
-            return None
+        asked = (partial, context, self._ways)
+        if self._plan is None or self._plan[0] != asked:
+            try:
+                plan = await self._compactor.continuing.plan(
+                    self._asked.request, partial, context, room_tokens=room_tokens, ways=self._ways
+                )
+            except CompactionError:
+                return None
+            self._plan = asked, plan
+        return self._plan[1]
+
+    def _room_tokens(self, prepared: PreparedRequest, relay: Relay) -> int:
+        """What the rest of the answer must have at least.
+
+        After a restart at least an output buffer is free, and that much more than there was before. A call that was cut
+        has to be written again: with no more room than the last time it would be cut again.
+        """
+        used_tokens = prepared.window.tokens if relay.end == "overflow" else relay.used_tokens()
+        if relay.is_full:
+            free_tokens = max(prepared.window.tokens - used_tokens, 0)
+            room_tokens = prepared.budget.output_buffer_tokens(used_tokens) + free_tokens
+        else:
+            room_tokens = prepared.budget.restart_room_tokens(used_tokens)
+        return room_tokens + relay.cut_call_tokens
 
     def _note(self, prepared: PreparedRequest, relay: Relay) -> None:
         self._progress.completion_tokens += relay.completion_tokens()
@@ -560,7 +575,7 @@ class Answer:
             "total_tokens": prompt + completion,
         }
         if reported:
-            usage = {**reported[0], **usage, **_added_up(reported)}
+            usage = {**reported[0], **usage, **added_up(reported)}
         details = self._details()
         return {**usage, "compaction": details} if details else usage
 
@@ -575,16 +590,6 @@ class Answer:
     def is_cut(self) -> bool:
         """Returns True if the window has ended the answer, and not the model or the client."""
         return self._outcome != "completed"
-
-
-def _added_up(usages: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """The details of all parts' usage, as far as they are numbers; {} if the server gave none."""
-    total: Counter[str] = Counter()
-    for usage in usages:
-        details = usage.get(_DETAILS)
-        if isinstance(details, Mapping):
-            total.update({key: value for key, value in details.items() if isinstance(value, int)})
-    return {_DETAILS: dict(total)} if total else {}
 
 
 def _is_json(text: str) -> bool:

@@ -8,6 +8,7 @@ committed it into a source file, one took it for the agent's result, several par
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -259,6 +260,9 @@ class Upstream(Protocol):
         """
 
 
+_USAGE_DETAILS = "completion_tokens_details"
+
+
 def continuation_of(prepared: PreparedRequest) -> Continuation | None:
     """None if an answer begins."""
     if prepared.way is None:
@@ -266,6 +270,16 @@ def continuation_of(prepared: PreparedRequest) -> Continuation | None:
     server = server_of(prepared.window.source)
     needs_word = prepared.way == "prefill" and server is not None and server.continues_when_told
     return Continuation(way=prepared.way, prompt=prepared.prompt, needs_word=needs_word, closing=prepared.closing)
+
+
+def added_up(usages: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The details of all parts' usage, as far as they are numbers; {} if the server gave none."""
+    total: Counter[str] = Counter()
+    for usage in usages:
+        details = usage.get(_USAGE_DETAILS)
+        if isinstance(details, Mapping):
+            total.update({key: value for key, value in details.items() if isinstance(value, int)})
+    return {_USAGE_DETAILS: dict(total)} if total else {}
 
 
 class Listener(Protocol):

@@ -85,6 +85,22 @@ async def test_upstream_is_stopped_before_its_window_ends(chunk_tokens: int) -> 
         assert opened.prompt_tokens + opened.max_tokens + 64 <= 2048
 
 
+async def test_a_restart_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan by which an answer is stopped is the one by which it goes on: a conversation is not looked at twice."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))])
+    planner, planned = scene.compactor.continuing, []
+    plan = planner.plan
+
+    async def counting(*arguments: Any, **options: Any) -> Any:
+        planned.append(await plan(*arguments, **options))
+        return planned[-1]
+
+    monkeypatch.setattr(planner, "plan", counting)
+    read = await scene.read()
+    assert (read.text, read.raw_text.count(RESTARTED)) == (WORDS, 1)
+    assert len(planned) == 1
+
+
 async def test_usage_is_summed_and_comes_once() -> None:
     """The one usage has the first prompt and the tokens of all streams."""
     scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))])
