@@ -111,8 +111,8 @@ class Flights(Generic[_Result]):
 class Tasks(set["asyncio.Task[Any]"]):
     """Tasks under way that nobody waits for; an event loop itself would forget them."""
 
-    def begin(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        task = asyncio.get_running_loop().create_task(work)
+    def begin(self, job: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        task = asyncio.get_running_loop().create_task(job)
         self.add(task)
         task.add_done_callback(self.discard)
         return task

@@ -21,7 +21,7 @@ import httpx
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
 from litellm_compaction.cli.servers import Probe, probe
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
-from litellm_compaction.engine import GoingOn, Standing, shares_context
+from litellm_compaction.engine import KnownWays, Standing, shares_context
 from litellm_compaction.errors import (
     CompactionError,
     ConfigError,
@@ -181,7 +181,7 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
             windows,
             # A file that cannot be used becomes a finding.
             Sources.of(settings, on_failure=lambda _: None),
-            GoingOn(store),
+            KnownWays(store),
             limit_s=_REPORT_LIMIT_S,
             is_patient=True,
             environ=environ,

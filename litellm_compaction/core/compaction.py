@@ -190,7 +190,7 @@ class Compaction:
         return "\n\n".join(segment.text for segment in self.segments)
 
     @property
-    def said(self) -> str:
+    def model_text(self) -> str:
         """What models have said of all that is not shown any more, as one text."""
         return "\n\n".join(filter(None, (self.summary, self.omissions)))
 
@@ -199,7 +199,7 @@ class Compaction:
         """The text that travels before the first kept words; "" where stubs alone say everything."""
         if not (self.replaced_messages or self.segments or self.ledger or self.dropped or self.omissions):
             return ""
-        return frame(self.said, self.ledger, round_number=self.round) + lead_in(self.level)
+        return frame(self.model_text, self.ledger, round_number=self.round) + lead_in(self.level)
 
 
 def is_sound(compaction: Compaction) -> bool:

@@ -82,8 +82,8 @@ class Summarize:
         pinned: positions of those among them that stay verbatim.
         base: the compaction whose summaries it continues.
         integrates: True if the base's segments are rewritten into one, because they outgrew their share.
-        provisional: True if there is no room for a new summary; the base's is carried on, shortened.
-        summary_tokens: bound on the new segment, or on the carried one.
+        provisional: True if there is no room for a new summary; the base's goes on, shortened.
+        summary_tokens: bound on the new segment, or on the one that goes on.
         ledger_tokens: bound on the ledger.
         ledger_min_tokens: what the ledger keeps if a summary is longer than it was to be.
         ledger_max_tokens: what the ledger may grow to if the summary leaves room; None is all of that room.
@@ -141,7 +141,7 @@ class Prune:
         base: the compaction that it continues.
         now_tokens: the prompt without it.
         summary_tokens: bound on what is said of the messages that go.
-        carried_tokens: of an earlier record, which is said besides.
+        earlier_tokens: of an earlier record, which is said besides.
         ledger_tokens: bound on their ledger.
         predicted_tokens: the prompt that is aimed at.
     """
@@ -152,7 +152,7 @@ class Prune:
     summary_tokens: int
     ledger_tokens: int
     predicted_tokens: int
-    carried_tokens: int = 0
+    earlier_tokens: int = 0
     strategy: str = "prune"
 
     @property
@@ -269,7 +269,7 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
 def _with_answered_round(
     conversation: Conversation, budget: Budget, known: Sequence[Compaction]
 ) -> tuple[Conversation, Budget]:
-    """Both with the round that an answer answers which is carried over, if it fits beside the usual room.
+    """Both with the round that an answer answers which goes on, if it fits beside the usual room.
 
     What a record stands for already does not come back.
     """
@@ -379,8 +379,8 @@ class Planner:
         doubted: tuple[int, ...] = ()
 
         def total(cut: int) -> int:
-            carried = (place for place in kept_images if place[0] < cut)
-            beside = record_tokens + image_tokens_of(conversation, carried)
+            beside_it = (place for place in kept_images if place[0] < cut)
+            beside = record_tokens + image_tokens_of(conversation, beside_it)
             return kept_tokens(conversation, cut, conversation.pinned(cut, *doubted)) + beside
 
         at = conversation.doubted
@@ -415,7 +415,7 @@ class Planner:
     def copied(self) -> Summarize | None:
         """A record without a new summary that covers as little as it can; None without a legal cut.
 
-        For a budget that keeps what fits. The base's summaries are carried on whole; it may cover more than has to go
+        For a budget that keeps what fits. The base's summaries go on whole; it may cover more than has to go
         now.
         """
         conversation, budget, base = self.conversation, self.budget, self.base
@@ -487,7 +487,7 @@ class Planner:
     def prune(self, fresh: Summarize, now_tokens: int) -> Prune | None:
         """What a pruning model may be asked before `fresh` is made; None if even the best answer would leave too much.
 
-        Not while an answer is carried over: its client waits, and the messages of ours are no one's to judge.
+        Not while an answer goes on: its client waits, and the messages of ours are no one's to judge.
         """
         conversation, budget, name = self.conversation, self.budget, self.options.strategy.name
         if fresh.provisional or conversation.messages[-1].is_synthetic:

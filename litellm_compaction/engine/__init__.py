@@ -12,7 +12,7 @@ from litellm_compaction.engine.context import (
     PruningModel,
     RequestContext,
 )
-from litellm_compaction.engine.continuing import ALL_WAYS, GoingOn, Outcome, Standing
+from litellm_compaction.engine.continuing import ALL_WAYS, KnownWays, Outcome, Standing
 from litellm_compaction.engine.reservation import Reservation, shares_context
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "Compactor",
     "ContinuationPlan",
     "Foreseen",
-    "GoingOn",
+    "KnownWays",
     "Measure",
     "Outcome",
     "PreparedRequest",

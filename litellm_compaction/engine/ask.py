@@ -464,5 +464,5 @@ def _compaction(
         return None
     compaction, summary = decided
     said = "\n\n".join(filter(None, (base.omissions, summary)))
-    most_tokens = decision.summary_tokens + decision.carried_tokens
+    most_tokens = decision.summary_tokens + decision.earlier_tokens
     return replace(compaction, omissions=excerpt(said, most_tokens, measured.count_text))

@@ -75,7 +75,7 @@ class CompactionBuilder:
 
     Args:
         quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
-        carried: what the ledger of an earlier record quotes, which the messages carried.
+        earlier_quotes: what the ledger of an earlier record quotes, which the messages carried.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class CompactionBuilder:
         summary_client: SummaryClient,
         store: Store,
         quoted: Callable[[Message], Message] = lambda message: message,
-        carried: Sequence[Message] = (),
+        earlier_quotes: Sequence[Message] = (),
     ) -> None:
         self._summary_client = summary_client
         self._store = store
         self._quoted = quoted
-        self._carried = carried
+        self._earlier_quotes = earlier_quotes
 
     async def find(self, measured: MeasuredRequest) -> list[Compaction]:
         """Returns what is stored for the beginnings of a request's conversation."""
@@ -187,7 +187,7 @@ class CompactionBuilder:
         summary = ""
         if decision.provisional:
             effort.reason = "client_summary" if measured.context.is_client_summary else "no_room"
-            segments = _carried(base, decision.summary_tokens, measured.count_text)
+            segments = _shortened(base, decision.summary_tokens, measured.count_text)
         else:
             summary = await self._summary_client.summary(measured, decision, covered, pinned, effort)
         level = decision.strategy if summary else "truncate"
@@ -275,7 +275,7 @@ class CompactionBuilder:
 
         def write() -> str:
             hidden, known = texts()
-            listed = [*self._carried, *map(self._quoted, hidden)]
+            listed = [*self._earlier_quotes, *map(self._quoted, hidden)]
             return ledger(listed, budget_tokens=budget_tokens, count=measured.count_text, known=known, redact=redact)
 
         return await (asyncio.to_thread(write) if _redacts_slowly(measured) else off_loop(read, write))
@@ -340,7 +340,7 @@ def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int
     return [message for message in found if message is not None]
 
 
-def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
+def _shortened(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
     """The base's summaries as one segment, cut to what there is room for."""
     if base is None or not base.segments:
         return ()

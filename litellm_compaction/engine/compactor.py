@@ -36,7 +36,7 @@ from litellm_compaction.engine.context import (
     RequestContext,
     nothing,
 )
-from litellm_compaction.engine.continuing import ContinuationPlanner, GoingOn
+from litellm_compaction.engine.continuing import ContinuationPlanner, KnownWays
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.feedback import ReplyReader, UsageFeedback
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough, is_small, note_length
@@ -108,13 +108,13 @@ class Compactor:
             windows=windows, counter=counter, sources=self.sources, coordination=self._coordination, clock=clock
         )
         self.replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self.reporter)
-        self.going_on = GoingOn(store, wall_clock)
+        self.known_ways = KnownWays(store, wall_clock)
         self.continuing = ContinuationPlanner(
             planned=self._planned,
             finish=self.finish,
             refusal=self._refusal,
             measurer=self._measurer,
-            going_on=self.going_on,
+            known_ways=self.known_ways,
             sources=self.sources,
             windows=windows,
             wall_clock=wall_clock,
@@ -220,7 +220,7 @@ class Compactor:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
         await self.background.make_way(server_of(context))
-        measured = await self._measurer.weigh_ids(prompt_tokens, context)
+        measured = await self._measurer.measure_ids(prompt_tokens, context)
         note_length(measured)
         if not measured.budget.own.fits(prompt_tokens):
             raise await self._refusal(measured)
@@ -436,7 +436,7 @@ class Compactor:
         await self.sources.aclose()
         await self.windows.aclose()
         await self._feedback.aclose()
-        await self.going_on.aclose()
+        await self.known_ways.aclose()
         await self._store.aclose()
 
     async def _plan(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:

@@ -1,6 +1,6 @@
 """Plans how a model goes on with an answer that was stopped at the limit (phase 3), and makes what is then sent.
 
-`GoingOn` knows the ways of each server: by its kind, and by how it has done so far. `doctor` shows them.
+`KnownWays` knows the ways of each server: by its kind, and by how it has done so far. `doctor` shows them.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Standing(NamedTuple):
         return f"{best}: {WAYS_IN_WORDS[best]}{', as it has done' if best in self.gone_on else ''}"
 
 
-class GoingOn:
+class KnownWays:
     def __init__(self, store: Store, wall_clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._wall_clock = wall_clock
@@ -271,7 +271,7 @@ class ContinuationPlanner:
         finish: Callable[[CompactionNeeded, Reservation | None], Awaitable[PreparedRequest]],
         refusal: Callable[[MeasuredRequest], Awaitable[DoesNotFit]],
         measurer: RequestMeasurer,
-        going_on: GoingOn,
+        known_ways: KnownWays,
         sources: Sources,
         windows: Windows,
         wall_clock: Callable[[], float],
@@ -280,7 +280,7 @@ class ContinuationPlanner:
         self._finish = finish
         self._refusal = refusal
         self._measurer = measurer
-        self._going_on = going_on
+        self._known_ways = known_ways
         self._sources = sources
         self._windows = windows
         self._wall_clock = wall_clock
@@ -326,14 +326,14 @@ class ContinuationPlanner:
             WindowUnknown, ModelNotLoaded: as `Compactor.guard`.
         """
         window, count_text = await self._measurer.text_counter(context)
-        good = [way for way in await self._going_on.ways(context.target, window.source) if way in ways]
+        good = [way for way in await self._known_ways.ways(context.target, window.source) if way in ways]
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         # What the client wanted before its answer is done.
         context = replace(context, now=False, focus="", goes_on=True)
         # No server is asked: it may still be writing the very answer.
-        roomy_context = replace(context.with_room(room_tokens), measure=None)
+        context_with_room = replace(context.with_room(room_tokens), measure=None)
         whole_tokens = count_text(partial.text or partial.reasoning)
         tail_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
         while True:
@@ -346,7 +346,7 @@ class ContinuationPlanner:
                 switch=no_thinking_switch(context.target.model),
             )
             try:
-                prepared = await self._planned(replace(request, messages=messages), roomy_context)
+                prepared = await self._planned(replace(request, messages=messages), context_with_room)
             except DoesNotFit:
                 if tail_tokens <= _LEAST_TAIL_TOKENS:
                     raise
@@ -387,7 +387,7 @@ class ContinuationPlanner:
         if "raw" in plan.ways:
             prompt = await self._begun_prompt(context.target, prepared.window, sent)
             if prompt is not None:
-                is_trusted = await self._going_on.has_gone_on(context.target, "raw")
+                is_trusted = await self._known_ways.has_gone_on(context.target, "raw")
                 return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted)
         return await self.by_another_way(prepared, plan.request, plan.partial, context, room, ways=plan.ways)
 
@@ -418,7 +418,7 @@ class ContinuationPlanner:
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `Compactor.guard`.
         """
-        good = await self._going_on.ways(context.target, prepared.window.source)
+        good = await self._known_ways.ways(context.target, prepared.window.source)
         if "prefill" in ways and "prefill" in good:
             return replace(prepared, way="prefill", prompt=None, is_trusted=False)
         messages = asked_to_go_on(prepared.messages, partial) if prepared.messages else request.messages

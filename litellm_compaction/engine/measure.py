@@ -93,7 +93,7 @@ class RequestMeasurer:
         make = partial(self._measured, request, context, window, family, count, started_s)
         return await off_loop_if(is_long(request.messages), make)
 
-    async def weigh_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
+    async def measure_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
         """As `measure`, for a prompt of so many token ids: it has no text, and its count is exact."""
         measured = await self.measure(Request(messages=(user_message(""),)), context)
         own = replace(

@@ -146,7 +146,7 @@ async def compact(
         compacted=True,
         strategy=compaction.level,
         round=compaction.round,
-        summary=compaction.said,
+        summary=compaction.model_text,
         summarized_messages=len(built.gone),
         replaced=selected.replaced(built.gone),
         tokens_before=tokens_before,
@@ -226,11 +226,11 @@ async def generate_summary(
 
     def job() -> SummaryJob:
         # Of repeated reads the newest says all: the room is better spent on the rest.
-        carried, fresh = taken_out(edited(conversation, superseded_reads(conversation)))
+        earlier_quotes, fresh = taken_out(edited(conversation, superseded_reads(conversation)))
         strategy = strategy_of(writer_of(config.strategy))
         return SummaryJob(
             messages=strategy.history(fresh),
-            earlier="\n\n".join(filter(None, (earlier, carried.summary if carried else ""))),
+            earlier="\n\n".join(filter(None, (earlier, earlier_quotes.summary if earlier_quotes else ""))),
             request=excerpt(request, REQUEST_TOKENS, call.measured.count_text),
             summary_tokens=config.summary_tokens,
             prompt_limit_tokens=0,
@@ -296,7 +296,7 @@ def _levels(
         base=None,
         now_tokens=tokens_before,
         summary_tokens=config.summary_tokens,
-        carried_tokens=said_tokens,
+        earlier_tokens=said_tokens,
         ledger_tokens=config.ledger_tokens,
         predicted_tokens=int(_PRUNED_SHARE * tokens_before),
         strategy=config.strategy,
@@ -344,7 +344,7 @@ def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
 
     Recent messages stay as they came, `null` content included.
     """
-    record = Record(summary=compaction.said, ledger=compaction.ledger, round=compaction.round)
+    record = Record(summary=compaction.model_text, ledger=compaction.ledger, round=compaction.round)
     shown = apply(selected.messages, compaction, record=write_record(record, lead_in=lead_in(compaction.level)))
     # A user message that opens the tail may carry the record.
     as_they_came = selected.tail[1:] if selected.tail[0].role == "user" else selected.tail

@@ -60,7 +60,7 @@ async def begin(
         summary_client=client,
         store=store,
         quoted=listable,
-        carried=ledger_messages(earlier.ledger) if earlier else (),
+        earlier_quotes=ledger_messages(earlier.ledger) if earlier else (),
     )
     context = offline_context(
         config.model,

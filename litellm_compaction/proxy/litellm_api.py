@@ -140,14 +140,14 @@ def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
     return make
 
 
-def before_end(work: Callable[[], Awaitable[None]]) -> bool:
-    """Has `work` done when the proxy ends in order: its last answer is over, and its event loop still runs.
+def before_end(job: Callable[[], Awaitable[None]]) -> bool:
+    """Has `job` done when the proxy ends in order: its last answer is over, and its event loop still runs.
 
     LiteLLM gives callbacks no such moment. Its own end is a function that its lifespan looks up when it is over
-    (proxy_server.py, `proxy_startup_event`; 1.100.5 to 1.109.1): this one does `work` first.
+    (proxy_server.py, `proxy_startup_event`; 1.100.5 to 1.109.1): this one does `job` first.
 
     Args:
-        work: must come to an end by itself, and never raise.
+        job: must come to an end by itself, and never raise.
 
     Returns:
         False outside a proxy, and if LiteLLM has no such function.
@@ -159,7 +159,7 @@ def before_end(work: Callable[[], Awaitable[None]]) -> bool:
 
     @functools.wraps(end)
     async def ended(*args: Any, **options: Any) -> Any:
-        await work()
+        await job()
         return await end(*args, **options)
 
     setattr(module, _END, ended)

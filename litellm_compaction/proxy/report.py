@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from litellm_compaction.config import Settings
-from litellm_compaction.engine import GoingOn, Standing
+from litellm_compaction.engine import KnownWays, Standing
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
@@ -77,7 +77,7 @@ class Reporter:
         self,
         windows: Windows,
         sources: Sources,
-        going_on: GoingOn,
+        known_ways: KnownWays,
         *,
         limit_s: float,
         is_patient: bool = False,
@@ -85,7 +85,7 @@ class Reporter:
     ) -> None:
         self._windows = windows
         self._sources = sources
-        self._going_on = going_on
+        self._known_ways = known_ways
         self._limit_s = limit_s
         self._is_patient = is_patient
         self._environ = environ
@@ -144,7 +144,7 @@ class Reporter:
         # Every source that is no server's leads to the last way, but for LM Studio's models.
         can_render = self._windows.instance(target) is not None or renders_exactly(source.family)
         said_by = window.source if window is not None else ""
-        standing = await self._going_on.standing(target, said_by, can_render=can_render)
+        standing = await self._known_ways.standing(target, said_by, can_render=can_render)
         return replace(
             found,
             architecture=architecture,

@@ -100,21 +100,21 @@ class Application:
         record.body = body
         self._simulator.add_record(record)
         connection = Connection(send, partial(self._close, scope.get("client")))
-        work = asyncio.ensure_future(self._answer(record, body, connection))
+        job = asyncio.ensure_future(self._answer(record, body, connection))
         watch: asyncio.Future[Any] = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not job.done():
                 record.disconnected_s = time.monotonic()
                 connection.client_left.set()
                 self._simulator.notify()
                 if self._simulator.runs_on and not record.streamed:
                     watch = asyncio.ensure_future(self._stopping.wait())
-                    await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (work, watch):
+            for task in (job, watch):
                 task.cancel()
-            results = await asyncio.gather(work, watch, return_exceptions=True)
+            results = await asyncio.gather(job, watch, return_exceptions=True)
             self._simulator.finish(record, "error")
         if isinstance(results[0], Exception):
             raise results[0]

@@ -131,22 +131,22 @@ class SteadyRows:
         await self.durable.aclose()
         await self._spare.aclose()
 
-    async def _write(self, work: Callable[[Rows], Awaitable[None]]) -> bool:
+    async def _write(self, job: Callable[[Rows], Awaitable[None]]) -> bool:
         """Has the durable backend do something, else the spare; returns True if it is the spare's to hand over."""
         try:
-            await work(self.durable)
+            await job(self.durable)
         except TooLargeForStore as error:
             logger.warning("store_refused %s; this process keeps it", error)
-            await work(self._spare)
+            await job(self._spare)
             return False
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._fails("writing", error)
             self._taken += 1
-            await work(self._spare)
+            await job(self._spare)
             return True
         if is_owed := self._taken > 0:
             # Else an older value of the spare's would stand before the newer one.
-            await work(self._spare)
+            await job(self._spare)
         self._works("writing")
         return is_owed
 

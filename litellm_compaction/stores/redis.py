@@ -378,9 +378,9 @@ class RedisServer:
         return await self.call(evaluate, key=keys[0], is_patient=is_patient)
 
     async def call(
-        self, work: Callable[[Client], Awaitable[_Result]], *, key: str = "", is_patient: bool = False
+        self, job: Callable[[Client], Awaitable[_Result]], *, key: str = "", is_patient: bool = False
     ) -> _Result:
-        """What `work` makes of the client; a cancelled caller does not stop it.
+        """What `job` makes of the client; a cancelled caller does not stop it.
 
         Args:
             key: one that is touched, by which it is looked if its server is back; "" for no one server's.
@@ -394,7 +394,7 @@ class RedisServer:
         if self._is_closed:
             raise StoreError(f"store {self.place} is closed")
         limit_s = max(PATIENT_LIMIT_S, self._limit_s) if is_patient else self._limit_s
-        task = self._running.begin(self._attempt(work, key))
+        task = self._running.begin(self._attempt(job, key))
         # The event loop would complain of an error that is not waited for.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         if await is_done(task, limit_s):
@@ -413,9 +413,9 @@ class RedisServer:
         if isinstance(self._clients, OwnClients):
             await self._clients.aclose()
 
-    async def _attempt(self, work: Callable[[Client], Awaitable[_Result]], key: str) -> _Result:
+    async def _attempt(self, job: Callable[[Client], Awaitable[_Result]], key: str) -> _Result:
         try:
-            return await work(self._clients())
+            return await job(self._clients())
         except _ERRORS as error:
             said = f"store {self.place} {_said(error)}"
             # One that answers is there, whatever it refuses.

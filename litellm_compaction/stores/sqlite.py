@@ -195,11 +195,11 @@ class SqliteRows:
         if self._owes_erasing:
             self._owes_erasing = not self._file.erase_journal()
 
-    async def _read(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        return await self._thread.run(lambda: self._file.read(work))
+    async def _read(self, job: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        return await self._thread.run(lambda: self._file.read(job))
 
-    async def _write(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        return await self._thread.run(lambda: self._file.write(work))
+    async def _write(self, job: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        return await self._thread.run(lambda: self._file.write(job))
 
 
 def _found(connection: sqlite3.Connection, scope: str, keys: Sequence[str]) -> dict[str, Row]:

@@ -75,16 +75,16 @@ class SqliteFile:
         self._is_closed = False
         self._refused_until_s, self._refusal = -math.inf, ""
 
-    def read(self, work: Work[_Result]) -> _Result:
+    def read(self, job: Work[_Result]) -> _Result:
         with self._lock:
-            return self._do(work, writes=False)
+            return self._do(job, writes=False)
 
-    def write(self, work: Work[_Result]) -> _Result:
-        """What `work` gives, in one transaction; an error if the file was written without success a moment ago."""
+    def write(self, job: Work[_Result]) -> _Result:
+        """What `job` gives, in one transaction; an error if the file was written without success a moment ago."""
 
         def transaction(connection: sqlite3.Connection) -> _Result:
             with _transaction(connection):
-                return work(connection)
+                return job(connection)
 
         with self._lock:
             self._refuse_again()
@@ -124,15 +124,15 @@ class SqliteFile:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
 
-    def _do(self, work: Work[_Result], *, writes: bool) -> _Result:
+    def _do(self, job: Work[_Result], *, writes: bool) -> _Result:
         try:
             try:
-                return work(self._opened())
+                return job(self._opened())
             except (sqlite3.Error, UnicodeDecodeError) as error:
                 if not self._can_repair(error):
                     raise
             self._set_aside()
-            return work(self._opened())
+            return job(self._opened())
         except StoreError:
             raise
         except Exception as exc:

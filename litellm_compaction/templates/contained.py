@@ -55,11 +55,11 @@ class Contained:
         self._lock = threading.Lock()
         self._process: _Process | None = None
 
-    def run(self, work: str, payload: bytes) -> bytes:
+    def run(self, job: str, payload: bytes) -> bytes:
         """What a function there makes of some bytes; waits, so it belongs into a thread.
 
         Args:
-            work: `module:function`, never out of a stranger's file.
+            job: `module:function`, never out of a stranger's file.
             payload: its argument.
 
         Raises:
@@ -72,7 +72,7 @@ class Contained:
             clock.daemon = True
             clock.start()
             try:
-                _write(process.asks, f"{work} {self._cpu_s}\n".encode() + payload)
+                _write(process.asks, f"{job} {self._cpu_s}\n".encode() + payload)
                 return _read(process.answers)
             except OSError as error:
                 self._end()
@@ -163,8 +163,8 @@ def serve() -> None:
     try:
         while True:
             head, _, payload = _read(asks).partition(b"\n")
-            work, cpu_s = head.decode().split()
-            module, _, name = work.partition(":")
+            job, cpu_s = head.decode().split()
+            module, _, name = job.partition(":")
             function = getattr(import_module(module), name)
             _limit_cpu(float(cpu_s))
             _write(answers, function(payload))

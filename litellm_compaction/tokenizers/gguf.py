@@ -206,14 +206,14 @@ class Fields:
     def _field(self, at: int, kind: int) -> _Field:
         if kind == _ARRAY:
             element, count = self._u32(at), self._u64(at + 4)
-            return _Field(element, True, count, at + 12, self._array_end(at + 12, element, count, depth=1))
+            return _Field(element, True, count, at + 12, self._array_end(at + 12, element, count, nesting=1))
         if kind == _STRING:
             return _Field(kind, False, 1, at, self._inside(at + 8 + self._u64(at)))
         if kind not in _SIZES:
             raise Malformed(f"a metadata field has the unknown type {kind}")
         return _Field(kind, False, 1, at, self._inside(at + _SIZES[kind]))
 
-    def _array_end(self, at: int, kind: int, count: int, *, depth: int) -> int:
+    def _array_end(self, at: int, kind: int, count: int, *, nesting: int) -> int:
         if kind in _SIZES:
             return self._inside(at + count * _SIZES[kind])
         if kind not in (_STRING, _ARRAY):
@@ -223,11 +223,11 @@ class Fields:
             raise Malformed(f"its arrays claim more than {_MAX_ELEMENTS} elements")
         if kind == _STRING:
             return self._strings_end(at, count)
-        if depth == _MAX_DEPTH:
+        if nesting == _MAX_DEPTH:
             raise Malformed(f"its arrays are nested more than {_MAX_DEPTH} deep")
         for _ in range(count):
             element, inner = self._u32(at), self._u64(at + 4)
-            at = self._array_end(at + 12, element, inner, depth=depth + 1)
+            at = self._array_end(at + 12, element, inner, nesting=nesting + 1)
         return at
 
     def _strings_end(self, at: int, count: int) -> int:

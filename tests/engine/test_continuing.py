@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.continuing import ALL_WAYS, GoingOn, Outcome, Record, fact_key, joined, written
+from litellm_compaction.engine.continuing import ALL_WAYS, KnownWays, Outcome, Record, fact_key, joined, written
 from litellm_compaction.stores import FACTS_SCOPE
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
@@ -37,40 +37,40 @@ class Clock:
 
 async def test_the_best_way_of_each_kind_of_server() -> None:
     """LM Studio, llama.cpp and vLLM go on themselves; of others nothing is known."""
-    going_on = GoingOn(RecordingStore())
-    assert await going_on.ways(target(), "api/v1") == ("raw", "prefill", "turn")
+    known_ways = KnownWays(RecordingStore())
+    assert await known_ways.ways(target(), "api/v1") == ("raw", "prefill", "turn")
     other = target(is_lmstudio=False)
-    assert await going_on.ways(other, "llama.cpp") == ("raw", "prefill", "turn")
-    assert await going_on.ways(other, "vllm") == ("raw", "prefill", "turn")
-    assert await going_on.ways(other, "ollama") == ("turn",)
-    assert await going_on.ways(other, "model_map") == ("turn",)
+    assert await known_ways.ways(other, "llama.cpp") == ("raw", "prefill", "turn")
+    assert await known_ways.ways(other, "vllm") == ("raw", "prefill", "turn")
+    assert await known_ways.ways(other, "ollama") == ("turn",)
+    assert await known_ways.ways(other, "model_map") == ("turn",)
 
 
 async def test_a_way_that_fails_is_left_for_a_day() -> None:
     """At once where it never led on, after two in a row where it had; an update of the server may change that."""
     clock = Clock()
-    going_on = GoingOn(RecordingStore(), clock)
+    known_ways = KnownWays(RecordingStore(), clock)
     one = target()
-    await going_on.learn(one, "m", "raw", "refused")
-    assert await going_on.ways(one, "api/v1") == ("prefill", "turn")
-    await going_on.learn(one, "m", "prefill", "went_on")
-    await going_on.learn(one, "m", "prefill", "began_anew")
-    assert await going_on.ways(one, "api/v1") == ("prefill", "turn")
-    await going_on.learn(one, "m", "prefill", "began_anew")
-    assert await going_on.ways(one, "api/v1") == ("turn",)
-    assert await going_on.ways(target("another"), "api/v1") == ALL_WAYS
+    await known_ways.learn(one, "m", "raw", "refused")
+    assert await known_ways.ways(one, "api/v1") == ("prefill", "turn")
+    await known_ways.learn(one, "m", "prefill", "went_on")
+    await known_ways.learn(one, "m", "prefill", "began_anew")
+    assert await known_ways.ways(one, "api/v1") == ("prefill", "turn")
+    await known_ways.learn(one, "m", "prefill", "began_anew")
+    assert await known_ways.ways(one, "api/v1") == ("turn",)
+    assert await known_ways.ways(target("another"), "api/v1") == ALL_WAYS
     clock.now_s += DAY_S + 1
-    assert await going_on.ways(one, "api/v1") == ALL_WAYS
+    assert await known_ways.ways(one, "api/v1") == ALL_WAYS
 
 
 async def test_what_was_learned_outlives_the_process() -> None:
     """Kept in the store, for every deployment that leads to the same model of the same server."""
     store = RecordingStore()
-    going_on = GoingOn(store)
-    await going_on.learn(target(), "m", "raw", "began_anew")
-    await going_on.aclose()
+    known_ways = KnownWays(store)
+    await known_ways.learn(target(), "m", "raw", "began_anew")
+    await known_ways.aclose()
     again = target("m", key="another deployment", api_base="http://here:1")
-    assert await GoingOn(store).ways(again, "api/v1") == ("prefill", "turn")
+    assert await KnownWays(store).ways(again, "api/v1") == ("prefill", "turn")
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1]", '{"raw": 1}', '{"raw": ["x", "y", "z"]}', '{"other": [1, 2, 3]}'])
@@ -78,7 +78,7 @@ async def test_a_broken_record_is_none(text: str) -> None:
     """Whatever another version or a damaged store holds."""
     store = RecordingStore()
     await store.put_fact(FACTS_SCOPE, fact_key(target()), text)
-    assert await GoingOn(store).ways(target(), "api/v1") == ALL_WAYS
+    assert await KnownWays(store).ways(target(), "api/v1") == ALL_WAYS
 
 
 OUTCOMES = st.tuples(st.sampled_from(ALL_WAYS), st.sampled_from(get_args(Outcome)), st.integers(0, 50))
@@ -104,9 +104,9 @@ def test_what_processes_have_seen_is_one_record(one: str, other: str, third: str
 async def test_two_workers_that_fail_once_each_have_failed_twice() -> None:
     """Where each overwrote the other's, a way that never works was tried again and again."""
     store, clock = RecordingStore(), Clock()
-    await GoingOn(store, clock).learn(target(), "m", "raw", "went_on")
+    await KnownWays(store, clock).learn(target(), "m", "raw", "went_on")
     await settled()
-    workers = [GoingOn(store, clock) for _ in range(2)]
+    workers = [KnownWays(store, clock) for _ in range(2)]
     for worker in workers:
         assert await worker.ways(target(), "api/v1") == ALL_WAYS
     for worker in workers:
@@ -114,7 +114,7 @@ async def test_two_workers_that_fail_once_each_have_failed_twice() -> None:
         await worker.learn(target(), "m", "raw", "began_anew")
         await worker.aclose()
     assert await workers[1].ways(target(), "api/v1") == ("prefill", "turn")
-    assert await GoingOn(store, clock).ways(target(), "api/v1") == ("prefill", "turn")
+    assert await KnownWays(store, clock).ways(target(), "api/v1") == ("prefill", "turn")
 
 
 ALL: frozenset[Way] = frozenset(ALL_WAYS)

@@ -214,8 +214,8 @@ def test_a_rolling_restart_in_the_middle_of_32_streams_costs_nobody_anything(fle
     for number, each in enumerate(conversations):
         if each.is_long:
             said = {"role": "assistant", "content": without_restarts(answers[number].text)}
-            going_on = [*each.messages, said, {"role": "user", "content": "Go on."}]
-            answer = fleet.proxies[number % 2].stream(each.group, going_on)
+            known_ways = [*each.messages, said, {"role": "user", "content": "Go on."}]
+            answer = fleet.proxies[number % 2].stream(each.group, known_ways)
             assert answer.headers["x-litellm-compaction"] == "reused"
             assert each.problems(answer) == []
     assert sum(len(watch.summaries) for watch in watches.values()) == summaries

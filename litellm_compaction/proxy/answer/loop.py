@@ -310,7 +310,7 @@ class Answer:
             outcomes[prepared.way] = outcome
         try:
             for way, outcome in outcomes.items():
-                await self._compactor.going_on.learn(self._context.target, self._context.label, way, outcome)
+                await self._compactor.known_ways.learn(self._context.target, self._context.label, way, outcome)
         except Exception as error:  # noqa: BLE001 - as `_learn`
             log_failure("learn", error)
 

@@ -142,7 +142,7 @@ async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor
     if guard is None:
         return []
     compactor = around.compactor
-    reporter = Reporter(compactor.windows, compactor.sources, compactor.going_on, limit_s=_LIMIT_S)
+    reporter = Reporter(compactor.windows, compactor.sources, compactor.known_ways, limit_s=_LIMIT_S)
     reports = await reporter.reports(guard.deployment, guard.settings)
     return [await _row(around, guard, report, visitor) for report in reports]
 
