@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from litellm_compaction.concurrency import Bounded, Rests
+from litellm_compaction.concurrency import Bounded, Rests, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
@@ -36,7 +36,6 @@ from litellm_compaction.core.pruning import (
 from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
 from litellm_compaction.engine.reservation import SUMMARY_EXTRA_TOKENS
-from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from litellm_compaction.concurrency import Bounded, Tasks, ended
+from litellm_compaction.concurrency import Bounded, Tasks, ended, off_loop_if
 from litellm_compaction.core.ahead import Reading, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
@@ -44,7 +44,6 @@ from litellm_compaction.engine.context import (
 from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.reservation import Reservation, server_of
-from litellm_compaction.engine.threads import off_loop_if
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Windows

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from typing_extensions import assert_never
 
+from litellm_compaction.concurrency import off_loop, off_loop_if
 from litellm_compaction.core.clearing import with_data
 from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
 from litellm_compaction.core.continuation.request import keyed
@@ -27,7 +28,6 @@ from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
-from litellm_compaction.engine.threads import off_loop, off_loop_if
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary

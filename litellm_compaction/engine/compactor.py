@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from typing_extensions import assert_never
 
-from litellm_compaction.concurrency import Bounded, Flights
+from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.messages import Message, Request
@@ -43,7 +43,6 @@ from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.reservation import Reservation, server_of
-from litellm_compaction.engine.threads import off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer, Outcome
 from litellm_compaction.stores import Board, Store

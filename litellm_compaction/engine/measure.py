@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from litellm_compaction.concurrency import Flights
+from litellm_compaction.concurrency import Flights, is_long, off_loop, off_loop_if
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
@@ -31,7 +31,6 @@ from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.coordination import Coordination, shared_name
-from litellm_compaction.engine.threads import is_long, off_loop, off_loop_if
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family

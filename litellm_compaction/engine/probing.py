@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from litellm_compaction.concurrency import Bounded, Flights, Rests
+from litellm_compaction.concurrency import Bounded, Flights, Rests, off_loop
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.excerpts import common_level
 from litellm_compaction.core.messages import (
@@ -30,7 +30,6 @@ from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.feedback import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.reservation import Reservation
-from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import CompactionError, Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
+from litellm_compaction.concurrency import off_loop
 from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, kept_tokens
@@ -21,7 +22,6 @@ from litellm_compaction.core.record import Record, taken_out, write_record
 from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
 from litellm_compaction.engine.ask import REQUEST_TOKENS
 from litellm_compaction.engine.context import Effort, MeasuredRequest
-from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.context import Call, Completion, begin

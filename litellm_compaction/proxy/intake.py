@@ -15,12 +15,11 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.core.messages import Message, Request, cleaned
 from litellm_compaction.core.stretches import is_client_summary as asks_for_summary
 from litellm_compaction.core.tool_schemas import Slimmed, slimmed
 from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
-from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import (
     BadWish,
     CompactionError,

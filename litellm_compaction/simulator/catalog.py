@@ -15,8 +15,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from litellm_compaction.simulator.messages import TemplateRule
-from litellm_compaction.simulator.refusals import JsonObject
+from litellm_compaction.simulator.messages import JsonObject, TemplateRule
 from litellm_compaction.simulator.rendering import Segment, Tokenizer
 
 ModelType = Literal["llm", "vlm", "embeddings"]

@@ -10,19 +10,21 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from litellm_compaction.simulator.answers import Answer, Connection, Envelope
 from litellm_compaction.simulator.catalog import Flight, FlightFailed, Instance, Slot
-from litellm_compaction.simulator.generation import Ending, Generation, visible_reply
-from litellm_compaction.simulator.messages import ChatRequest, parse_chat, parse_completion, template_error
-from litellm_compaction.simulator.refusals import (
+from litellm_compaction.simulator.generation import Answer, Connection, Ending, Envelope, Generation, visible_reply
+from litellm_compaction.simulator.messages import (
     CRASHED,
     MODEL_UNLOADED,
     POOL_EXCEEDED,
+    ChatRequest,
     JsonObject,
     Refusal,
     does_not_fit,
     error_body,
     n_keep_too_long,
+    parse_chat,
+    parse_completion,
+    template_error,
     template_failed,
 )
 from litellm_compaction.simulator.rendering import (

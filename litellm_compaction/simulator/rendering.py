@@ -21,8 +21,7 @@ from typing import Literal, NamedTuple
 
 import tiktoken
 
-from litellm_compaction.simulator.messages import Image, Message
-from litellm_compaction.simulator.refusals import JsonObject
+from litellm_compaction.simulator.messages import Image, JsonObject, Message
 
 IMAGE_TOKENS = 1000
 _FIRST_IMAGE_ID = 1_000_000

@@ -16,8 +16,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from litellm_compaction.simulator.catalog import Instance, sdk_base_config, sdk_load_config, sdk_model, sdk_state
-from litellm_compaction.simulator.messages import Message, ToolCall, template_error
-from litellm_compaction.simulator.refusals import JsonObject, template_failed, unknown_path
+from litellm_compaction.simulator.messages import (
+    JsonObject,
+    Message,
+    ToolCall,
+    template_error,
+    template_failed,
+    unknown_path,
+)
 from litellm_compaction.simulator.rendering import encode, render_chat
 from litellm_compaction.simulator.script import SdkCall, SdkSocket
 from litellm_compaction.simulator.simulator import Simulator

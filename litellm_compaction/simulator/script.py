@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, get_args
 
-from litellm_compaction.simulator.refusals import JsonObject
+from litellm_compaction.simulator.messages import JsonObject
 
 Outcome = Literal["running", "ok", "error", "overflow", "mid_overflow", "pool_overflow", "fault", "disconnected"]
 

@@ -18,7 +18,6 @@ from urllib.parse import unquote
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
 
-from litellm_compaction.simulator.answers import Connection, Send
 from litellm_compaction.simulator.catalog import (
     Instance,
     find_model,
@@ -31,8 +30,9 @@ from litellm_compaction.simulator.catalog import (
     v0_models,
     v1_models,
 )
+from litellm_compaction.simulator.generation import Connection, Send
 from litellm_compaction.simulator.inference import Inference
-from litellm_compaction.simulator.refusals import (
+from litellm_compaction.simulator.messages import (
     JsonObject,
     Refusal,
     bad_field,

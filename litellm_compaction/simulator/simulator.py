@@ -20,7 +20,7 @@ from litellm_compaction.simulator.rendering import MidOverflow, Overflow, Prompt
 from litellm_compaction.simulator.script import Outcome, ReasoningField, RequestRecord, Sdk
 
 from .catalog import Instance, Model, find_model, find_target, free_instance_id
-from .refusals import MODEL_UNLOADED, ErrorShape, JsonObject, NKeepWording, model_not_found, no_models_loaded
+from .messages import MODEL_UNLOADED, ErrorShape, JsonObject, NKeepWording, model_not_found, no_models_loaded
 from .script import Fault, Script
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]

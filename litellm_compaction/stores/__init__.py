@@ -13,8 +13,7 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Seal
 from litellm_compaction.paths import data_folder
 from litellm_compaction.redis_address import DEFAULT_PREFIX, PROXYS_OWN, is_redis, parse
-from litellm_compaction.stores.fallback import SteadyRows
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.rows import MemoryRows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteRows
 from litellm_compaction.stores.store import (
     FACTS_SCOPE,

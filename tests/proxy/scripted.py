@@ -39,8 +39,7 @@ from litellm_compaction.proxy.answer.protocol import (
     UpstreamError,
 )
 from litellm_compaction.simulator import Reply
-from litellm_compaction.simulator.answers import Envelope
-from litellm_compaction.simulator.generation import pieces, reply_tokens, visible_reply
+from litellm_compaction.simulator.generation import Envelope, pieces, reply_tokens, visible_reply
 from litellm_compaction.simulator.rendering import count
 from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer

@@ -15,11 +15,11 @@ import pytest
 
 import litellm_compaction
 from litellm_compaction import errors
+from litellm_compaction.concurrency import is_long
 from litellm_compaction.core import secrets
 from litellm_compaction.core.messages import START_NOTICE, Request, _normal_form, parse_message, with_only_text
 from litellm_compaction.engine import ask, build, compactor, measure
 from litellm_compaction.engine.measure import RequestMeasurer
-from litellm_compaction.engine.threads import is_long
 from litellm_compaction.proxy import call, wire
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics

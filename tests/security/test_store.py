@@ -17,8 +17,7 @@ import pytest
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Store, open_store
-from litellm_compaction.stores.fallback import SteadyRows
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.rows import MemoryRows, SteadyRows
 from litellm_compaction.stores.store import decode, encode
 from tests.engine.bench import Bench
 from tests.engine.test_compactor import LONG

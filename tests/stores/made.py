@@ -9,9 +9,8 @@ from typing import Any
 
 from litellm_compaction.redis_address import parse
 from litellm_compaction.stores import Board, Store
-from litellm_compaction.stores.fallback import SteadyRows
 from litellm_compaction.stores.redis import LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.rows import MemoryRows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteRows
 
 

@@ -21,9 +21,8 @@ import httpx
 import litellm
 from openai import APIStatusError, AsyncOpenAI
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
-from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from litellm_compaction.engine.threads import is_long, off_loop
+from litellm_compaction.concurrency import is_long, off_loop
 from tests.builders import parsed, user
 
 _CALLS = [{"role": "assistant", "content": None, "tool_calls": [{"id": f"{at}"} for at in range(500)]}]

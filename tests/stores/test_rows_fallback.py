@@ -11,8 +11,7 @@ import pytest
 
 from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores import Store
-from litellm_compaction.stores.fallback import SteadyRows
-from litellm_compaction.stores.rows import Change, Line, MemoryRows, Row
+from litellm_compaction.stores.rows import Change, Line, MemoryRows, Row, SteadyRows
 from tests.stores.compactions import compaction
 from tests.virtual_time import played
 
