@@ -29,8 +29,7 @@ from pydantic.fields import FieldInfo
 from litellm_compaction.core.budget import RESERVES_MAX_RATIO
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.redis_address import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, store_url
-from litellm_compaction.redis_address import parse as parse_redis
+from litellm_compaction.places import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, parse_redis, store_url
 
 _MAX_PATTERN_CHARS = 2000
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.paths import FOLDER_VARIABLE, data_folder, make_private
+from litellm_compaction.places import FOLDER_VARIABLE, data_folder, make_private
 
 KEY_VARIABLE = "LITELLM_MASTER_KEY"
 _FILE_NAME = "master_key"

@@ -119,7 +119,7 @@ _LONGEST = (
     "test_plan",
     "test_compact",
     "test_compacting",
-    "test_admission_workers",
+    "test_pool_workers",
     "test_store_boards",
     "test_joiner_seeded",
 )
@@ -139,7 +139,7 @@ _SLOW_PLACES = (
     "engine/test_compactor_long_conversations.py",
     "engine/test_compactor_strategies.py",
     "engine/test_compactor_unknown_models.py",
-    "engine/test_admission_workers.py",
+    "engine/sharing/test_pool_workers.py",
     "library/test_compacting.py",
     "library/test_compacting_example.py",
     "tokens/test_counter_engine_golden.py",

@@ -15,7 +15,7 @@ from litellm_compaction.core import strategies
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.core.record import read_record
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, register
-from litellm_compaction.engine.continuing import can_go_on_itself
+from litellm_compaction.engine.learning.ways import can_go_on_itself
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy.routing import deployment_of
 from litellm_compaction.stores.store import decode, encode

@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from litellm_compaction.engine.admission import Admission
-from litellm_compaction.engine.coordination import Coordination
+from litellm_compaction.engine.sharing.coordination import Coordination
+from litellm_compaction.engine.sharing.pool import Admission
 from litellm_compaction.stores import Board, Store, open_board, open_store
 
 _POOL, _WINDOW_TOKENS = "http://127.0.0.1:1234 benchmark", 8192

@@ -36,7 +36,7 @@ from litellm_compaction.config import settings_from
 from litellm_compaction.core.continuation.request import GO_ON_START
 from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.errors import CompactionError, ServerUnavailable
-from litellm_compaction.paths import FOLDER_VARIABLE
+from litellm_compaction.places import FOLDER_VARIABLE
 from litellm_compaction.proxy.config_check import HANDLER
 from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
 from litellm_compaction.simulator.messages import parse_chat

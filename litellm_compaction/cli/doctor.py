@@ -30,6 +30,7 @@ from litellm_compaction.errors import (
     StoreError,
 )
 from litellm_compaction.events import event_from_json, harmless, useless_summarisers
+from litellm_compaction.places import is_redis
 from litellm_compaction.proxy.config_check import (
     API_BASE_VARIABLE,
     Finding,
@@ -48,7 +49,6 @@ from litellm_compaction.proxy.report import (
     why_unasked,
 )
 from litellm_compaction.proxy.routing import Deployment, as_entry, asked_deployment_of, deployment_of, unknown_model
-from litellm_compaction.redis_address import is_redis
 from litellm_compaction.stores import Store, memory_store, open_existing
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, without_userinfo

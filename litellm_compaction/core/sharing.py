@@ -1,7 +1,7 @@
 """The requests that may run at the same time in one loaded context, of one process or of several that send to it.
 
 The only rules there are: what runs never outgrows the window, first come, first served, restarts before new entries,
-what was lent is called back. `engine/admission.py` asks for a process alone; of several each tells its part to the
+what was lent is called back. `engine/sharing/pool.py` asks for a process alone; of several each tells its part to the
 others first, and all apply the same rules, one after the other, to the same parts.
 """
 

@@ -12,8 +12,8 @@ from litellm_compaction.engine.context import (
     PruningModel,
     RequestContext,
 )
-from litellm_compaction.engine.continuing import ALL_WAYS, KnownWays, Outcome, Standing
-from litellm_compaction.engine.reservation import Reservation, shares_context
+from litellm_compaction.engine.learning.ways import ALL_WAYS, KnownWays, Outcome, Standing
+from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
 
 __all__ = [
     "ALL_WAYS",

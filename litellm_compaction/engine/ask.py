@@ -35,7 +35,7 @@ from litellm_compaction.core.pruning import (
 )
 from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
-from litellm_compaction.engine.reservation import SUMMARY_EXTRA_TOKENS
+from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended

@@ -31,7 +31,6 @@ from litellm_compaction.core.plan import (
     Reuse,
     Summarize,
 )
-from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
     Attempts,
@@ -43,7 +42,8 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.measure import RequestMeasurer, hashed
 from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.engine.reservation import Reservation, server_of
+from litellm_compaction.engine.sharing.pool import Admission
+from litellm_compaction.engine.sharing.reservation import Reservation, server_of
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Windows

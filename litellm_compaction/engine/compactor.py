@@ -23,7 +23,6 @@ from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, with_less_data
-from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
@@ -36,13 +35,15 @@ from litellm_compaction.engine.context import (
     RequestContext,
     nothing,
 )
-from litellm_compaction.engine.continuing import ContinuationPlanner, KnownWays
-from litellm_compaction.engine.coordination import Coordination
-from litellm_compaction.engine.feedback import ReplyReader, UsageFeedback
+from litellm_compaction.engine.continuing import ContinuationPlanner
+from litellm_compaction.engine.learning.usage import ReplyReader, UsageFeedback
+from litellm_compaction.engine.learning.ways import KnownWays
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough, is_small, note_length
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.engine.reservation import Reservation, server_of
+from litellm_compaction.engine.sharing.coordination import Coordination
+from litellm_compaction.engine.sharing.pool import Admission
+from litellm_compaction.engine.sharing.reservation import Reservation, server_of
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer, Outcome
 from litellm_compaction.stores import Board, Store

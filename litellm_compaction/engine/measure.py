@@ -30,7 +30,7 @@ from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
-from litellm_compaction.engine.coordination import Coordination, shared_name
+from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family

@@ -25,11 +25,11 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.stretches import without_data
-from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
-from litellm_compaction.engine.feedback import UsageFeedback, truncation
+from litellm_compaction.engine.learning.usage import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
-from litellm_compaction.engine.reservation import Reservation
+from litellm_compaction.engine.sharing.pool import Admission
+from litellm_compaction.engine.sharing.reservation import Reservation
 from litellm_compaction.errors import CompactionError, Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Seal
-from litellm_compaction.paths import data_folder
-from litellm_compaction.redis_address import DEFAULT_PREFIX, PROXYS_OWN, is_redis, parse
+from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
 from litellm_compaction.stores.rows import MemoryRows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteRows
 from litellm_compaction.stores.store import (
@@ -170,7 +169,7 @@ def _redis(url: str, redis: Callable[[], Client] | None, *, ttl_s: float, rests:
     clients = redis
     if url != PROXYS_OWN:
         try:
-            address = parse(url)
+            address = parse_redis(url)
         except ValueError as error:
             raise StoreError(f"store: {error}") from None
         place, prefix, clients = address.place, address.prefix, OwnClients(lambda: client_of(address.url))

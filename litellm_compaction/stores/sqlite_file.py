@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.paths import make_private
+from litellm_compaction.places import make_private
 
 logger = logging.getLogger("litellm_compaction")
 

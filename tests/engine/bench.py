@@ -14,7 +14,7 @@ from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
-from litellm_compaction.engine.admission import Admission, Seat
+from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.stores import Board

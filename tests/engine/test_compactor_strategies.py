@@ -20,7 +20,7 @@ from litellm_compaction.core.plan import Level
 from litellm_compaction.core.prompts import NO_RESPONSE, UNDERSTOOD
 from litellm_compaction.engine import compactor
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
-from litellm_compaction.engine.reservation import SUMMARY_EXTRA_TOKENS
+from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.builders import (

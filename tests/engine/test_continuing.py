@@ -1,175 +1,265 @@
-"""By which way an answer goes on: what servers of a kind can do, what each has shown, what a request allows."""
+"""An answer that was carried over the limit, in the client's next turn: one message, and its record is found again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, get_args
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
-from litellm_compaction.core.messages import Request
+from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Request, cleaned
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.continuing import ALL_WAYS, KnownWays, Outcome, Record, fact_key, joined, written
-from litellm_compaction.stores import FACTS_SCOPE
-from litellm_compaction.windows.windows import Target
-from tests.builders import JsonDict, assistant, parsed, system, user
-from tests.engine.bench import Bench, RecordingStore, settled
+from litellm_compaction.errors import DoesNotFit
+from litellm_compaction.events import CompactionEvent, Event
+from tests.builders import JsonDict, assistant, calls, parsed, result, system, user
+from tests.engine.bench import Bench, FakeAsk, sent
 
-DAY_S = 24 * 3600.0
-BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260)) + "\nThe "
-
-
-def target(name: str = "m", **changes: Any) -> Target:
-    known: dict[str, Any] = {"key": name, "model": name, "api_base": "http://here:1/v1", "api_key": None}
-    return Target(**{**known, "context_length": None, **changes})
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1e9
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-async def test_the_best_way_of_each_kind_of_server() -> None:
-    """LM Studio, llama.cpp and vLLM go on themselves; of others nothing is known."""
-    known_ways = KnownWays(RecordingStore())
-    assert await known_ways.ways(target(), "api/v1") == ("raw", "prefill", "turn")
-    other = target(is_lmstudio=False)
-    assert await known_ways.ways(other, "llama.cpp") == ("raw", "prefill", "turn")
-    assert await known_ways.ways(other, "vllm") == ("raw", "prefill", "turn")
-    assert await known_ways.ways(other, "ollama") == ("turn",)
-    assert await known_ways.ways(other, "model_map") == ("turn",)
-
-
-async def test_a_way_that_fails_is_left_for_a_day() -> None:
-    """At once where it never led on, after two in a row where it had; an update of the server may change that."""
-    clock = Clock()
-    known_ways = KnownWays(RecordingStore(), clock)
-    one = target()
-    await known_ways.learn(one, "m", "raw", "refused")
-    assert await known_ways.ways(one, "api/v1") == ("prefill", "turn")
-    await known_ways.learn(one, "m", "prefill", "went_on")
-    await known_ways.learn(one, "m", "prefill", "began_anew")
-    assert await known_ways.ways(one, "api/v1") == ("prefill", "turn")
-    await known_ways.learn(one, "m", "prefill", "began_anew")
-    assert await known_ways.ways(one, "api/v1") == ("turn",)
-    assert await known_ways.ways(target("another"), "api/v1") == ALL_WAYS
-    clock.now_s += DAY_S + 1
-    assert await known_ways.ways(one, "api/v1") == ALL_WAYS
-
-
-async def test_what_was_learned_outlives_the_process() -> None:
-    """Kept in the store, for every deployment that leads to the same model of the same server."""
-    store = RecordingStore()
-    known_ways = KnownWays(store)
-    await known_ways.learn(target(), "m", "raw", "began_anew")
-    await known_ways.aclose()
-    again = target("m", key="another deployment", api_base="http://here:1")
-    assert await KnownWays(store).ways(again, "api/v1") == ("prefill", "turn")
-
-
-@pytest.mark.parametrize("text", ["", "[", "[1]", '{"raw": 1}', '{"raw": ["x", "y", "z"]}', '{"other": [1, 2, 3]}'])
-async def test_a_broken_record_is_none(text: str) -> None:
-    """Whatever another version or a damaged store holds."""
-    store = RecordingStore()
-    await store.put_fact(FACTS_SCOPE, fact_key(target()), text)
-    assert await KnownWays(store).ways(target(), "api/v1") == ALL_WAYS
-
-
-OUTCOMES = st.tuples(st.sampled_from(ALL_WAYS), st.sampled_from(get_args(Outcome)), st.integers(0, 50))
-
-
-@st.composite
-def seen(draw: Callable[..., Any]) -> str:
-    """What one process has seen."""
-    records: dict[Way, Record] = {}
-    for way, outcome, when_s in sorted(draw(st.lists(OUTCOMES, max_size=12)), key=lambda each: each[2]):
-        records[way] = records.get(way, Record()).after(outcome, 1e9 + when_s)
-    return joined("{}", written(records))
-
-
-@given(one=seen(), other=seen(), third=seen())
-def test_what_processes_have_seen_is_one_record(one: str, other: str, third: str) -> None:
-    """In whatever order they write it down, and however often."""
-    assert joined(one, other) == joined(other, one)
-    assert joined(joined(one, other), third) == joined(one, joined(other, third))
-    assert joined(one, one) == one
-
-
-async def test_two_workers_that_fail_once_each_have_failed_twice() -> None:
-    """Where each overwrote the other's, a way that never works was tried again and again."""
-    store, clock = RecordingStore(), Clock()
-    await KnownWays(store, clock).learn(target(), "m", "raw", "went_on")
-    await settled()
-    workers = [KnownWays(store, clock) for _ in range(2)]
-    for worker in workers:
-        assert await worker.ways(target(), "api/v1") == ALL_WAYS
-    for worker in workers:
-        clock.now_s += 1
-        await worker.learn(target(), "m", "raw", "began_anew")
-        await worker.aclose()
-    assert await workers[1].ways(target(), "api/v1") == ("prefill", "turn")
-    assert await KnownWays(store, clock).ways(target(), "api/v1") == ("prefill", "turn")
-
-
-ALL: frozenset[Way] = frozenset(ALL_WAYS)
+WINDOW = 4096
 ASKED = [system("You write."), user("Write about rivers.")]
+# At four characters a token some 3,600 tokens.
+BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260))
+REST = "\nAnd this is the end of the answer."
 
 
-async def continued(
-    raw: list[JsonDict] = ASKED, *, tools: tuple[JsonDict, ...] = (), ways: frozenset[Way] = ALL, **partial: Any
-) -> PreparedRequest:
-    """What is sent to an LM Studio with a model of known template and 4,096 tokens."""
-    bench = Bench()
-    context = bench.context(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))
-    request = Request(messages=parsed(raw), tools=tools)
+async def _carried(bench: Bench, raw: list[JsonDict], begun: str = BEGUN, **context: Any) -> PreparedRequest:
+    request = Request(messages=parsed(raw))
     return await bench.compactor.continuing.continue_answer(
-        request, Partial(**{"text": BEGUN, **partial}), context, ways=ways
+        request, Partial(text=begun), bench.context(WINDOW, **context)
     )
 
 
-async def test_the_prompt_ends_inside_the_answer() -> None:
-    """Best of all: rendered here, up to the last character but for the white space before the next word."""
-    prepared = await continued()
-    assert prepared.way == "raw"
-    assert prepared.prompt is not None
+def _prompt(prepared: PreparedRequest) -> list[JsonDict]:
     assert prepared.messages is not None
-    assert BEGUN.rstrip().endswith(prepared.shown)
-    assert prepared.prompt.text.endswith(f"<|im_start|>assistant\n{prepared.shown}")
-    assert prepared.messages[-1].role == "assistant"
-    assert "Write about rivers." in prepared.prompt.text
-    assert prepared.action == "compacted"
+    return [dict(message.raw) for message in prepared.messages]
 
 
-async def test_a_request_may_exclude_a_way() -> None:
-    """Tools and structured output need the server's own parsing; thoughts and a client's own prefill need asking."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    assert (await continued(tools=(tool,))).way == "prefill"
-    assert (await continued(is_json=True)).way == "prefill"
-    assert (await continued([*ASKED[:1], user("Say <|im_end|> twice.")])).way == "prefill"
-    assert (await continued(ways=frozenset(("prefill", "turn")))).way == "prefill"
-    asked = [
-        await continued([*ASKED, assistant("Rivers")]),
-        await continued(text="<think>\nRivers are"),
-        await continued(text="", reasoning="Rivers are"),
-        await continued(ways=frozenset(("turn",))),
-        await continued([user("Say <|im_end|> twice.")], ways=frozenset(("raw", "turn"))),
-    ]
-    assert [(each.way, each.shown) for each in asked] == [("turn", "")] * 5
-    assert all(each.messages is not None and each.messages[-1].role == "user" for each in asked)
+def _next(answer: JsonDict, *more: JsonDict) -> list[JsonDict]:
+    return [*ASKED, answer, *(more or (user("Make it shorter."),))]
 
 
-async def test_our_own_words_are_nobodys() -> None:
-    """What we say between the two parts of an answer is no message of the user's, in no record."""
-    for ways in (ALL, frozenset[Way](("turn",))):
-        prepared = await continued(ways=ways)
-        assert prepared.messages is not None
-        record = prepared.messages[1].text
-        assert "Write about rivers." in record
-        assert "Go on." not in record
-        assert GO_ON_START not in record
+async def test_the_next_turn_finds_the_record() -> None:
+    """The same bytes up to where the answer was cut, and no model call: the record stands for the first part."""
+    bench = Bench()
+    continued = _prompt(await _carried(bench, ASKED))
+    raw = _next(assistant(BEGUN + REST))
+    prepared = await bench.guard(raw, WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(prepared)
+    *before, part, _ask = continued
+    assert shown[:2] == before
+    assert part["content"]
+    assert BEGUN.endswith(part["content"])
+    assert shown[2] == assistant(part["content"] + REST)
+    assert shown[3:] == [user("Make it shorter.")]
+    assert BEGUN[:200] not in json.dumps(shown)
+    assert [event.compaction_id for event in bench.events[:2]] == [bench.last.compaction_id] * 2  # type: ignore[union-attr]
+
+
+async def test_the_turns_after_it_find_it_too() -> None:
+    """Every later turn begins with the same bytes."""
+    bench = Bench()
+    await _carried(bench, ASKED)
+    raw = _next(assistant(BEGUN + REST))
+    before = _prompt(await bench.guard(raw, WINDOW))
+    raw += [assistant("Shorter."), user("Even shorter."), assistant("Short."), user("Thanks.")]
+    assert _prompt(await bench.guard(raw, WINDOW))[: len(before)] == before
+    assert len(bench.ask.prompts) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"{BEGUN}\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n{REST}",
+        f"<think>\nRivers, then.\n</think>\n\n{BEGUN}{REST}",
+        f"  {BEGUN}{REST}\n\n",
+    ],
+    ids=["notices", "thoughts", "white space"],
+)
+async def test_what_a_client_adds_or_trims_does_not_matter(answer: str) -> None:
+    """The answer is compared in its normal form."""
+    bench = Bench()
+    begun = answer.split("\n\n⚙️")[0].removesuffix("\n\n").removesuffix(REST)
+    await _carried(bench, ASKED, begun)
+    prepared = await bench.guard([dict(cleaned(message).raw) for message in parsed(_next(assistant(answer)))], WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(prepared)[2]["content"]
+    assert shown.rstrip().endswith(REST.strip())
+    assert "⚙️" not in shown
+    assert BEGUN[:200] not in shown
+
+
+async def test_an_answer_that_ends_in_a_call_is_found_within_the_round() -> None:
+    """The call and its results stay as they are behind the part of the text that is still shown."""
+    bench = Bench()
+    await _carried(bench, ASKED)
+    called = {**assistant(BEGUN + REST), "tool_calls": [_call("c1")]}
+    raw = _next(called, result("c1", "A short result."))
+    prepared = await bench.guard(raw, WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(prepared)
+    assert shown[2]["tool_calls"] == called["tool_calls"]
+    assert shown[2]["content"].endswith(REST)
+    assert shown[3] == raw[3]
+    assert BEGUN[:200] not in json.dumps(shown)
+
+
+@pytest.mark.parametrize(
+    "answer", ["Another answer. " + BEGUN + REST, BEGUN.replace("Line 9 ", "Line nine ") + REST, BEGUN[:2000]]
+)
+async def test_another_answer_does_not_find_it(answer: str) -> None:
+    """An answer that does not open with what was covered is none of the record's business."""
+    bench = Bench()
+    await _carried(bench, ASKED)
+    await bench.guard(_next(assistant(answer)), WINDOW)
+    assert "reused" not in bench.outcomes
+
+
+async def test_the_next_restart_summarizes_only_what_is_new() -> None:
+    """A second restart of the same answer goes on from the first one's record."""
+    bench = Bench(ask=FakeAsk("### Current state\nSo far it is about rivers."))
+    await _carried(bench, ASKED)
+    more = "".join(f"\nParagraph {number} goes on about lakes and seas." for number in range(260))
+    continued = _prompt(await _carried(bench, ASKED, BEGUN + more))
+    assert len(bench.ask.prompts) == 2
+    assert "Line 3 of the answer" not in bench.ask.prompts[1]
+    assert "Paragraph 3 goes on" in bench.ask.prompts[1]
+    assert bench.last.round == 2
+    prepared = await bench.guard(_next(assistant(BEGUN + more + REST)), WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 2)
+    shown = _prompt(prepared)
+    assert shown[1] == continued[1]
+    assert shown[2]["content"] == continued[2]["content"] + REST
+    # The promises are checked against the list as if the covered beginning had never been in it.
+    sent(_next(shown[2]), prepared)
+
+
+async def test_a_later_compaction_goes_on_from_it() -> None:
+    """When the conversation outgrows the window again, the rest of the answer is summarized, and only that."""
+    bench = Bench()
+    await _carried(bench, ASKED)
+    raw = _next(assistant(BEGUN + REST))
+    await bench.guard(raw, WINDOW)
+    for number in range(8):
+        raw += [assistant(f"Answer {number}. " + "It says this and that. " * 60), user(f"Question {number}?")]
+    prepared = await bench.guard(raw, WINDOW)
+    assert prepared.round == 2
+    asked = bench.ask.prompts[-1]
+    assert REST.strip() in asked
+    assert "Line 3 of the answer" not in asked
+    assert "".join(message.text for message in prepared.messages or ()).count("[BEGIN RECORD") == 1
+
+
+TALK = [
+    system("You write."),
+    user("Which rivers are there?"),
+    assistant("Many. " * 40),
+    user("Write about one of them."),
+]
+FOUND = "The river is the Aare, 288 km long; it rises at the Unteraar glacier."
+ROUND = [calls("c1", name="look_up", arguments='{"what": "rivers"}'), result("c1", FOUND)]
+
+
+@pytest.mark.parametrize("way", ["turn", "prefill"])
+async def test_the_round_that_is_answered_stays(way: Way) -> None:
+    """A short call and its result, though the beginning of the answer behind them gives way (issue 25, B5)."""
+    bench = Bench()
+    request = Request(messages=parsed([*TALK, *ROUND]))
+    # Another model than the served one: it is shown nothing but what the record will stand for.
+    context = bench.context(WINDOW, pruning_models=[bench.pruning_model(bench.ask, label="other", window=8192)])
+    context = replace(context, target=replace(context.target, is_lmstudio=True)) if way == "prefill" else context
+    prepared = await bench.compactor.continuing.continue_answer(request, Partial(text=BEGUN), context, ways=(way,))
+    shown = _prompt(prepared)
+    assert prepared.way == way
+    assert [message["role"] for message in shown[:5]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert shown[2:4] == [{**ROUND[0], "content": ""}, ROUND[1]]
+    assert shown[1]["content"].endswith("Write about one of them.")
+    assert BEGUN[:200] not in json.dumps(shown)
+    assert FOUND not in bench.ask.prompts[0]
+
+
+async def test_the_next_turns_show_the_round_and_then_summarize_it() -> None:
+    """The same bytes for as long as the record does; the next summary is of the round as well."""
+    bench = Bench()
+    continued = _prompt(await _carried(bench, [*TALK, *ROUND]))
+    raw = [*TALK, *ROUND, assistant(BEGUN + REST), user("Make it shorter.")]
+    prepared = await bench.guard(raw, WINDOW)
+    assert (prepared.action, len(bench.ask.prompts)) == ("reused", 1)
+    assert _prompt(prepared)[:4] == continued[:4]
+    for number in range(8):
+        raw += [assistant(f"Answer {number}. " + "It says this and that. " * 60), user(f"Question {number}?")]
+    prepared = await bench.guard(raw, WINDOW)
+    assert prepared.round == 2
+    assert FOUND in bench.ask.prompts[-1]
+    assert "tool" not in [message["role"] for message in _prompt(prepared)]
+
+
+async def test_a_second_restart_keeps_the_round() -> None:
+    """Of the same answer; and the record of the first restart is gone on from."""
+    bench = Bench()
+    first = _prompt(await _carried(bench, [*TALK, *ROUND]))
+    more = "".join(f"\nParagraph {number} goes on about lakes and seas." for number in range(260))
+    second = _prompt(await _carried(bench, [*TALK, *ROUND], BEGUN + more))
+    assert second[2:4] == first[2:4]
+    assert (bench.last.round, len(bench.ask.prompts)) == (2, 2)
+    assert FOUND not in bench.ask.prompts[1]
+
+
+async def test_a_round_that_leaves_too_little_room_is_summarized() -> None:
+    """With the results of half a window the rest of the answer would be stopped soon; the record holds them."""
+    bench = Bench()
+    large = [ROUND[0], result("c1", FOUND + " It flows on and on." * 450)]
+    shown = _prompt(await _carried(bench, [*TALK, *large]))
+    assert [message["role"] for message in shown] == ["system", "user", "assistant", "user"]
+    assert FOUND in bench.ask.prompts[0]
+
+
+def _call(call_id: str) -> JsonDict:
+    return {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("begun", ["", BEGUN[:400]], ids=["nothing yet", "begun"])
+@pytest.mark.parametrize("excerpts", ["error", "excerpt"])
+async def test_only_asking_how_an_answer_could_go_on_tells_nobody(begun: str, excerpts: str) -> None:
+    """A prompt above the line, for which no stop gains anything, is no refused request: its client is answered."""
+    bench = Bench()
+    raw = [system("You write."), user("x" * 4 * 3700)]
+    context = bench.context(WINDOW, oversized_user_message=excerpts)
+    with contextlib.suppress(DoesNotFit):
+        await bench.compactor.continuing.plan(
+            Request(messages=parsed(raw)), Partial(text=begun), context, room_tokens=800
+        )
+    assert (bench.events, bench.store.kept, context.attempts.told_hash) == ([], [], "")
+
+
+async def test_a_record_that_is_found_for_going_on_is_told_of_when_it_is_sent() -> None:
+    """Once, and as part of an answer; asking for it as often as one likes leaves no trace."""
+    bench = Bench()
+    talk = [user(f"Question {number}. {'x' * 900}") if number % 2 else assistant("y" * 900) for number in range(1, 18)]
+    await bench.guard([system("You write."), *talk], WINDOW)
+    before, request = len(bench.events), Request(messages=parsed([system("You write."), *talk]))
+    context = bench.context(WINDOW)
+    for _ in range(2):
+        plan = await bench.compactor.continuing.plan(request, Partial(text=BEGUN[:400]), context)
+    assert isinstance(plan.prepared, PreparedRequest)
+    assert (plan.prepared.action, bench.events[before:], context.attempts.told_hash) == ("reused", [], "")
+    await bench.compactor.continuing.continued(plan)
+    assert [(event.outcome, event.phase) for event in _compactions(bench.events[before:])] == [("reused", "streaming")]
+
+
+async def test_an_answer_that_cannot_go_on_after_all_is_no_refused_request() -> None:
+    """Where making the record came out too large: the loop that carries the answer tells how it ends."""
+    bench = Bench()
+    raw = [system("You write."), user("x" * 4 * 4000)]
+    with pytest.raises(DoesNotFit):
+        await bench.compactor.continuing.continue_answer(
+            Request(messages=parsed(raw)), Partial(text=""), bench.context(WINDOW)
+        )
+    assert bench.events == []
+
+
+def _compactions(events: Sequence[Event]) -> list[CompactionEvent]:
+    return [event for event in events if isinstance(event, CompactionEvent)]

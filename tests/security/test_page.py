@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from litellm_compaction.cli import main
 from litellm_compaction.config import settings_from
 from litellm_compaction.events import HarmlessRecords, harmless
-from litellm_compaction.paths import make_private
+from litellm_compaction.places import make_private
 from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.proxy.page import routes
 from litellm_compaction.proxy.page.auth import Visitor

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from litellm_compaction.redis_address import parse
+from litellm_compaction.places import parse_redis
 from litellm_compaction.stores import Board, Store
 from litellm_compaction.stores.redis import LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
 from litellm_compaction.stores.rows import MemoryRows, SteadyRows
@@ -53,7 +53,7 @@ class RedisStore(Store):
         clients: Callable[[], Any] | None = None,
     ) -> None:
         self.url = url
-        address = parse(url)
+        address = parse_redis(url)
         made = OwnClients(clients or (lambda: client_of(address.url)))
         self.server = RedisServer(made, address.place, rests=rests, limit_s=limit_s)
         super().__init__(RedisRows(self.server, prefix=address.prefix, ttl_s=ttl_s, clock=clock))

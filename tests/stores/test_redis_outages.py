@@ -19,11 +19,11 @@ import pytest
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.engine.admission import Admission, Seat
-from litellm_compaction.engine.coordination import Coordination, shared_name
+from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
+from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import StoreError
+from litellm_compaction.places import parse_redis
 from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.redis_address import parse
 from litellm_compaction.stores import Board, open_store
 from litellm_compaction.stores.redis import is_done
 from tests.engine.bench import usage
@@ -201,7 +201,7 @@ async def test_a_wrong_password_is_told_without_it(
         assert await store.find("team", ["h"]) == []
         with pytest.raises(StoreError) as raised:
             await store.get_setting("mode")
-        address = parse(durable.url)
+        address = parse_redis(durable.url)
         assert "hunter2" not in str(raised.value) + repr(raised.value.__cause__) + repr(address)
     assert "hunter2" not in caplog.text
     assert "anna" not in caplog.text

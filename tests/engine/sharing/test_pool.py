@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from litellm_compaction.engine.admission import Admission, Seat
+from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import CompactionError, Overloaded
 from tests.engine.bench import leaving, settled, usage
 

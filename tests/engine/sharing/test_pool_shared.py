@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.engine import coordination
-from litellm_compaction.engine.admission import Admission, Seat
-from litellm_compaction.engine.coordination import LEASE_S, Coordination, shared_name
+from litellm_compaction.engine.sharing import coordination
+from litellm_compaction.engine.sharing.coordination import LEASE_S, Coordination, shared_name
+from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import Overloaded, StoreError
 from tests.engine.bench import usage
 from tests.stores.made import MemoryBoard

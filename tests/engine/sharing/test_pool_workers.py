@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.engine.admission import Admission
-from litellm_compaction.engine.coordination import Coordination
+from litellm_compaction.engine.sharing.coordination import Coordination
+from litellm_compaction.engine.sharing.pool import Admission
 from tests.stores.made import file_board
 
 POOL = "http://127.0.0.1:1234 qwen3-8b"

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish, settle
-from litellm_compaction.engine.coordination import LEASE_S, RENEWED_EVERY_S, Coordination, shared_name
+from litellm_compaction.engine.sharing.coordination import LEASE_S, RENEWED_EVERY_S, Coordination, shared_name
 from litellm_compaction.errors import Overloaded, StoreError
 
 # A llama.cpp whose stream was closed was idle after 0.54 s (measured 2026-11-22).

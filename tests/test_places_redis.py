@@ -16,8 +16,8 @@ from redis.asyncio import RedisCluster, SSLConnection
 
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.places import is_redis, parse_redis, store_url
 from litellm_compaction.proxy.litellm_api import proxy_redis, redis_of
-from litellm_compaction.redis_address import is_redis, parse, store_url
 from litellm_compaction.stores import open_existing, open_store
 from litellm_compaction.stores.redis import client_of
 from tests.stores.compactions import compaction
@@ -30,18 +30,20 @@ def _options(client: Any) -> dict[str, Any]:
 
 def test_a_server() -> None:
     """Host alone; all parts, as redis-py's client reads them; IPv6; Valkey's name for the same."""
-    bare = parse("redis://cache")
+    bare = parse_redis("redis://cache")
     assert bare == ("redis://cache/0?", "redis://cache:6379/0", "compaction")
-    full = parse("rediss://us%40er:p%2Fw%3F%23@cache:7000/3?prefix=team-a&ssl_ca_certs=/ca.pem&ssl_cert_reqs=none")
+    full = parse_redis(
+        "rediss://us%40er:p%2Fw%3F%23@cache:7000/3?prefix=team-a&ssl_ca_certs=/ca.pem&ssl_cert_reqs=none"
+    )
     assert (full.place, full.prefix) == ("rediss://cache:7000/3", "team-a")
     pool = client_of(full.url).connection_pool
     said = {"username": "us@er", "password": "p/w?#", "host": "cache", "port": 7000, "db": 3}
     said |= {"ssl_ca_certs": "/ca.pem", "ssl_cert_reqs": "none"}
     assert pool.connection_kwargs.items() >= said.items()
     assert pool.connection_class is SSLConnection
-    assert parse("redis://[::1]:7000/1").place == "redis://[::1]:7000/1"
-    assert parse("valkey://cache") == bare
-    assert _options(client_of(parse("redis://:secret@cache").url))["password"] == "secret"
+    assert parse_redis("redis://[::1]:7000/1").place == "redis://[::1]:7000/1"
+    assert parse_redis("valkey://cache") == bare
+    assert _options(client_of(parse_redis("redis://:secret@cache").url))["password"] == "secret"
     assert is_redis("redis")
     assert is_redis("VALKEYS://a")
     assert is_redis("redis+cluster://a")
@@ -71,14 +73,14 @@ def test_a_server() -> None:
 def test_a_bad_address_says_what_to_change(url: str, said: str) -> None:
     """One sentence with what is allowed."""
     with pytest.raises(ValueError, match=said):
-        parse(url)
+        parse_redis(url)
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.text(st.characters(codec="utf-8"), min_size=6))
 def test_credentials_come_through_and_are_never_shown(username: str, password: str) -> None:
     """Any characters, quoted; neither place nor representation holds them."""
     password = f"#{password}"
-    found = parse(f"redis://{quote(username, safe='')}:{quote(password, safe='')}@host")
+    found = parse_redis(f"redis://{quote(username, safe='')}:{quote(password, safe='')}@host")
     options = _options(client_of(found.url))
     assert (options["username"], options["password"]) == (username, password)
     assert password not in found.place + repr(found) + str(found)

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine.feedback import UsageFeedback
+from litellm_compaction.engine.learning.usage import UsageFeedback
 from litellm_compaction.errors import Overflow, StoreError
 from litellm_compaction.stores import FACTS_SCOPE, Join
 from litellm_compaction.tokenizers.families import family_of

@@ -8,9 +8,8 @@ import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import Count, TokenCounter, ToldCounts
 from litellm_compaction.tokens.media import MediaPrices
-from litellm_compaction.tokens.told import ToldCounts
 from tests.windows.fake_lmstudio import Clock
 
 

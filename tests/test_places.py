@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from litellm_compaction.paths import data_folder
+from litellm_compaction.places import data_folder
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="other platforms have folders of their own")

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.coordination import LEASE_S, Coordination
+from litellm_compaction.engine.sharing.coordination import LEASE_S, Coordination
 from litellm_compaction.errors import StoreError, SummaryFailed
 from tests.builders import chat
 from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore, settled

@@ -1,0 +1,1 @@
+"""What servers teach: how they count, and how they go on."""
