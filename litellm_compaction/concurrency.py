@@ -276,7 +276,7 @@ def is_long(*lists: object) -> bool:
 
 
 def _items(value: object) -> int:
-    """What a message or a tool counts for besides itself: the lists in it, and its texts.
+    """The weight of a message or a tool besides itself: the lists in it, and its texts.
 
     What JSON is made of is asked for first: an abstract class takes ten times as long to answer, and each message of a
     conversation is looked at several times in a request.

@@ -91,7 +91,7 @@ class CompactionEvent:
 
     @property
     def filled_percent(self) -> float:
-        """How full the window was with the prompt as it came."""
+        """The window's fill by the prompt as it came."""
         return 100.0 * self.tokens_before / self.window_tokens
 
 

@@ -1,4 +1,4 @@
-"""Where things are kept: the folder of the user's files and their privacy, and the Redis that `store` means.
+"""Finds the places of stored things: the folder of the user's files and their privacy, and the Redis of `store`.
 
 What is shown of a Redis' URL, in errors too, never holds a user name or a password.
 """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import keyword
+import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,3 +83,19 @@ def test_no_name_that_was_given_up_is_used() -> None:
 )
 def test_a_name_is_noticed_and_a_word_of_a_text_is_not(text: str, found: list[str]) -> None:
     assert [each.split()[1] for each in given_up("engine/any.py", text)] == found
+
+
+_QUESTION = re.compile(r"(?:What|Whether|How|Where|Who|Which|When)\b")
+
+
+def test_no_docstring_opens_with_a_question() -> None:
+    """A verb or a noun says what a thing is (`docs/contributing/style.md`)."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = {
+        (path.relative_to(PACKAGE).as_posix(), getattr(node, "name", "")): ast.get_docstring(node) or ""
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, kinds)
+    }
+    assert len(texts) > 1000
+    assert [place for place, text in texts.items() if _QUESTION.match(text)] == []

@@ -12,16 +12,21 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-_LINK = re.compile(r"\]\(\.\./([^)#\s]+)")
-# Where such files are in the site, and how they link back.
-_OUTSIDE, _TO_DOCS = "repository/", "](docs/"
+_LINK = re.compile(r"\]\(((?:\.\./)+)([^)#\s]+)")
+_TO_DOCS = re.compile(r"\]\((?:\.\./)*docs/")
+# Where such files are in the site.
+_OUTSIDE = "repository/"
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the files outside docs/ that its pages link to; one that is missing stays a broken link."""
     root = Path(config.docs_dir).parent
-    pages = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
-    for name in sorted({name for page in pages for name in _LINK.findall(page.read_text(encoding="utf-8"))}):
+    names = set()
+    for file in files.documentation_pages():
+        if file.abs_src_path:
+            text = Path(file.abs_src_path).read_text(encoding="utf-8")
+            names |= {name for up, name in _LINK.findall(text) if _leaves(up, file.src_uri)}
+    for name in sorted(names):
         if (root / name).is_file():
             files.append(File.generated(config, f"{_OUTSIDE}{name}", abs_src_path=str(root / name)))
     return files
@@ -29,6 +34,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Returns the page's text with its links from and to those files as the site has them."""
-    if page.file.src_uri.startswith(_OUTSIDE):
-        return markdown.replace(_TO_DOCS, "](../")
-    return _LINK.sub(rf"]({_OUTSIDE}\1", markdown) if "/" not in page.file.src_uri else markdown
+    place = page.file.src_uri
+    to_root = "../" * place.count("/")
+    if place.startswith(_OUTSIDE):
+        return _TO_DOCS.sub(f"]({to_root}", markdown)
+
+    def inside(link: re.Match[str]) -> str:
+        return f"]({to_root}{_OUTSIDE}{link[2]}" if _leaves(link[1], place) else link[0]
+
+    return _LINK.sub(inside, markdown)
+
+
+def _leaves(up: str, place: str) -> bool:
+    """Returns True if a link of a page at `place` goes up to the folder that holds docs/."""
+    return up.count("../") == place.count("/") + 1

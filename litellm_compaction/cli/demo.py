@@ -49,7 +49,7 @@ _GREEN, _YELLOW, _RED, _BOLD, _DIM = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How lines are drawn: where the bar is marked, and if the terminal shows colors, blocks and arrows."""
+    """Draws lines: with the bar marked here, and colors, blocks and arrows if the terminal shows them."""
 
     trigger_ratio: float
     color: bool
@@ -389,7 +389,7 @@ _BASE_WINDOW_TOKENS = 8192
 
 
 class Step(NamedTuple):
-    """What the model says in one turn: text, or a call (name, arguments) with a few words before it."""
+    """One turn of the model: text, or a call (name, arguments) with a few words before it."""
 
     text: str
     call: tuple[str, JsonObject] | None
@@ -475,14 +475,14 @@ def report_of(context_tokens: int) -> str:
 
 
 def rest_of(report: str, shown: str) -> str:
-    """What is left to write, for a model that sees the end of what it has written."""
+    """The rest to write, for a model that sees the end of its text so far."""
     end = shown[-_SEAM_CHARS:]
     _, found, rest = report.partition(end)
     return rest if end and found else report
 
 
 def scripted_summary(prompt_text: str) -> str:
-    """What the simulated model writes when it is asked for a summary: what it finds in what it was shown."""
+    """The simulated model's summary: the facts that it finds in the text that it was shown."""
     paths = list(dict.fromkeys(_PATH.findall(prompt_text)))[:12]
     rows = "\n".join(f"| {path} | read, integer cents | tests pass |" for path in paths) or "| - | - | - |"
     return (

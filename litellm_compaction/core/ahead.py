@@ -1,4 +1,4 @@
-"""What to have ready for a conversation's next turn while nobody waits: a record, and the server's cache.
+"""Plans what to have ready for a conversation's next turn while no client waits: a record, and the server's cache.
 
 Pure, as `plan`; asked by the engine's background after an answer has ended.
 """
@@ -36,7 +36,7 @@ _USUAL_GROWTH_RATIO = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What the server reads while nobody waits.
+    """A prompt for the server to read while no client waits.
 
     Attributes:
         decision: with what the next turn will be sent: a record that was written ahead, or an edit that has to be made.

@@ -61,7 +61,7 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What one request may take of one window; a number that follows from the rules is worked out once.
+    """The room of one request in one window; a number that follows from the rules is worked out once.
 
     Attributes:
         window_tokens: context length as loaded.
@@ -88,7 +88,7 @@ class Budget:
 
     @cached_property
     def reserved_tokens(self) -> int:
-        """What the reserves take of the window; 0 where the ratio alone decides."""
+        """The window's part that the reserves take; 0 if the ratio alone decides."""
         rules = self.rules
         reserves = rules.system_reserve_tokens + rules.output_reserve_tokens + rules.safety_buffer_tokens
         return min(reserves, math.floor(RESERVES_MAX_RATIO * self.window_tokens))
@@ -102,7 +102,9 @@ class Budget:
 
     @cached_property
     def usable_tokens(self) -> int:
-        """What the conversation may fill: the window without reserves, or what `threshold_tokens` is the trigger of."""
+        """The conversation's room: the window without reserves, or the tokens that `threshold_tokens` is the trigger
+        of.
+        """
         if self.rules.threshold_tokens:
             return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
         return self.window_tokens - self.reserved_tokens
@@ -124,7 +126,7 @@ class Budget:
         return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
-        """What is set aside for the answer.
+        """The room set aside for the answer.
 
         Its reserve if there is one, else max(ratio of the rest, min(minimum, 10 % of the window)).
         """
@@ -220,7 +222,9 @@ class Budget:
 
     @cached_property
     def _room_tokens(self) -> int:
-        """What a compaction leaves above the floor: 15 % of the window, at most half of what is below the limit."""
+        """The room that a compaction leaves above the floor: 15 % of the window, at most half of the rest below the
+        limit.
+        """
         room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
         if self._span_tokens < _LEAST_START_TOKENS:
             return room
@@ -228,7 +232,7 @@ class Budget:
 
     @cached_property
     def least_target_tokens(self) -> int:
-        """What stays of any prompt: the floor, and room for a record."""
+        """The least that stays of any prompt: the floor, and room for a record."""
         return min(self.floor_tokens + self._room_tokens, self.latest_start_tokens)
 
     def target_tokens(self, prompt_tokens: int) -> int:

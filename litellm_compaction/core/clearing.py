@@ -167,7 +167,7 @@ def _is_image(part: JsonValue) -> bool:
 
 
 def _address(part: Mapping[str, JsonValue]) -> str:
-    """Where a linked image can be found again; an inline one cannot."""
+    """The address of a linked image; an inline one has none."""
     holder = part.get("image_url")
     url = holder.get("url") if isinstance(holder, Mapping) else holder
     linked = isinstance(url, str) and url.startswith("http")

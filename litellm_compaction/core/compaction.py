@@ -113,12 +113,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """What stands in for the first messages of a conversation.
+    """Stands in for the first messages of a conversation.
 
     Attributes:
         covered_messages: how many messages after the leading system ones it replaces or edits.
         covered_hash: the chain entry of exactly those messages.
-        pinned: positions after the lead of the covered messages that stay verbatim, in their place or with the record:
+        pinned: positions after the prefix of covered messages that stay verbatim, in their place or with the record:
             the user's in its message; behind it a call and its results, whose answer was carried over the limit.
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
@@ -128,7 +128,7 @@ class Compaction:
         window_tokens: of the window that it was made for.
         provisional: made while one huge result left hardly any room; good for this very conversation, but the next
             compaction goes on from an earlier, richer one.
-        edited_from: position after the lead from which covered messages are sent edited (rung 1); those before it are
+        edited_from: position after the prefix from which covered messages are sent edited (rung 1); those before it are
             replaced by the record. None: all are replaced.
         shown: of the messages that are sent, but not as they are; ascending by position. Only a stub's position may be
             one of those that the record replaces, if it is pinned.
@@ -138,7 +138,7 @@ class Compaction:
             carried over the limit inside it.
         ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
         early: was `ahead`, and takes effect at once, since the server was made to read what it leaves; not used yet.
-        images: those of covered messages that are sent all the same, by positions after the lead: in their place, or
+        images: those of covered messages that are sent all the same, by positions after the prefix: in their place, or
             beside the record where that stands for their message. Those of pinned messages are not among them.
     """
 
@@ -176,12 +176,12 @@ class Compaction:
 
     @property
     def replaced_messages(self) -> int:
-        """How many messages after the lead the record stands for."""
+        """The number of messages after the prefix that the record stands for."""
         return self.covered_messages if self.edited_from is None else self.edited_from
 
     @property
     def summarized_messages(self) -> int:
-        """How far the summaries reach, in messages after the lead."""
+        """The reach of the summaries, in messages after the prefix."""
         return self.segments[-1].covered_messages if self.segments else 0
 
     @property
@@ -191,7 +191,7 @@ class Compaction:
 
     @property
     def model_text(self) -> str:
-        """What models have said of all that is not shown any more, as one text."""
+        """The models' own text about all that is not shown any more."""
         return "\n\n".join(filter(None, (self.summary, self.omissions)))
 
     @property
@@ -222,7 +222,7 @@ def compaction_id(scope: str, covered_hash: str) -> str:
 
 
 def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | None = None) -> tuple[Message, ...]:
-    """The conversation as the model gets it: lead, record in the first user message, kept tail.
+    """The conversation as the model gets it: prefix, record in the first user message, kept tail.
 
     Where covered messages are edited (rung 1, or pruned) they stand behind the record, with their ids.
     The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection, 2026-11).
@@ -316,7 +316,7 @@ def _in_form(message: Message, original: Message, how: str | int | None) -> Mess
 
 
 def _shown(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
-    """The messages after the lead, without the beginning that the record stands for."""
+    """The messages after the prefix, without the beginning that the record stands for."""
     start = compaction.replaced_messages
     if isinstance(dict(compaction.shown).get(start), int):
         # A pruning has chosen pieces of the whole message since.

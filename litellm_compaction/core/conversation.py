@@ -101,7 +101,7 @@ class Conversation:
 
     @cached_property
     def floor_tokens(self) -> int:
-        """What no compaction can shrink: tools, system and protected messages, and the bare record."""
+        """The part that no compaction can shrink: tools, system and protected messages, and the bare record."""
         record = RECORD_TOKENS if len(self.protected) < len(self.messages) else 0
         return self.fixed_tokens + record + sum(map(self.floor_sizes().__getitem__, self.protected))
 
@@ -216,7 +216,7 @@ def kept_tokens(
 
 
 def image_tokens_of(conversation: Conversation, images: Iterable[ImagePlace]) -> int:
-    """What images weigh that travel with a record, and the words before them."""
+    """Tokens of images that travel with a record, and of the words before them."""
     return sum(_part_tokens(conversation, conversation.prefix + at) + _LABEL_TOKENS for at, _ in images)
 
 
@@ -279,14 +279,14 @@ def _is_the_users(message: Message) -> bool:
 
 
 def _part_tokens(conversation: Conversation, index: int) -> int:
-    """What one image of a message weighs: its share of what the message's text does not."""
+    """Tokens of one image of a message: its share of those that the message's text does not take."""
     message, count = conversation.messages[index], conversation.count_text
     left_tokens = max(conversation.sizes[index] - count(message.text) - count(message.reasoning), 0)
     return -(-left_tokens // max(len(message.other_parts), 1))
 
 
 def _covered_part_tokens(conversation: Conversation, compaction: Compaction) -> int:
-    """What the first message that is shown weighs less for what the record stands for."""
+    """Tokens by which the first shown message is smaller because the record stands for a part of it."""
     start = compaction.replaced_messages
     if compaction.covered_part is None or dict(compaction.shown).get(start, "stub") != "stub":
         return 0
@@ -295,7 +295,7 @@ def _covered_part_tokens(conversation: Conversation, compaction: Compaction) -> 
 
 
 def _edited_sizes(conversation: Conversation, compaction: Compaction) -> list[int]:
-    """What the edited messages weigh, in their order."""
+    """Tokens of the edited messages, in their order."""
     prefix, shown = conversation.prefix, edited_part(conversation.rest, compaction)
     indices = range(prefix + compaction.replaced_messages, prefix + compaction.covered_messages)
     sizes = zip(indices, shown, strict=True)

@@ -1,6 +1,6 @@
 """The messages that a summary may cover, and those that are protected.
 
-A cut k covers `messages[lead:k]` and keeps `messages[k:]` as they are.
+A cut k covers `messages[prefix:k]` and keeps `messages[k:]` as they are.
 
 Agents put words of their own under the role `user` (reminders, lists of skills, results as text), often after the
 person's request or after tool results. Such a message is recognized by its form alone, and if that is not certain it

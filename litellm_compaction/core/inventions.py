@@ -152,7 +152,7 @@ def sample(source: Sequence[str]) -> str:
 
 
 class _Said:
-    """What a source says, read once and in slices: the distinct words of a source are a tenth of its text.
+    """A source, read once and in slices: its distinct words are a tenth of its text.
 
     Attributes:
         found: those of `spellings`, casefolded runs of signs, that stand in it.

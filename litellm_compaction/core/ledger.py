@@ -189,7 +189,7 @@ class _Selection:
             self._taken.popitem()
 
     def text(self) -> str:
-        """What was taken, in the order of the conversation."""
+        """The chosen lines, in the order of the conversation."""
         taken = [self._taken[index] for index in sorted(self._taken)]
         lines = [f"- {piece.text}" for piece in taken if not piece.is_words]
         names = [f"- {', '.join(self._names)}"] if self._names else []
@@ -241,7 +241,7 @@ class _Selection:
         return 1 / (1 + self._taken_bytes[piece.message] / fair)
 
     def _uses(self) -> dict[str, float]:
-        """How much more each thing counts for how often the assistant names it; notes how each was in use."""
+        """A factor for each thing by how often the assistant names it; notes how each was in use."""
         weighed: defaultdict[str, float] = defaultdict(float)
         for piece in self._pieces:
             message = self._messages[piece.message]
@@ -485,7 +485,7 @@ class _Atom(NamedTuple):
 
 
 def named(text: str, *, number_weight: float = _NUMBER) -> dict[str, float]:
-    """What a sentence or a line names, and how much each says."""
+    """Names and values in a sentence or a line, with the weight of each."""
     words = _ATOM.findall(text)
     atoms = [_atom(word) for word in words]
     found: dict[str, float] = {}

@@ -100,7 +100,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is sent to a model, as far as it takes room in the window.
+    """A request to a model, as far as it takes room in the window.
 
     Attributes:
         messages: n, oldest first.
@@ -277,7 +277,7 @@ def render_arguments(arguments: str) -> str:
 
 
 def visible_text(message: Message) -> str:
-    """What a model reads in a message: its text, and its calls with their arguments as they read."""
+    """The text of a message as a model reads it, with its calls and their arguments."""
     called = (f"{call.name}({render_arguments(call.arguments)})" for call in message.calls)
     return "\n".join((without_notices(message.text), *called))
 

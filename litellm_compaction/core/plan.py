@@ -1,4 +1,4 @@
-"""What to do with a request: leave it, reuse an earlier compaction, make a new one, or say that it cannot fit.
+"""Decides about a request: leave it, reuse an earlier compaction, make a new one, or say that it cannot fit.
 
 Pure: the engine brings the sizes, the budget and what the store knows, and carries the decision out. Decisions are
 values.
@@ -485,7 +485,8 @@ class Planner:
         )
 
     def prune(self, fresh: Summarize, now_tokens: int) -> Prune | None:
-        """What a pruning model may be asked before `fresh` is made; None if even the best answer would leave too much.
+        """The question that a pruning model may be asked before `fresh` is made; None if even the best answer would
+        leave too much.
 
         Not while an answer goes on: its client waits, and the messages of ours are no one's to judge.
         """
@@ -560,7 +561,7 @@ class Planner:
         return max(target - self.budget.floor_tokens, 0)
 
     def _summary_tokens(self, rest: int) -> int:
-        """How long a summary may be; if its share is too small for one, it may have more of it."""
+        """The bound of a summary; if its share is too small for one, it may have more of it."""
         window_tokens = self.budget.window_tokens
         share = min(_SUMMARY_WINDOW_RATIO * window_tokens, _SUMMARY_SHARE * rest)
         most = min(_SUMMARY_MOST_WINDOW_RATIO * window_tokens, _SUMMARY_MOST_SHARE * rest)
@@ -572,7 +573,7 @@ class Planner:
         return words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
 
     def _words_tokens(self, covered_messages: int, target: int, room: int) -> int:
-        """What the user's own words in the covered part may take: all they need, up to a quarter of the target.
+        """The room for the user's own words in the covered part: all they need, up to a quarter of the target.
 
         Never so much that no summary has room, which is given up only if there was none anyway.
         """

@@ -1,4 +1,4 @@
-"""What the pruning model is shown around a strategy's instruction, and how a summary travels in the conversation."""
+"""Words the request to a pruning model around a strategy's instruction, and the summary in the conversation."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ _LEAST_BRIEF_TOKENS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """Positions after the lead to be left out, the characters to be shown of others, and what of it still matters."""
+    """Positions after the prefix to be left out, the characters to be shown of others, and what of it still matters."""
 
     dropped: frozenset[int] = frozenset()
     shortened: Mapping[int, int] = field(default_factory=dict)
@@ -265,7 +265,7 @@ def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]
 
 
 def _shown_chars(message: Message, text: str | None = None) -> int:
-    """How much of a message is shown to which a model gives so much text; its words are its own and go nowhere."""
+    """The part of a message that is shown if a model gives it so much text; its words are its own and go nowhere."""
     chars = len(normal_text(message))
     return int(chars * _SHOWN_RATIO) if text is None else min(len(text), int(chars * _MOST_SHOWN_RATIO))
 

@@ -22,7 +22,7 @@ _ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What an earlier compaction left: its summary, its ledger ("" for none) and its round, from 1."""
+    """An earlier compaction's summary, its ledger ("" for none) and its round, from 1."""
 
     summary: str
     ledger: str

@@ -19,7 +19,7 @@ _USERS = frozenset({"newest user message", "last request of the user"})
 
 
 def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
-    """Who fills the floor: system, tools, what is being worked on, each result that nobody has read and its call."""
+    """Shares of the floor: system, tools, the request in work, each result that no answer has used, and its call."""
     messages, sizes = conversation.messages, conversation.floor_sizes()
     found = [
         Share("tools", tools_tokens),

@@ -150,7 +150,7 @@ def _queue(mine: Part, others: Sequence[Part]) -> list[tuple[Part, Wish]]:
 
 
 def _lent(wish: Wish, free_tokens: int, window_tokens: int, seats: int) -> int:
-    """What one holds that is let in: alone all that it would like, beside others an even part of what is free."""
+    """The loan of one that is let in: alone all that it would like, beside others an even part of the free room."""
     if seats <= 1:
         return max(wish.tokens, wish.most_tokens)
     even_tokens = min(wish.most_tokens, window_tokens // seats)

@@ -138,7 +138,7 @@ class SummaryClient:
         pinned: tuple[int, ...],
         effort: Effort,
     ) -> str:
-        """Returns the first usable summary of `covered`, the messages after the lead that `decision` covers, or ""."""
+        """The first usable summary of `covered`, the messages after the prefix that `decision` covers, or ""."""
         job = await off_loop(covered, lambda: _job(measured, decision, covered, pinned))
         return await self.written(measured, job, effort, decision)
 
@@ -411,7 +411,7 @@ def _question(
     *,
     is_same: bool,
 ) -> _Question | None:
-    """What a model is asked about the messages at `choices`, positions after the lead; None if it does not fit."""
+    """The question to a model about the messages at `choices`, positions after the prefix; None if it does not fit."""
     conversation, compaction = measured.conversation, decision.compaction
     limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
     if is_same:
@@ -456,7 +456,7 @@ def _question(
 def _compaction(
     measured: MeasuredRequest, decision: Prune, question: _Question, choices: list[int], answer: str
 ) -> Compaction | None:
-    """What the answer makes of the conversation; None if it is no answer, or changes nothing."""
+    """The compaction that the answer stands for; None if it is no answer, or changes nothing."""
     base = decision.compaction
     decided = decide(answer, measured.conversation.rest, base, choices, prompt=question.prompt)
     if decided is None:

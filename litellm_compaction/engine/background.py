@@ -192,7 +192,7 @@ class Background:
         return built.kept if await self._keep(measured, decision.base, built) else None
 
     async def _compaction_of(self, measured: MeasuredRequest, decision: Reuse | Edit) -> Compaction | None:
-        """What the next turn is sent with: a record that is there, or an edit that is made now; None for nothing.
+        """The compaction of the next turn: a record that is there, or an edit that is made now; None for none.
 
         A record was counted when it was begun, and is read once.
         """

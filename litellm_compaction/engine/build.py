@@ -49,7 +49,7 @@ class BuiltCompaction(NamedTuple):
 
 
 def alike(measured: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
-    """What makes two compactions worth making once: tenant, model, topic, and the messages that a model is asked about.
+    """The key under which two compactions are one: tenant, model, topic, and the messages that a model is asked about.
 
     Without a model there is nothing to share but between identical requests.
     """
@@ -267,7 +267,7 @@ class CompactionBuilder:
         texts: Callable[[], tuple[list[Message], str]],
         budget_tokens: int,
     ) -> str:
-        """What a record holds verbatim besides its summaries and the messages that stay.
+        """The verbatim part of a record besides its summaries and the messages that stay.
 
         `texts` gives what the model sees no more, and what it sees; it reads `read`, in a thread if these are long.
         """
@@ -332,7 +332,7 @@ def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compactio
 
 
 def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int]) -> list[Message]:
-    """What the model sees no more: messages that are gone, results and attached data that are stubs."""
+    """The text that the model sees no more: messages that are gone, results and attached data that are stubs."""
     found = (
         messages[at] if at in gone or messages[at].role == "tool" else data_of(messages[at])
         for at in sorted({*gone, *stubbed})
@@ -348,7 +348,7 @@ def _shortened(base: Compaction | None, limit_tokens: int, count: Callable[[str]
 
 
 def _spare(decision: Summarize, summary: str, count: Callable[[str], int]) -> int:
-    """What the ledger may take more if the summary needed less, or did not come; below 0 if it needed more."""
+    """Room that the summary leaves to the ledger if it needs less, or did not come; below 0 if it needed more."""
     if decision.provisional and decision.base is not None and decision.base.segments:
         return 0
     spare_tokens = decision.summary_tokens - count(summary) if summary else decision.summary_tokens

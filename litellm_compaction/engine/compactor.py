@@ -281,7 +281,7 @@ class Compactor:
     async def _built(
         self, needed: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
     ) -> PreparedRequest | None:
-        """What to send after a new compaction; None if it does not fit, or an edit or a pruning leaves too much."""
+        """The request after a new compaction; None if it does not fit, or an edit or a pruning leaves too much."""
         measured = needed.measured
         shared = await self._shared(alike(measured, levels), needed, levels, room)
         if shared.measured is not measured and not await self._does(shared, measured, levels[0]):
@@ -349,7 +349,9 @@ class Compactor:
             return _Shared(measured, found, is_found=True)
 
     async def _built_meanwhile(self, needed: CompactionNeeded) -> BuiltCompaction | None:
-        """What somebody else has stored since the request was looked at: it may have waited, or come a moment late."""
+        """A compaction that another request has stored since this one was planned: it may have waited, or come a moment
+        late.
+        """
         measured = needed.measured
         stored = await self._builder.find(measured)
         if all(each in needed.stored for each in stored):
@@ -500,7 +502,7 @@ class Compactor:
     async def _applied_surely(
         self, measured: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
     ) -> PreparedRequest:
-        """What a compaction leaves to be sent, counted by the server if our doubt would decide about it."""
+        """The request after a compaction, counted by the server if our doubt would decide about it."""
         prepared = await self._measurer.applied(measured, compaction, action)
         if await self._prober.has_recounted(measured, prepared):
             return await self._measurer.applied(measured, compaction, action)

@@ -41,7 +41,7 @@ async def nothing() -> None:
 
 @dataclass(slots=True)
 class Attempts:
-    """What one client request may still spend, over all its phases, retries and fallbacks (promise P5).
+    """The budget of one client request, over all its phases, retries and fallbacks (promise P5).
 
     Attributes:
         told_hash: covered hash of the compaction that an event last told of, "" for none.
@@ -62,7 +62,7 @@ class Attempts:
 
 @dataclass(slots=True, kw_only=True)
 class Effort:
-    """What it took to make a compaction, filled on the way.
+    """The cost of a compaction, filled on the way.
 
     Attributes:
         calls: summary jobs.
@@ -254,7 +254,7 @@ class CompactionNeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """What to send.
+    """A request as it is sent.
 
     Attributes:
         action: what was done, as clients may be told.
@@ -300,7 +300,7 @@ class PreparedRequest:
 
 
 class Foreseen(NamedTuple):
-    """What came of a request at the deployment that it would go to, before its deployment was chosen."""
+    """A request as it was prepared for the deployment that it would go to, before its deployment was chosen."""
 
     context: RequestContext
     prepared: PreparedRequest | CompactionNeeded
@@ -308,7 +308,7 @@ class Foreseen(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationPlan:
-    """How an answer that was stopped could go on.
+    """A way for a stopped answer to go on.
 
     Attributes:
         request: the conversation as the client sent it.

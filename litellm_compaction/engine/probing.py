@@ -291,7 +291,8 @@ class Prober:
     async def _told_for_nothing(
         self, measured: MeasuredRequest, request: Request, count: Count
     ) -> tuple[int | None, Count]:
-        """What the server's tokenizer says of a request, None if there is none to ask; and what learns from it.
+        """The count of a request by the server's tokenizer, None if there is none to ask; and the count that learns
+        from it.
 
         LM Studio's protocol says nothing of images, which cost what answers have taught. Reasoning is counted on top as
         the template shows it. Nothing is learned of either.
@@ -349,7 +350,7 @@ class Prober:
         return told if again <= told + _OTHER_TOKENS else again
 
     async def _answered(self, measured: MeasuredRequest, request: Request, most_tokens: int) -> int | None:
-        """What the server reports for an answer of one token; None if it may not be asked, or says nothing."""
+        """The server's count in an answer of one token; None if it may not be asked, or tells none."""
         context, key = measured.context, measured.context.target.key
         if context.measure is None or context.attempts.questions_left < 1 or not self._silent.is_over(key):
             return None
@@ -399,7 +400,7 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
 
 
 def _hopeful_tokens(count: Count, known: Sequence[Count]) -> int:
-    """What a prompt takes at least, by any vocabulary, or by one that has counted such text.
+    """The least tokens of a prompt, by any vocabulary, or by one that has counted such text.
 
     `known` is the server's count of its largest part; empty if nothing of it is known.
     """
@@ -409,7 +410,7 @@ def _hopeful_tokens(count: Count, known: Sequence[Count]) -> int:
 
 
 def _floor(measured: MeasuredRequest) -> Request:
-    """What no compaction can shrink, as a request of its own."""
+    """The part that no compaction can shrink, as a request of its own."""
     messages = measured.request.messages
     cut = measured.conversation.latest_cut
     kept = tuple(

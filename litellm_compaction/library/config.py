@@ -27,7 +27,7 @@ _Count: TypeAlias = Annotated[int, Field(ge=0, description="a whole number from 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionConfig:
-    """How conversations are compacted.
+    """The library's settings for a compaction.
 
     Attributes:
         model: gets the conversation; its family says how tokens are counted.

@@ -1,4 +1,4 @@
-"""What a compaction would keep and what it would summarize: pure, and decided before any model is asked."""
+"""Divides a conversation into messages to keep and messages to summarize: pure, before any model is asked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Unselected: TypeAlias = Literal["", "empty", "all_recent", "nothing_new", "too_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSelection:
-    """How a conversation would be divided; the dicts are shallow copies of the caller's.
+    """A conversation divided; the dicts are shallow copies of the caller's.
 
     Attributes:
         system: system messages, which stay in front.

@@ -1,4 +1,4 @@
-"""How large a conversation is, estimated or counted with the model's own vocabulary, and how large a window."""
+"""Measures a conversation, by estimate or with the model's own vocabulary, and a window."""
 
 from __future__ import annotations
 

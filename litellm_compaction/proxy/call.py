@@ -1,4 +1,4 @@
-"""What is remembered of a client's request while it is under way, and the client's wish about its compaction.
+"""Remembers a client's request while it is under way, and reads the client's wish about its compaction.
 
 In process memory only: request metadata would be read by other loggers (promise P9). And never under a name that a
 client can choose: LiteLLM takes its call id from the header `x-litellm-call-id`, so that two tenants' requests with
@@ -165,7 +165,7 @@ class Outlook(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """What a client has sent.
+    """A request as the client sent it.
 
     Attributes:
         received: as it came, for deployments that are left alone.
@@ -199,7 +199,7 @@ class ClientRequest:
 
 @dataclass(slots=True)
 class Attempt:
-    """What has been done for a request at one deployment; a fallback to another deployment begins a new one.
+    """The state of a request at one deployment; a fallback to another deployment begins a new one.
 
     Attributes:
         deployment: its id, "" before one is chosen.

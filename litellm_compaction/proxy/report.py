@@ -1,4 +1,4 @@
-"""What is known of a deployment: its window, what counts its prompts, how its answers go on at the limit.
+"""Gathers what is known of a deployment: its window, its counts, its ways to go on at the limit.
 
 For `doctor`, the page, and the log at start. Loads no LiteLLM.
 """
@@ -32,7 +32,7 @@ _WORDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentReport:
-    """What is known of one deployment, or of one loaded model behind a wildcard.
+    """The report of one deployment, or of one loaded model behind a wildcard.
 
     Attributes:
         carrier: what carries a running answer over the limit.
@@ -103,7 +103,7 @@ class Reporter:
     async def report(
         self, deployment: Deployment, settings: Settings, target: Target, listed: ListedModel | None = None
     ) -> DeploymentReport:
-        """What is known of a target: the deployment's, or of a model behind its wildcard.
+        """Reports a target: the deployment's, or of a model behind its wildcard.
 
         `listed` is the model as LM Studio lists it: it says what will count a model that is not loaded.
         """

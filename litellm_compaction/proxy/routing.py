@@ -344,7 +344,7 @@ def _kind(provider: str, api_base: str | None, own: DeploymentSettings) -> Kind:
 
 
 def as_entry(value: Any) -> Mapping[str, Any]:
-    """What LiteLLM's router gives, as a mapping; {} for anything else."""
+    """A value of LiteLLM's router as a mapping; {} for anything else."""
     if isinstance(value, Mapping):
         return value
     dumped = value.model_dump() if hasattr(value, "model_dump") else {}

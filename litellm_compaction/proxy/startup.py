@@ -1,4 +1,4 @@
-"""What is done before the first request: settings are read, windows looked at, and what counts prompts is loaded.
+"""Prepares the first request: reads settings, looks at windows, and loads the vocabularies.
 
 The settings when LiteLLM loads the callback: an error raised then stops the proxy's start. The rest in the background,
 and again when LM Studio has loaded another model.

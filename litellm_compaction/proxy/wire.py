@@ -452,7 +452,7 @@ def asked_answers(body: Mapping[str, Any]) -> int:
 
 
 def asked_prompts(body: Mapping[str, Any]) -> int:
-    """How many prompts a text completion has that its server answers one by one."""
+    """The number of prompts of a text completion that its server answers one by one."""
     return max(len(_prompts(body)), 1)
 
 

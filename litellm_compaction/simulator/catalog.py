@@ -1,4 +1,4 @@
-"""Which models exist, which are loaded, which instance a request's `model` means, and what the listings say of them.
+"""Lists models, those that are loaded, and the instance that a request's `model` means.
 
 The listings are those of the three generations of LM Studio's API. Requests to one instance share its slots, a failure
 that hits all of them, and its KV cache: as much of a new prompt as begins like a slot's last one is computed already.
@@ -494,7 +494,7 @@ class KvCache:
 
 
 def common_prefix_tokens(first: Sequence[Segment], second: Sequence[Segment]) -> int:
-    """How many leading tokens two sequences share; only the first difference is looked at by token."""
+    """The number of leading tokens that two sequences share; only the first difference is looked at by token."""
     shared = 0
     index = 0
     limit = min(len(first), len(second))

@@ -102,7 +102,7 @@ _GATE_POLL_S = 0.002
 
 
 class Ending(NamedTuple):
-    """How an answer ends: with a finish reason, without one, with an error, or with the connection.
+    """The end of an answer: a finish reason, none, an error, or a broken connection.
 
     `status` is that of a response that is not streamed.
     """
@@ -268,7 +268,7 @@ class ToolCallSoFar:
 
 
 class _Limits(NamedTuple):
-    """Where the generation stops, in unscaled tokens: at the least of its reasons."""
+    """The end of the generation, in unscaled tokens: the least of its reasons."""
 
     total: int
     stop_at: int
@@ -332,7 +332,7 @@ def event(data: object, name: str | None = None) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """What all JSON of one answer has in common; `is_text` is that of a text completion."""
+    """The fields that all JSON of one answer shares; `is_text` is that of a text completion."""
 
     id: str
     model: str

@@ -1,4 +1,4 @@
-"""What happens to one inference request, from its body to its last byte.
+"""Serves one inference request, from its body to its last byte.
 
 It takes its place in an instance (a slot, a share of the pool, a KV slot); a prompt that does not fit the window meets
 one of LM Studio's reactions.
@@ -258,7 +258,7 @@ class Inference:
             seat.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
 
     async def _answered_at_once(self, reply: Reply, fault: Fault | None, seat: Seat) -> bool:
-        """Whether the answer was a plain response or a dropped connection instead of a generation."""
+        """Returns True if the answer was a plain response or a dropped connection instead of a generation."""
         if reply.status is not None or reply.raw_body is not None:
             status = reply.status or 200
             body = {"error": reply.content} if reply.raw_body is None else reply.raw_body

@@ -1,4 +1,4 @@
-"""What a request asks for, and what LM Studio says when it refuses one: each status, body shape, and wording.
+"""Reads a request, and words LM Studio's refusals: each status, body shape, and wording.
 
 A refusal names the report that shows it, or says that the wording is ours. It is raised as `Refusal` anywhere in the
 simulator and turned into a response in one place. `bt#N` is issue N of github.com/lmstudio-ai/lmstudio-bug-tracker.

@@ -1,4 +1,4 @@
-"""Which prompt the model sees, in countable pieces, and what happens to one that exceeds the window.
+"""Renders the prompt that the model sees, in countable pieces, and cuts or refuses one that exceeds the window.
 
 Messages and tools are rendered like Qwen3's ChatML template. A prompt that is too long is cut silently, or refused, in
 one of LM Studio's ways. Tokens are o200k_base's with Qwen's added ones, read from the copy that LiteLLM ships; LiteLLM
@@ -134,13 +134,13 @@ class Prompt:
         )
 
     def text(self) -> str:
-        """What the messages of the prompt say, joined by newlines."""
+        """The messages' texts of the prompt, joined by newlines."""
         return "\n".join(block.text for block in self.blocks if block.text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """How a server counts and what its template leaves out or adds, as far as it is not o200k_base and Qwen3's.
+    """A server's tokenizer and template, as far as they are not o200k_base and Qwen3's.
 
     `factor` multiplies the tokens of all text, `wide_factor` those of Chinese, Japanese and Korean once more.
     `message_tokens` and `prompt_tokens` are added for each turn and for each prompt. `added_system` stands before the
@@ -218,7 +218,7 @@ def render_text(text: str, ids: tuple[int, ...] = ()) -> Prompt:
 
 
 def answer_segments(reasoning: str, content: str, calls: Iterable[tuple[str, str]]) -> tuple[Segment, ...]:
-    """What an answer leaves in the KV cache, in the same pieces in which a later prompt repeats it."""
+    """The answer in the KV cache, in the same pieces in which a later prompt repeats it."""
     thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
     return tuple(Segment(text) for text in (thought, content, tool_calls_text(calls, bool(content))) if text)
 

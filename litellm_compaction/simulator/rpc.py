@@ -167,11 +167,11 @@ class _Counting(_OfModel):
 
 
 class _RpcFailed(Exception):
-    """What a handler raises: the title of an `rpcError`."""
+    """An error that a handler raises: the title of an `rpcError`."""
 
 
 class _Unreadable(Exception):
-    """What the server answers with a warning: its text and its kind."""
+    """A message that the server answers with a warning: its text and its kind."""
 
     def __init__(self, warning: str, kind: str) -> None:
         super().__init__(warning)

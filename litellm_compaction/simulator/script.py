@@ -1,4 +1,4 @@
-"""What tests and demos plug into the simulator, what they are told, and what it remembers of each request.
+"""The parts that tests and demos plug into the simulator, their arguments, and its record of each request.
 
 The `Sdk` part is of the protocol that `rpc` speaks. Nothing there generates or loads; a request that would is a `fault`
 of the client.
@@ -85,7 +85,7 @@ class Gate(threading.Event):
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model generates.
+    """An answer that the model generates.
 
     `tool_calls` are (name, JSON arguments). `gate` holds the answer after `gate_after_tokens` generated
     tokens, 0 being before the first delta; a plain `threading.Event` serves too. `status` or `raw_body`
@@ -109,7 +109,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatCall:
-    """What a script knows about the request it answers.
+    """A request as its script sees it.
 
     `prompt_text` is what the model still sees: message contents, tool results, and tool-call arguments,
     joined by newlines, after any truncation; `sent_text` is the same before it. `index` counts inference
@@ -240,7 +240,7 @@ class SdkSocket:
 
 @dataclass(eq=False, kw_only=True)
 class Sdk:
-    """How the protocol behaves, and what was asked by it; settings may be changed while the simulator serves.
+    """The protocol's behavior, and the record of its calls; settings may be changed while the simulator serves.
 
     `tokens_factor` and `extra_tokens` make its counts differ from the server's own `usage`; `unknown` are the
     endpoints that an older server does not have (all of them while it is empty), for the mode of that name.

@@ -1,4 +1,4 @@
-"""Where compactions, learned facts, settings and the history are kept: a store over rows, opened by its URL."""
+"""Opens the store for compactions, learned facts, settings and the history: rows, by their URL."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def open_board(
     *,
     secret: Callable[[], str | None] = lambda: None,
 ) -> Board | None:
-    """Where the processes that share a store tell each other what they do; None if the store is not shared.
+    """The board on which processes that share a store tell each other their state; None if the store is not shared.
 
     A file of its own next to the store's: what is written every second must neither wait for a summary that is stored
     nor wear its file out, and a damaged one costs nothing. A server is the store's, which ends it as well.

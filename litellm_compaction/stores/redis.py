@@ -57,7 +57,7 @@ _THREAD_BYTES = 10_000
 
 
 class ServerFacts(NamedTuple):
-    """What a server says about itself.
+    """A server's version, role and memory policy.
 
     Attributes:
         policy: what it does when it is full: `maxmemory-policy`.
@@ -69,7 +69,7 @@ class ServerFacts(NamedTuple):
 
     @property
     def is_too_old(self) -> bool:
-        """Whether it lacks streams, which came with Redis 5."""
+        """Returns True if it lacks streams, which came with Redis 5."""
         major = self.version.partition(".")[0]
         return major.isdigit() and int(major) < 5
 
@@ -137,7 +137,9 @@ class RedisRows:
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
-        """What is used meanwhile stays. A server that saves to a disk has the rest there until it saves anew."""
+        """Deletes rows; those that are used meanwhile stay. A server that saves to a disk has the rest there until it
+        saves anew.
+        """
         deleted: list[str] = []
         names = await self._names(scope) if key is None else {scope or "": [key]}
         for owner, keys in names.items():
@@ -158,7 +160,7 @@ class RedisRows:
         return await self._tail(self._log(log), after=after, most=most, containing=containing, since_s=since_s)
 
     async def about(self) -> ServerFacts:
-        """What the server says about itself.
+        """The server's own facts.
 
         Raises:
             StoreError: it does not answer.
@@ -357,7 +359,7 @@ class RedisServer:
     async def run(
         self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes | int] = (), *, is_patient: bool = False
     ) -> Any:
-        """What the script in `stores/scripts/SCRIPT.lua` returns: integers, bytes, None, and lists of these.
+        """Returns the result of the script in `stores/scripts/SCRIPT.lua`: integers, bytes, None, and lists of these.
 
         Args:
             keys: all that the script touches, one at least; in a cluster all have the same hash tag.
@@ -380,7 +382,7 @@ class RedisServer:
     async def call(
         self, job: Callable[[Client], Awaitable[_Result]], *, key: str = "", is_patient: bool = False
     ) -> _Result:
-        """What `job` makes of the client; a cancelled caller does not stop it.
+        """Returns the result of `job` on the client; a cancelled caller does not stop it.
 
         Args:
             key: one that is touched, by which it is looked if its server is back; "" for no one server's.
@@ -462,7 +464,7 @@ def _script(name: str) -> tuple[str, str]:
 
 
 def _said(error: BaseException) -> str:
-    """What went wrong, by the code or the kind of the error: its words may quote keys, users, and an address."""
+    """An error in words, by its code or its kind: its own words may quote keys, users, and an address."""
     code = str(error)[:_CODE_CHARS].partition(" ")[0]
     if isinstance(error, ResponseError) and code.isascii() and code.isalpha() and code.isupper() and code != "ERR":
         return f"refuses: {code}"

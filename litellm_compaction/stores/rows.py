@@ -1,4 +1,4 @@
-"""What every store is made of: rows by scope and key, which age or stay, and logs.
+"""The base of every store: rows by scope and key, which age or stay, and logs.
 
 A backend implements `Rows` and nothing else: memory, SQLite, Redis, and one of these with memory to fall back on.
 `store.py` keeps compactions, facts, settings, events and notes in them. `SteadyRows` are a durable backend while it

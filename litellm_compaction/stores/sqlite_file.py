@@ -80,7 +80,7 @@ class SqliteFile:
             return self._do(job, writes=False)
 
     def write(self, job: Work[_Result]) -> _Result:
-        """What `job` gives, in one transaction; an error if the file was written without success a moment ago."""
+        """Returns the result of `job`, in one transaction; raises if a write has failed a moment ago."""
 
         def transaction(connection: sqlite3.Connection) -> _Result:
             with _transaction(connection):

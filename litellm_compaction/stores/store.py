@@ -79,7 +79,7 @@ class StoredEvent(NamedTuple):
 
 
 class Store:
-    """Where compactions, learned facts, settings and the history are kept.
+    """Keeps compactions, learned facts, settings and the history.
 
     Every method may raise `StoreError`, and nothing else; what a cancelled call has begun is finished.
     """
@@ -101,7 +101,7 @@ class Store:
         await self.rows.put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
 
     async def get_fact(self, scope: str, key: str) -> str | None:
-        """What was last put under `key`: something learned, which may be forgotten at any time."""
+        """The fact that was last put under `key`, which may be forgotten at any time."""
         return await self._text(scope, _FACT + key)
 
     async def put_fact(self, scope: str, key: str, text: str) -> None:
@@ -126,7 +126,7 @@ class Store:
         return both
 
     async def get_setting(self, key: str) -> str | None:
-        """What an operator chose under `key`: kept until it is replaced, whatever becomes of the rest."""
+        """The operator's choice under `key`: kept until it is replaced, whatever becomes of the rest."""
         return await self._text(SETTINGS, key)
 
     async def put_setting(self, key: str, text: str) -> None:

@@ -56,7 +56,7 @@ class Contained:
         self._process: _Process | None = None
 
     def run(self, job: str, payload: bytes) -> bytes:
-        """What a function there makes of some bytes; waits, so it belongs into a thread.
+        """Returns the result of a function there for some bytes; waits, so it belongs into a thread.
 
         Args:
             job: `module:function`, never out of a stranger's file.

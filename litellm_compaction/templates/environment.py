@@ -1,4 +1,4 @@
-"""What compiles a chat template as transformers does it: jinja2 as it is for this package's, its sandbox for others.
+"""Compiles a chat template as transformers does it: jinja2 for this package's own, its sandbox for others.
 
 The sandbox keeps a stranger's template from reaching out, not from running for ever: that one runs in a process of its
 own (`contained.py`).
@@ -92,7 +92,7 @@ class _Generation(Extension):
 
 
 def environment(*, is_own: bool) -> jinja2.Environment:
-    """What compiles a template.
+    """The environment that compiles a template.
 
     Args:
         is_own: its source is one of this package's, to the letter.
@@ -107,7 +107,7 @@ def environment(*, is_own: bool) -> jinja2.Environment:
 
 
 def _parts(written: nodes.Expr) -> list[nodes.Expr]:
-    """What can be written one after the other in place of `~` and of sums."""
+    """Expressions that can be written one after the other in place of `~` and of sums."""
     if isinstance(written, nodes.Concat):
         return [part for node in written.nodes for part in _parts(node)]
     summands = _summands(written)

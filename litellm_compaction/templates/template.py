@@ -161,7 +161,9 @@ class Template:
         return parts
 
     def expected_ms(self, messages: int) -> float:
-        """How long so many messages take, by the last rendering; some templates look at all messages for each one."""
+        """The expected time for so many messages, by the last rendering; some templates look at all messages for each
+        one.
+        """
         last_ms, last_messages = self._last
         return last_ms * max(1.0, messages / last_messages) ** 2
 
@@ -371,7 +373,7 @@ def _must_be_in_time(begun_s: float) -> None:
 
 
 def _limit_chars(messages: Sequence[JsonObject], tools: Sequence[JsonValue], size: int) -> int:
-    """How long a prompt may become.
+    """The bound of a prompt, in characters.
 
     Raises:
         TemplateRefusal: it is longer already.
@@ -487,7 +489,7 @@ def _call(name: str, arguments: JsonValue, call_id: str) -> JsonObject:
 
 
 def _adapt(raw: dict[str, JsonValue], *, thinks_in_blocks: bool, is_harmony: bool) -> None:
-    """What llama.cpp does with reasoning for single families: gpt-oss, Ministral 3."""
+    """Adapts reasoning as llama.cpp does for single families: gpt-oss, Ministral 3."""
     reasoning = raw["reasoning_content"]
     if is_harmony:
         raw["thinking"] = reasoning

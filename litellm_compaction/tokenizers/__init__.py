@@ -1,1 +1,1 @@
-"""Which vocabulary and which chat template a model has, and the programs that count with them."""
+"""Finds a model's vocabulary and chat template, and the programs that count with them."""

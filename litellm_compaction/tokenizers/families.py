@@ -34,7 +34,7 @@ _MAX_NAME_CHARS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How the models of a family count.
+    """A group of models that count alike.
 
     Attributes:
         vocabulary: the name of the vocabulary that is used (`registry.py`).
@@ -195,7 +195,8 @@ def _named(name: str, *, within: Family | None) -> Family:
 
 
 def no_thinking_switch(model: str) -> str:
-    """What has to stand at the end of a user message; "" for a model that has no such switch, or does not think.
+    """The words that end a user message for a model that must not think; "" if it has no such switch, or does not
+    think.
 
     Args:
         model: as LM Studio names it, with its publisher or without.

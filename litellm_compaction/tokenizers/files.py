@@ -309,7 +309,7 @@ def _is_named(entry: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFile:
-    """What a file gives for counting.
+    """The parts of a file that count.
 
     Attributes:
         vocabulary: its name in `registry.py`, loaded; files with the same tokens share it.
@@ -353,7 +353,7 @@ def _place(path: Path) -> Path:
 
 
 def _identity(path: Path) -> _Identity | None:
-    """What changes when the file does; None lets the reader say what is wrong with it."""
+    """A value that changes when the file does; None lets the reader say why it cannot be read."""
     try:
         known = path.stat()
     except (OSError, ValueError):
@@ -406,7 +406,7 @@ def _from_json(path: Path) -> TokenizerFile:
 
 
 def _bare(tokenizer: JsonTokenizer) -> VocabularyData:
-    """What is special about a tokenizer.json; its own normalizer adds spaces, so nothing else has to."""
+    """The special parts of a tokenizer.json; its own normalizer adds spaces, so nothing else has to."""
     tokens = list(tokenizer.special_tokens)
     for token in (tokenizer.bos_token, tokenizer.eos_token):
         if token and token not in tokens:

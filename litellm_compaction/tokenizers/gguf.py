@@ -78,7 +78,7 @@ class CutShort(Malformed):
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Where a value lies: `start` to `end`, `count` elements of `kind` if it is an array."""
+    """The place of a value: `start` to `end`, `count` elements of `kind` if it is an array."""
 
     kind: int
     is_array: bool
@@ -257,7 +257,7 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """What the header of a .gguf file says about counting.
+    """The part of a .gguf file's header that concerns counting.
 
     Attributes:
         chat_template: the default one, also where there are named ones; "" if none.

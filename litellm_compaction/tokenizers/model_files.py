@@ -108,7 +108,7 @@ def holds_vocabulary(file_name: str) -> bool:
 
 
 def _candidates(root: Path) -> list[_Candidate]:
-    """What lies in the folder, by path; without weights next to it (MLX) a tokenizer.json may be anything."""
+    """The files in the folder, by path; without weights next to it (MLX) a tokenizer.json may be anything."""
     paths: list[tuple[str, ...]] = []
     # Not there, not ours to read, or a setting that is no path.
     with contextlib.suppress(OSError, ValueError):
@@ -165,7 +165,7 @@ def lmstudio_home(user_home: Path | None = None) -> Path:
 
 
 def models_folder(home: Path) -> Path:
-    """Where LM Studio downloads to: as set by its user, else `models` in its own folder."""
+    """LM Studio's folder for downloads: as set by its user, else `models` in its own folder."""
     folder = _object(home / "settings.json").get("downloadsFolder")
     if isinstance(folder, str) and "\0" not in folder and Path(folder).is_absolute():
         return Path(folder)
@@ -173,7 +173,7 @@ def models_folder(home: Path) -> Path:
 
 
 def _indexed_paths(home: Path, keys: tuple[str, ...]) -> frozenset[str]:
-    """What LM Studio's index resolves the first key that it knows to: paths inside the models folder.
+    """The paths inside the models folder to which LM Studio's index resolves the first key that it knows.
 
     Such as `publisher/repo/file.gguf`; several for a model with several quantizations. A virtual model
     (`qwen/qwen3-8b`) is followed to the downloaded one that it stands for.

@@ -51,7 +51,7 @@ _FILE_SUFFIXES = (".gguf", ".json")
 
 
 class _Question(NamedTuple):
-    """What decides about a source: the operator's word, LM Studio's, and the model's name.
+    """The facts that decide about a source: the operator's word, LM Studio's, and the model's name.
 
     `wanted` is None where no file can be here.
     """
@@ -114,7 +114,7 @@ class Sources:
     async def source(
         self, target: Target, architecture: str, wanted: WantedModel | None, *, patient: bool = False
     ) -> TokenizerSource:
-        """What counts a deployment's prompts: from memory in microseconds. Never raises.
+        """Returns the source that counts a deployment's prompts: from memory in microseconds. Never raises.
 
         A file is read in a thread, once. While that lasts, requests wait for 0.3 s from its beginning at most, 2 s
         where the next source would have to be loaded too; then the next source counts, which is exact or errs high.
@@ -240,7 +240,7 @@ Kind: TypeAlias = Literal["operator", "lm_studio_file", "server_file", "pack", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSource:
-    """What counts a deployment's prompts.
+    """The vocabulary and the template that count a deployment's prompts.
 
     Attributes:
         kind: where the vocabulary comes from.

@@ -1,4 +1,4 @@
-"""How many tokens a vocabulary makes of a prompt: special tokens first, then pieces of ordinary text.
+"""Counts the tokens of a prompt by a vocabulary: special tokens first, then pieces of ordinary text.
 
 Made by `registry.py`, asked by `prompt.py` and `formula.py`, also from worker threads. Never raises on a string.
 """

@@ -1,1 +1,1 @@
-"""How many tokens a request takes, and what servers' own counts teach. Others import `counter` and `count`."""
+"""Counts the tokens of a request, and learns from servers' own counts. Others import `counter` and `count`."""

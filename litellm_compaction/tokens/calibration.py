@@ -266,7 +266,7 @@ class Calibration:
 
     @property
     def newest_us(self) -> int:
-        """When it last learned anything; 0 for never."""
+        """The time of the last lesson; 0 for never."""
         return max(samples.newest_us for samples in self.kept.values())
 
     def change_key(self) -> tuple[int, ...]:

@@ -324,7 +324,7 @@ class TokenCounter:
         return known.change_key() if known is not None else ()
 
     def as_json(self, target_key: str) -> str:
-        """What was learned of a deployment, for another process; no text of anybody."""
+        """The lessons of a deployment, for another process; no text of any conversation."""
         return self._calibrations.get(target_key, Calibrations()).as_json()
 
     def take_over(self, target_key: str, text: str) -> None:

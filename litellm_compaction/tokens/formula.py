@@ -90,7 +90,7 @@ class Rendered(NamedTuple):
 
 
 def render_message(message: Message, family: Family) -> Rendered:
-    """What a message costs, malformed tool calls and unknown parts included."""
+    """The cost of a message, malformed tool calls and unknown parts included."""
     is_result = message.role == "tool"
     first = Written(message.text, "escaped" if is_result and family.renders_most else "plain")
     fixed_tokens = family.message_tokens

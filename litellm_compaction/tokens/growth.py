@@ -85,7 +85,7 @@ class _Fit(NamedTuple):
         return _dot(self.means, of)
 
     def variance(self, of: Sequence[float]) -> float:
-        """How far `mean` may be wrong because the coefficients are, squared."""
+        """The squared error of `mean` that comes from the coefficients."""
         return max(0.0, _dot(of, [_dot(row, of) for row in self.covariances]))
 
     def after(self, sample: tuple[float, ...]) -> _Fit:
@@ -115,7 +115,7 @@ def _sample(numbers: Sequence[float]) -> tuple[float, ...] | None:
 
 
 class Growths:
-    """What one deployment's prompts took of late."""
+    """The newest growths of one deployment's prompts."""
 
     def __init__(self, stamps: Stamps | None = None) -> None:
         self.samples = Samples(stamps or Stamps(), _KEPT, _sample, digits=1)

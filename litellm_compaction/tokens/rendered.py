@@ -140,7 +140,7 @@ class Counting:
         return counted._replace(tools_tokens=tools_tokens, doubtful_tools_tokens=tools_tokens, exact=False)
 
     def _tools_tokens(self, family: Family, request: Request, prints: Fingerprints) -> int:
-        """What a request's tools take, remembered by their text."""
+        """Tokens of a request's tools, remembered by their text."""
         if not request.tools:
             return 0
         key = _tools_key(family, request, prints)

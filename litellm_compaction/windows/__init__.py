@@ -1,1 +1,1 @@
-"""How large a model's context really is, where that number comes from, and how old it is."""
+"""Finds the real size of a model's context, the source of that number, and its age."""

@@ -35,7 +35,7 @@ _MAX_PLACES = 4096
 
 
 class Reading(NamedTuple):
-    """What is known of a server.
+    """The knowledge of a server.
 
     Attributes:
         listing: the last good one; None when there has never been one.
@@ -104,7 +104,7 @@ class Listings:
         return await self._readings.get(_Place(server_root(api_base), api_key, apis), fresh=fresh)
 
     def last(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> Reading | None:
-        """What is known of a server without asking it."""
+        """The knowledge of a server without asking it."""
         return self._readings.last(_Place(server_root(api_base), api_key, apis))
 
     def client(self) -> httpx.AsyncClient:

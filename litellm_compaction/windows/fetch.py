@@ -1,4 +1,4 @@
-"""How one JSON document is read from a server, and what went wrong when it was not.
+"""Reads one JSON document from a server, and tells what went wrong if it cannot.
 
 Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx. How much a body may unfold holds for
 answers too (`proxy/answer/transport.py`).

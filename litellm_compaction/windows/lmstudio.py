@@ -129,7 +129,7 @@ class ListedModel(BaseModel):
 
     @property
     def wanted(self) -> WantedModel:
-        """What finds its file on the server's machine."""
+        """The key that finds its file on the server's machine."""
         return WantedModel(
             key=self.key,
             publisher=self.publisher,
@@ -179,7 +179,7 @@ def server_root(api_base: str) -> str:
 async def list_models(
     http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
 ) -> Listing:
-    """What the server lists: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+).
+    """The server's list: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+).
 
     Args:
         timeout_s: limit for each of the two requests, body included.
@@ -230,7 +230,7 @@ async def answers_as_lmstudio(
 
 
 def match(listing: Listing, model: str) -> tuple[ListedModel, Instance | None] | None:
-    """Which listed model, and which loaded instance of it, a request for `model` reaches; None when unknown.
+    """The listed model, and its loaded instance, that a request for `model` reaches; None if unknown.
 
     Order: instance id, key, variant, without `@quant`, without `publisher/`, then the same ignoring case. An exact
     instance id wins; otherwise the smallest instance, since LM Studio sends a key to its canonical instance even if

@@ -44,7 +44,7 @@ class LoadedModel(BaseModel, frozen=True):
 
 
 class ModelSettings(NamedTuple):
-    """How LM Studio makes a model answer; "" and None where it does not say.
+    """LM Studio's settings for a model's answers; "" and None if it tells none.
 
     Attributes:
         template: Jinja source of the chat template in effect; "" where it is not Jinja.
@@ -68,7 +68,7 @@ class ModelSettings(NamedTuple):
         return ", ".join(filter(None, words))
 
     def works_against(self) -> list[str]:
-        """What of it works against this package, and what to choose."""
+        """The settings that work against this package, and the better choice for each."""
         found: list[str] = []
         if self.overflow_policy == "rollingWindow":
             what = "drops the oldest messages, the system message first, of a prompt that is too long after all"

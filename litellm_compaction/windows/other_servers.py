@@ -57,7 +57,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a server has loaded, and by which API it said so; `api` is None for a server that tells no window."""
+    """A server's loaded models, and the API that told so; `api` is None for a server that tells no window."""
 
     api: Api | None
     models: tuple[ServedModel, ...]
@@ -67,7 +67,7 @@ SILENT = Served(api=None, models=())
 
 
 class Address(NamedTuple):
-    """Where LiteLLM looks for a server whose deployment names no address.
+    """LiteLLM's own address for a server whose deployment names none.
 
     LiteLLM 1.106.2: main.py:4503 (Ollama), llms/hosted_vllm/chat/transformation.py:111,
     llms/llamafile/chat/transformation.py:28.

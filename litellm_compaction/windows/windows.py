@@ -199,7 +199,7 @@ class Windows:
         return self._told_more(target, window)
 
     def model_settings(self, target: Target) -> ModelSettings | None:
-        """How LM Studio's own settings have a target's model answer, as `confirmed` has seen; None for not at all."""
+        """LM Studio's own settings for a target's answers, as `confirmed` has seen; None for none."""
         instance = self.instance(target)
         return self._loaded.get(instance, ((), None))[1] if instance is not None else None
 
@@ -209,7 +209,7 @@ class Windows:
         return instance is not None and await is_busy(self._rpc, instance)
 
     async def tokens_of(self, target: Target, request: Request) -> int | None:
-        """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises.
+        """The target's count of a request by its own tokenizer; None if it has none. Never raises.
 
         LM Studio's protocol counts neither images nor reasoning.
         """
@@ -364,7 +364,7 @@ class Target:
 
     @property
     def lmstudio_address(self) -> str:
-        """Where LM Studio should answer, without a user's name and password; "" for other servers."""
+        """LM Studio's expected address, without a user's name and password; "" for other servers."""
         return without_userinfo(self.api_base) if self.is_lmstudio and self.api_base else ""
 
 
@@ -408,7 +408,7 @@ class Window:
 
 
 class Known(NamedTuple):
-    """What a listing says of one target; kept until the listing changes.
+    """A listing's facts about one target; kept until the listing changes.
 
     `window` is None and `absence` says why, where the listing gives no number.
     """
@@ -426,7 +426,7 @@ def server_of(source: Source) -> LocalServer | None:
 
 
 def apis_of(target: Target) -> tuple[Api, ...]:
-    """What the target's server may speak besides LM Studio's own API."""
+    """The APIs that the target's server may speak besides LM Studio's own."""
     return () if target.is_lmstudio else target.apis
 
 

@@ -36,7 +36,7 @@ from tests.builders import (
 
 
 def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happened.", ledger: str = "") -> Compaction:
-    """A first compaction that covers everything between the lead and `cut`."""
+    """A first compaction that covers everything between the prefix and `cut`."""
     covered = cut - system_prefix_length(messages)
     covered_hash = chain(messages)[covered]
     segment = Segment(text=summary, round=1, covered_messages=covered)

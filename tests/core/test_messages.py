@@ -180,7 +180,7 @@ def test_a_new_text_keeps_the_other_parts() -> None:
 
 
 def test_the_lead_is_system_and_developer() -> None:
-    """Only instructions at the beginning are the lead."""
+    """Only instructions at the beginning are the prefix."""
     messages = parsed([system(), {"role": "developer", "content": "d"}, user("u"), system("late")])
     assert system_prefix_length(messages) == 2
     assert system_prefix_length(messages[:1]) == 1

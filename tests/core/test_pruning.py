@@ -39,7 +39,7 @@ LONG = "\n".join(f"line {number} of what the tool said" for number in range(40))
 
 
 def talk() -> list[JsonDict]:
-    """Positions after the lead: 0 user, 1 call, 2 3 results, 4 answer, 5 user, 6 answer, then the kept tail."""
+    """Positions after the prefix: 0 user, 1 call, 2 3 results, 4 answer, 5 user, 6 answer, then the kept tail."""
     return [
         system(),
         user("Port the parser, keep /etc/passwd alone."),

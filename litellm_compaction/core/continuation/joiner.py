@@ -129,15 +129,15 @@ class Joiner:
 
     @property
     def removed_text(self) -> str:
-        """What else was taken out of the continuation so far, but for white space and tags."""
+        """The other text that was taken out of the continuation so far, but for white space and tags."""
         return "".join(self._removed) + self._left_out
 
     def feed(self, delta: str) -> str:
-        """What can be sent now that `delta` has arrived; may be empty."""
+        """Returns the text that can be sent now that `delta` has arrived; may be empty."""
         return self._noted(self._stage(delta))
 
     def finish(self, *, is_complete: bool = False) -> str:
-        """What remains to be sent when the continuation has ended by itself; closes an open reasoning block.
+        """Returns the text that is left when the continuation has ended by itself; closes an open reasoning block.
 
         Not called before a further restart: what is held then was never sent, and the next continuation brings it.
 
@@ -253,7 +253,7 @@ class Joiner:
         return self._stage(text[new:])
 
     def _first_new(self, text: str) -> tuple[int, int]:
-        """Where the new text starts, and how much before it was repeated; what a repeat confirms goes first."""
+        """The start of the new text, and the length of the repeat before it; text that a repeat confirms goes first."""
         for start, overlap in reversed(self._starts):
             if repeated_chars := self._ending.repeated_chars(text[start:], overlap.place):
                 return start + repeated_chars, repeated_chars
@@ -294,7 +294,8 @@ class _Scene:
 
 
 def _starts(head: str, scene: _Scene, *, ended: bool) -> list[int]:
-    """Where a continuation may start behind what opens it, ascending; [] while one of its first lines is not complete.
+    """The places at which a continuation may start after its opening, ascending; [] while one of its first lines is not
+    complete.
 
     Before the first place all goes: the partial could hardly be followed by it. Before a later one it only goes if the
     text from there on repeats the partial's end.
@@ -509,7 +510,7 @@ def _is_power(text: str) -> bool:
 
 
 def _place_behind(text: str, chars: int) -> int:
-    """Where in `text` its first `chars` characters that are no white space end."""
+    """The place in `text` after its first `chars` characters that are no white space."""
     for run in re.finditer(r"\S+", text):
         if chars <= len(run[0]):
             return run.start() + chars

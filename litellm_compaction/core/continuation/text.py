@@ -1,4 +1,4 @@
-"""Where a text may be cut, and inside what it ends: an open code fence, an unclosed reasoning block.
+"""Finds the places at which a text may be cut, and tells if it ends inside a code fence or a reasoning block.
 
 Each function looks at a text once, however many tags it holds: 14,000 openings without an end froze a proxy for 13 s
 while a pattern looked for the end of each (2026-11).
@@ -47,7 +47,7 @@ def open_fence(text: str) -> str | None:
 
 
 def _fences(text: str) -> Iterator[tuple[int, str | None]]:
-    """Where each line of marks ends, and the language of the fence that is open behind it, None for none."""
+    """The end of each line of marks, and the language of the fence that is open after it, None for none."""
     marks, language = "", ""
     for line in FENCE.finditer(text):
         info = line["info"].strip()
@@ -84,7 +84,7 @@ def open_think(text: str) -> bool:
 
 
 def outside_thoughts(text: str) -> list[str]:
-    """What stands before, between and behind the closed `<think>` and `<thinking>` blocks of `text`."""
+    """The text before, between and after the closed `<think>` and `<thinking>` blocks of `text`."""
     found: list[str] = []
     start = 0
     while (opening := _BLOCK_OPENS.search(text, start)) and (end := _BLOCK_ENDS.search(text, opening.end())):
@@ -107,7 +107,7 @@ def without_think_tags(text: str) -> str:
 
 
 def settled_length(text: str) -> int:
-    """How many leading characters of `text` may be sent: everything up to the start of its last word.
+    """The number of leading characters of `text` that may be sent: everything up to the start of its last word.
 
     The character behind the cut is never white space, so the sent part holds all white space that stands before the
     next word. In scripts without spaces a word is one character as people see it. Of a word of more than 64 characters
@@ -131,7 +131,7 @@ def settled_length(text: str) -> int:
 
 
 def unstopped_length(text: str, stops: Sequence[str]) -> int:
-    """How many leading characters of `text` may be sent so that no stop string has begun in them.
+    """The number of leading characters of `text` that may be sent so that no stop string has begun in them.
 
     A server that goes on with an answer knows nothing of what was sent before: a stop string that had begun there
     would end it nowhere. Held back, it comes whole from the continuation, and the server sees it. Of each string the

@@ -1,4 +1,4 @@
-"""How the old part of a conversation is condensed: one object for each strategy, found by its name.
+"""Condenses the old part of a conversation: one object for each strategy, found by its name.
 
 With which words a model is asked, and what of the conversation makes way. A further strategy is a prompt in a Markdown
 file and one `Strategy` in the table below, or a `register` from anywhere else (docs/contributing.md has an example).

@@ -1,1 +1,1 @@
-"""What servers teach: how they count, and how they go on."""
+"""Lessons of servers: their counts, and their ways to go on."""

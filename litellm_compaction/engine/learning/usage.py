@@ -38,7 +38,7 @@ _FAREWELL_S = 1.0
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of a deployment's fact; times of the monotonic clock.
+    """The knowledge of a deployment's fact; times of the monotonic clock.
 
     Attributes:
         change_key: of what is kept in the store.

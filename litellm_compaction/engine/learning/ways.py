@@ -55,7 +55,7 @@ _MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """When one way has led on at one server, and when it has not; s since 1970, 0 for never.
+    """The times at which one way has led on at one server, and at which it has not; s since 1970, 0 for never.
 
     Times, not numbers: those of several processes are one record, whoever writes first.
 
@@ -128,7 +128,7 @@ def joined(kept: str, seen: str) -> str:
 
 
 class Standing(NamedTuple):
-    """How a server goes on: the ways that are worth a try, best first, and of these those that it has shown."""
+    """The ways of a server to go on: those that are worth a try, best first, and of these those that it has shown."""
 
     ways: tuple[Way, ...] = ()
     gone_on: tuple[Way, ...] = ()
@@ -209,7 +209,7 @@ class KnownWays:
 
 
 def _change_key(record: Record) -> tuple[bool, int, float]:
-    """What of a record decides; that a way has led on once more is not written down."""
+    """The part of a record that decides; that a way has led on once more is not written down."""
     return record.has_gone_on, record.failures, record.last_failed_s if record.failures else 0.0
 
 

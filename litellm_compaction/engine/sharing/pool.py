@@ -190,7 +190,7 @@ class Seat:
 
     @property
     def lent_tokens(self) -> int:
-        """What it holds and could do without, for now."""
+        """The part that it could do without, for now."""
         return 0 if self.needed_tokens is None else max(self.tokens - self.needed_tokens, 0)
 
     def must_give_way(self, needed_tokens: int | None) -> bool:
@@ -250,7 +250,7 @@ class Seat:
 
 
 class _Stance(NamedTuple):
-    """What one process has and wants; arguments of `core.sharing.settle`."""
+    """One process's seats and wants; arguments of `core.sharing.settle`."""
 
     part: Part
     window_tokens: int
@@ -379,7 +379,7 @@ class _Pool:
         self.apply(self.stance().beside(()))
 
     def held_for_s(self) -> float:
-        """How long it will be held at most if nobody is served any more: until servers have stopped."""
+        """The longest time for which it is held if no request is served any more: until servers have stopped."""
         now_s = asyncio.get_running_loop().time()
         return max((seat.leaves_at_s - now_s for seat in self.seats if seat.tokens), default=0.0)
 

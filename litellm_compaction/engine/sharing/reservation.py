@@ -41,7 +41,7 @@ def server_of(context: RequestContext) -> str:
 
 
 class Reservation:
-    """What one answer holds of its instance's context."""
+    """One answer's room in its instance's context."""
 
     def __init__(self, admission: Admission, context: RequestContext) -> None:
         self._admission = admission
@@ -247,7 +247,7 @@ class Reservation:
         return f"{server_of(self._context)} {window.instance_id}"
 
     def _written(self, answers: int, prompts: int) -> int:
-        """How many answers are written at once: LM Studio has no field that asks for several to one prompt.
+        """The number of answers that are written at once: LM Studio has no field that asks for several to one prompt.
 
         (lmstudio.ai, "OpenAI compatibility", 2026-11.)
         """

@@ -1,4 +1,4 @@
-"""How an upstream answer ended: what follows, and the lesson of an overflow about the window.
+"""Judges the end of an upstream answer: what follows, and the lesson of an overflow about the window.
 
 `loop.py` judges the streams that it reads. In the hooks a refusal, and with LiteLLM 1.109.1 also a stream that fails
 before its first chunk, goes to LiteLLM's own retry or to the client instead; the hooks that hear of it ask here.
@@ -29,7 +29,7 @@ Step: TypeAlias = Literal["deliver", "fail", "other_way", "harder", "anew", "cal
 
 
 class Ended(NamedTuple):
-    """How one upstream request ended, as far as the next step depends on it.
+    """The end of one upstream request, as far as the next step depends on it.
 
     Attributes:
         is_way_refused: the server takes no continuation by this way, and another one is left.

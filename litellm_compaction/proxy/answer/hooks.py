@@ -50,7 +50,7 @@ _CLIENT_KEYS = (
 async def compacted(
     compactor: Compactor, prepared: PreparedRequest | CompactionNeeded, room: Reservation
 ) -> PreparedRequest:
-    """What to send; a summary that it takes is made in room of its own."""
+    """The request as it is sent; a summary that it takes is made in room of its own."""
     if isinstance(prepared, PreparedRequest):
         return prepared
     return await compactor.finish(prepared, room)
@@ -68,7 +68,7 @@ async def prepared_in_room(
     answers: int = 1,
     prompts: int = 1,
 ) -> tuple[PreparedRequest, int, Reservation]:
-    """What to send, the bound on its answer, and the room that it holds until its task or stream ends.
+    """The request as it is sent, the bound on its answer, and the room that it holds until its task or stream ends.
 
     Args:
         request: the conversation, or the number of token ids in a prompt that consists of them.

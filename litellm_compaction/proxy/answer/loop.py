@@ -246,7 +246,9 @@ class Answer:
             )
 
     async def _seated(self, prepared: PreparedRequest) -> PreparedRequest:
-        """What to send, as soon as there is room for it; made anew if the window has become smaller meanwhile."""
+        """The request as it is sent, as soon as there is room for it; made anew if the window has become smaller
+        meanwhile.
+        """
         while True:
             limit = prepared.max_output_tokens(self._output_tokens_left())
             await self._room.acquire(prepared, limit, is_watched=self._is_watched)
@@ -315,7 +317,7 @@ class Answer:
             log_failure("learn", error)
 
     async def _harder(self, relay: Relay) -> PreparedRequest:
-        """What to send after an overflow of which the client has seen nothing: compacted harder, once."""
+        """The request after an overflow of which the client has seen nothing: compacted harder, once."""
         if self._has_retried:
             raise relay.error or UpstreamError(_STILL_TOO_LARGE)
         self._has_retried = True
@@ -390,7 +392,7 @@ class Answer:
         return False
 
     async def _planned(self, prepared: PreparedRequest, relay: Relay) -> ContinuationPlan | None:
-        """How the answer can go on behind `relay`; None if nothing gains enough room to be worth a stop (P5).
+        """Plans how the answer goes on after `relay`; None if nothing gains enough room to be worth a stop (P5).
 
         The plan by which an answer was stopped is the one by which it goes on.
         """
@@ -419,7 +421,7 @@ class Answer:
         return self._plan[1]
 
     def _room_tokens(self, prepared: PreparedRequest, relay: Relay) -> int:
-        """What the rest of the answer must have at least.
+        """The least room that the rest of the answer must have.
 
         After a restart at least an output buffer is free, and that much more than there was before. A call that was cut
         has to be written again: with no more room than the last time it would be cut again.

@@ -1,4 +1,4 @@
-"""What the loop and its carriers agree on: chunks, an upstream that gives them, the client's wishes, places of notices.
+"""The terms of the loop and its carriers: chunks, an upstream that gives them, the client's wishes, places of notices.
 
 A client is told of compactions in its answer's text, in its thoughts, or not in the stream at all. A line in the text
 is for people who read it; a program takes it for the model's words. Measured with twenty clients on 2026-11-22: one
@@ -46,7 +46,7 @@ _NOT_IMPLEMENTED = 501
 
 
 class Notices(NamedTuple):
-    """Where notices go in one answer.
+    """The places of notices in one answer.
 
     Attributes:
         before: while nothing of the answer has been sent.

@@ -32,7 +32,7 @@ _TEXT = (str, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much a server may send in answer to one request.
+    """Bounds on a server's answer to one request.
 
     Room for what is no text, such as sound and numbers for each token of the prompt. Of a token the longest are 128
     bytes (o200k), and around it an event has 200 to 400 (LM Studio 0.4, llama.cpp and vLLM, 2026-11).

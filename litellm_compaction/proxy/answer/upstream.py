@@ -196,7 +196,7 @@ class HttpUpstream:
         return addition in self._left_out
 
     async def _as_stream(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[Batch]:
-        """What is no event stream, as one: a whole answer is one chunk."""
+        """A response that is no event stream, as one: a whole answer is one chunk."""
         is_answer = response.status_code == 200
         body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
         if is_answer and not is_whole:
@@ -215,7 +215,7 @@ class HttpUpstream:
 
 
 def _completions(url: httpx.URL) -> httpx.URL:
-    """Where the server completes a text, beside where it answers chats."""
+    """The server's address for text completions, beside its address for chats."""
     return url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
 
 

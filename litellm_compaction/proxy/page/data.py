@@ -33,7 +33,7 @@ _NO_TEXT = ("embedding", "image_generation", "rerank", "audio_transcription", "a
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What of the running plug-in the page looks at; `router` gives LiteLLM's of the moment."""
+    """The parts of the running plug-in that the page looks at; `router` gives LiteLLM's of the moment."""
 
     live: LiveSettings
     guards: DeploymentSelector

@@ -131,7 +131,7 @@ class _Page:
         return _answer(page(content), status)
 
     def _state(self, known: Known) -> Iterator[Notice]:
-        """What holds in place of what is expected."""
+        """The value in force in place of the expected one."""
         if known.failure:
             rest = "The changes that were last read hold." if known.overlay.changes else "config.yaml holds."
             yield Notice("problem", f"The store cannot be read: {known.failure}. {rest} Nothing can be saved.")

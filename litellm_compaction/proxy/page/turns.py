@@ -1,4 +1,4 @@
-"""How full the context was, turn by turn, for the page's plots.
+"""Keeps the fill of the context, turn by turn, for the page's plots.
 
 A turn is one line of a log in the store, written when the server has counted its answer. Its conversation is known by a
 hash of how it begins, keyed with the proxy's own secret (promise P9).
