@@ -10,7 +10,7 @@ from functools import partial
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import ContinuationEvent, Event, event_to_json
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import EventLog
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -21,7 +21,7 @@ _MAX_WAITING = 1000
 class History:
     """Writes lines to `store` in the background, in its event loop; a failure is logged once and ignored."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: EventLog) -> None:
         self._store = store
         self._waiting: deque[Callable[[], Awaitable[None]]] = deque(maxlen=_MAX_WAITING)
         self._writing: asyncio.Task[None] | None = None

@@ -45,7 +45,7 @@ from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sharing.pool import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import CompactionStore
 from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -69,7 +69,7 @@ class Background:
         measurer: RequestMeasurer,
         windows: Windows,
         admission: Admission,
-        store: Store,
+        store: CompactionStore,
         reporter: Reporter,
         clock: Callable[[], float],
         quiet_s: float = QUIET_S,

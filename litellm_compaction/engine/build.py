@@ -29,7 +29,7 @@ from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import CompactionStore
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
@@ -82,7 +82,7 @@ class CompactionBuilder:
         self,
         *,
         summary_client: SummaryClient,
-        store: Store,
+        store: CompactionStore,
         quoted: Callable[[Message], Message] = lambda message: message,
         earlier_quotes: Sequence[Message] = (),
     ) -> None:

@@ -37,7 +37,7 @@ from litellm_compaction.proxy.routing import (
     router_entries,
 )
 from litellm_compaction.proxy.wire import asked_output_tokens
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import Facts
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Target, Window, Windows
 
@@ -101,7 +101,7 @@ class GuardedDeployment:
 class FormerAnswers:
     """Remembers across restarts which servers have answered as LM Studio, for those that are silent now."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Facts, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
         # The last answer of each, and since when it is known.

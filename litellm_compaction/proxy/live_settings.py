@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from litellm_compaction.config import LIVE, DeploymentSettings, Settings, choices
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.master_key import Seal
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import SettingStore
 
 Value: TypeAlias = StrictStr | StrictFloat
 
@@ -173,7 +173,7 @@ class LiveSettings:
     def __init__(
         self,
         configured: Settings,
-        store: Store | None = None,
+        store: SettingStore | None = None,
         *,
         secret: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -221,7 +221,7 @@ class LiveSettings:
             await self._store.put_setting(KEY, text)
         self._take(Known(text, overlay, settings))
 
-    async def _read(self, store: Store) -> None:
+    async def _read(self, store: SettingStore) -> None:
         try:
             text = await store.get_setting(KEY)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on

@@ -78,14 +78,19 @@ class StoredEvent(NamedTuple):
     text: str
 
 
-class Store:
-    """Keeps compactions, learned facts, settings and the history.
-
-    Every method may raise `StoreError`, and nothing else; what a cancelled call has begun is finished.
-    """
+class _OverRows:
+    """A part of a store. Every method may raise `StoreError`, and nothing else; a cancelled call finishes its work."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
+
+    async def _text(self, scope: str, key: str) -> str | None:
+        rows = await self.rows.find(scope, [key])
+        return _decoded(rows[0].body) if rows else None
+
+
+class CompactionStore(_OverRows):
+    """Compactions by scope and covered hash."""
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         """Those in `scope` whose covered hash is one of `hashes`, the one that covers most first.
@@ -99,6 +104,33 @@ class Store:
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps one, in place of an earlier one that covers the same messages."""
         await self.rows.put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
+
+    async def compactions(self) -> list[StoredCompaction]:
+        """All that are alive, the most recently used first; looking is no use."""
+        return [
+            StoredCompaction(row.scope, found, row.created_s, row.used_s, row.size_bytes)
+            for row in await self.rows.scan()
+            if row.key.startswith(_COMPACTION) and (found := decode(row.body)) is not None
+        ]
+
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
+        """Forgets compactions and facts: of one scope, or all; last used before a time, or at any.
+
+        With `covered_hash` only the one compaction in `scope` that covers exactly these messages. Events have no scope:
+        those before the time are forgotten if `scope` is None.
+
+        Returns:
+            How many compactions there were among them.
+        """
+        key = None if covered_hash is None else _COMPACTION + covered_hash
+        deleted = await self.rows.delete(scope=scope, before_s=unused_since_s, key=key)
+        return sum(each.startswith(_COMPACTION) for each in deleted)
+
+
+class Facts(_OverRows):
+    """Learned facts by scope and key."""
 
     async def get_fact(self, scope: str, key: str) -> str | None:
         """The fact that was last put under `key`, which may be forgotten at any time."""
@@ -125,6 +157,10 @@ class Store:
         await self.rows.change(scope, _FACT + key, add)
         return both
 
+
+class SettingStore(_OverRows):
+    """Settings that an operator has chosen at run time."""
+
     async def get_setting(self, key: str) -> str | None:
         """The operator's choice under `key`: kept until it is replaced, whatever becomes of the rest."""
         return await self._text(SETTINGS, key)
@@ -132,6 +168,10 @@ class Store:
     async def put_setting(self, key: str, text: str) -> None:
         """Keeps a choice; no time to live, no bound, and `delete` leaves it alone."""
         await self.rows.put(SETTINGS, key, encode_text(text))
+
+
+class EventLog(_OverRows):
+    """The history: events, and turns for the page."""
 
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds a line to the history; the oldest goes where there are too many."""
@@ -154,36 +194,13 @@ class Store:
         lines = await self.rows.tail(_TURNS, most=MAX_TURNS, containing=encode_text(containing))
         return [text for line in lines if (text := _decoded(line.body)) is not None]
 
-    async def compactions(self) -> list[StoredCompaction]:
-        """All that are alive, the most recently used first; looking is no use."""
-        return [
-            StoredCompaction(row.scope, found, row.created_s, row.used_s, row.size_bytes)
-            for row in await self.rows.scan()
-            if row.key.startswith(_COMPACTION) and (found := decode(row.body)) is not None
-        ]
 
-    async def delete(
-        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
-    ) -> int:
-        """Forgets compactions and facts: of one scope, or all; last used before a time, or at any.
-
-        With `covered_hash` only the one compaction in `scope` that covers exactly these messages. Events have no scope:
-        those before the time are forgotten if `scope` is None.
-
-        Returns:
-            How many compactions there were among them.
-        """
-        key = None if covered_hash is None else _COMPACTION + covered_hash
-        deleted = await self.rows.delete(scope=scope, before_s=unused_since_s, key=key)
-        return sum(each.startswith(_COMPACTION) for each in deleted)
+class Store(CompactionStore, Facts, SettingStore, EventLog):
+    """Keeps compactions, learned facts, settings and the history; who needs one of these asks for that alone."""
 
     async def aclose(self) -> None:
         """Ends it; any number of times."""
         await self.rows.aclose()
-
-    async def _text(self, scope: str, key: str) -> str | None:
-        rows = await self.rows.find(scope, [key])
-        return _decoded(rows[0].body) if rows else None
 
 
 class _Note(NamedTuple):

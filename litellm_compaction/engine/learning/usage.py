@@ -16,7 +16,7 @@ from litellm_compaction.concurrency import Bounded, Tasks, ended
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
-from litellm_compaction.stores import FACTS_SCOPE, Store
+from litellm_compaction.stores import FACTS_SCOPE, Facts
 from litellm_compaction.tokens.counter import Count, TokenCounter, joined
 from litellm_compaction.windows.windows import Windows
 
@@ -65,7 +65,7 @@ class UsageFeedback:
         self,
         *,
         counter: TokenCounter,
-        store: Store,
+        store: Facts,
         clock: Callable[[], float] = time.monotonic,
         write_every_s: float = _WRITE_EVERY_S,
     ) -> None:

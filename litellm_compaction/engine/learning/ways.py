@@ -21,7 +21,7 @@ from litellm_compaction.core.continuation.request import (
     Way,
 )
 from litellm_compaction.core.messages import JsonValue
-from litellm_compaction.stores import FACTS_SCOPE, Store
+from litellm_compaction.stores import FACTS_SCOPE, Facts
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Source, Target, server_of
 
@@ -145,7 +145,7 @@ class Standing(NamedTuple):
 
 
 class KnownWays:
-    def __init__(self, store: Store, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Facts, wall_clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._wall_clock = wall_clock
         self._known: Bounded[str, Records] = Bounded(_MAX_KNOWN)
