@@ -246,9 +246,7 @@ class Answer:
             )
 
     async def _seated(self, prepared: PreparedRequest) -> PreparedRequest:
-        """The request as it is sent, as soon as there is room for it; made anew if the window has become smaller
-        meanwhile.
-        """
+        """The request as it is sent, as soon as there is room for it; made anew if the window has shrunk meanwhile."""
         while True:
             limit = prepared.max_output_tokens(self._output_tokens_left())
             await self._room.acquire(prepared, limit, is_watched=self._is_watched)
@@ -392,10 +390,7 @@ class Answer:
         return False
 
     async def _planned(self, prepared: PreparedRequest, relay: Relay) -> ContinuationPlan | None:
-        """Plans how the answer goes on after `relay`; None if nothing gains enough room to be worth a stop (P5).
-
-        The plan by which an answer was stopped is the one by which it goes on.
-        """
+        """The one plan by which the answer is stopped and goes on; None if no stop gains enough room (P5)."""
         if relay.is_stuck:
             return None
         partial = self._partial()
