@@ -1,4 +1,4 @@
-"""Keeps every LM Studio conversation behind a LiteLLM proxy inside the context length that is really loaded.
+"""Keeps every LM Studio conversation of a LiteLLM proxy inside the context length that is really loaded.
 
 `config.yaml` names `litellm_compaction.handler`; it is built on first access, so that importing the package
 for its pure parts needs no LiteLLM. The other names are the library for agent loops without a proxy; they are loaded

@@ -113,7 +113,7 @@ class Flights(Generic[_Result]):
 
 
 class Tasks(set["asyncio.Task[Any]"]):
-    """Tasks under way that nobody waits for; an event loop itself would forget them."""
+    """Running tasks without a waiter; an event loop itself would forget them."""
 
     def begin(self, job: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
         task = asyncio.get_running_loop().create_task(job)
@@ -125,8 +125,8 @@ class Tasks(set["asyncio.Task[Any]"]):
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels tasks, and returns when they have ended.
 
-    One may miss it, and is told again: before Python 3.12 `asyncio.wait_for` gives a result instead that comes in the
-    same moment.
+    A task may miss it, and is cancelled again: before Python 3.12 `asyncio.wait_for` gives a result of the same moment
+    instead.
     """
     waiting = set(tasks)
     while waiting:
@@ -138,7 +138,7 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Marks a task's error as seen: all who waited for it may have gone."""
+    """Marks a task's error as seen: all its waiters may have gone."""
     if not task.cancelled():
         task.exception()
 
@@ -185,7 +185,7 @@ class Kept(Generic[_Key, _Value]):
         return await asyncio.shield((self._runs.get(key) or self._started(key)).task)
 
     async def soon(self, key: _Key, *, wait_s: float) -> _Value | None:
-        """As `get`, but from `wait_s` after obtaining began the value before is given, None for none."""
+        """As `get`, but gives the previous value, or None, once obtaining has taken `wait_s`."""
         held = self._held.get(key)
         if held is not None and self._clock() < held[1]:
             return held[0]
@@ -249,7 +249,7 @@ class HasText(Protocol):
 
 
 async def off_loop(messages: Sequence[HasText], run: Callable[[], _Result]) -> _Result:
-    """Returns what `run`, a walk over `messages`, does; in a thread if it would hold up the event loop."""
+    """Returns the result of `run`, a walk over `messages`; uses a thread if it would hold up the event loop."""
     if not is_long(messages) and sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
         return run()
     return await asyncio.to_thread(run)
@@ -278,8 +278,8 @@ def is_long(*lists: object) -> bool:
 def _items(value: object) -> int:
     """The weight of a message or a tool besides itself: the lists in it, and its texts.
 
-    What JSON is made of is asked for first: an abstract class takes ten times as long to answer, and each message of a
-    conversation is looked at several times in a request.
+    JSON's types are asked for first: an abstract class takes ten times as long to answer, and a request looks at each
+    message of a conversation several times.
     """
     value = getattr(value, "raw", value)
     if isinstance(value, (dict, Mapping)):

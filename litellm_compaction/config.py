@@ -111,7 +111,7 @@ RESERVES = ("system_reserve_tokens", "output_reserve_tokens", "safety_buffer_tok
 # A trigger below this would compact every request.
 _LEAST_THRESHOLD_TOKENS = 256
 _Reserve = Annotated[int, Field(ge=0, le=10_000_000)]
-# SQLite's own `:memory:` would be lost with each of our connections, and options behind `?` are not read.
+# SQLite's own `:memory:` would be lost with each of our connections, and we do not read options after `?`.
 _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 
 
@@ -417,7 +417,7 @@ class Settings(_Section):
         return self if url == self.store else _parse(Settings, {**self.model_dump(), "store": url}, _SETTINGS_PLACE)
 
     def own_prompt(self, strategy: StrategyName) -> str:
-        """The operator's prompt for a strategy, as it was read at start; "" for the built-in one."""
+        """The operator's prompt for a strategy, as read at start; "" for the built-in one."""
         path = self.prompt_file.get(strategy)
         return read_prompt(strategy, path) if path else ""
 
@@ -456,7 +456,7 @@ LIVE: Mapping[str, Live] = {
 
 
 class _DeploymentSettings(_Section):
-    """`model_info: compaction:` of one deployment; what is left out follows the global settings."""
+    """`model_info: compaction:` of one deployment; the global settings fill the gaps."""
 
     enabled: bool | None = Field(
         None, description="true guards a provider that is not LM Studio, false leaves this deployment alone."

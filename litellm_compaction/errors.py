@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# How `windows/fetch.py` says whom it asked.
+# How `windows/fetch.py` names the server.
 _ASKED = re.compile(r"GET \S+(?=:)")
 _START_IT = "Start its server (lms server start) or correct api_base."
 # A client that says a word more often may well have said the words around it, too.
@@ -48,7 +48,7 @@ class WindowUnknown(CompactionError):
 
 
 class WindowUnread(WindowUnknown):
-    """The server that could say it does not answer now.
+    """The server that knows it does not answer now.
 
     Args:
         address: of the LM Studio that does not answer; "" for other servers.
@@ -114,11 +114,11 @@ class DoesNotFit(CompactionError):
 
 
 class BadWish(CompactionError):
-    """A client's wish has an unknown shape; the message says what is allowed, never what was said."""
+    """A client's wish has an unknown shape; the message lists the allowed ones and never quotes the client."""
 
 
 class NotServed(CompactionError):
-    """A request names, in a `field`, a context that no server behind the proxy keeps."""
+    """A request names, in a `field`, a context that no server of the proxy keeps."""
 
     def __init__(self, field: str, remedy: str) -> None:
         super().__init__(f"`{field}` is not served for this model: it would be left out in silence. {remedy}")
@@ -176,7 +176,7 @@ class Overloaded(CompactionError):
 
 
 class ServerUnavailable(CompactionError):
-    """A server did not answer, or answered something that is not the API that was asked for."""
+    """A server did not answer, or its answer is not of the expected API."""
 
     @property
     def for_clients(self) -> str:
@@ -219,7 +219,7 @@ class StoreError(CompactionError):
 
 
 class TooLargeForStore(StoreError):
-    """A store works, but does not take this, now or later."""
+    """A store works, but does not take this value, now or later."""
 
 
 class Overflow(NamedTuple):
@@ -258,7 +258,7 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
 _MAX_ERROR_CHARS = 20_000
 _WORD = re.compile(r"\w+")
 
-# What an overflow makes of the engine in some versions, and other trouble too (lmstudio-bug-tracker 1620, 1757).
+# Some versions' engines report an overflow so, and other trouble too (lmstudio-bug-tracker 1620, 1757).
 _CRASH = re.compile(r"generation failed|model (has )?crashed|failed to generate", re.IGNORECASE)
 
 
@@ -280,8 +280,8 @@ def overflow_from_text(text: str, client_text: str = "") -> Overflow | None:
     """The numbers in a server's `text` if it is one of the known overflow messages, else None.
 
     Args:
-        client_text: servers quote what they refuse (a chat template names the role that it does not know, vLLM the
-            argument), so words of the client's that look like such a message are not one.
+        client_text: servers quote what they refuse (a chat template names the unknown role, vLLM the argument), so
+            words of the client's that look like such a message are not one.
     """
     text = text[:_MAX_ERROR_CHARS]
     for pattern, prompt, window in _OVERFLOWS:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 Outcome: TypeAlias = Literal[
     "reused", "compacted", "fallback", "kept", "refused", "observed", "failed_open", "prepared", "given_up"
 ]
-# Of records that are written before they are needed, when nobody waits.
+# Of records that are written before they are needed, while no request waits.
 AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 # The reason of a reuse that puts such a record into effect.
 USED_AHEAD = "prepared"
@@ -26,7 +26,7 @@ USELESS = frozenset(("echo", "loop", "dialogue", "script", "language", "invented
 # Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, or
 # texts were shortened as the operator allows.
 BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt"))
-# Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
+# The number of a model's newest summaries to look at, and the number of rejected ones that is too many.
 _LATEST, _TOO_MANY = 6, 4
 # Of an answer that the window has cut.
 Cut: TypeAlias = Literal["attempts", "aborted", "unanswered"]

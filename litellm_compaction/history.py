@@ -42,7 +42,7 @@ class History:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def settle(self) -> None:
-        """Returns when everything that was told so far is written, or given up."""
+        """Returns when all lines so far are written, or given up."""
         if self._writing is not None:
             await self._writing
 

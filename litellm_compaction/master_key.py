@@ -1,7 +1,7 @@
 """The proxy's master key, the environment's or one that is made once and kept in a file, and keys derived from it.
 
 LiteLLM refuses to start without one; the command line and the proxy handler ask here before it looks. All workers have
-it, so they sign with it what they tell each other.
+it, and sign their notes to each other with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Seal:
         self._purpose = purpose
 
     def mac(self, *parts: bytes) -> bytes:
-        """The signature of some parts in this order; empty if the proxy asks for no key: everybody may do all."""
+        """The signature of some parts in this order; empty if the proxy asks for no key: every client may do all."""
         secret = self._secret()
         if not secret:
             return b""
@@ -68,7 +68,7 @@ UNSIGNED = Seal(lambda: None, b"")
 def stretched(secret: str) -> bytes:
     """A key from a short secret, so that a holder of signatures cannot try millions of secrets a second.
 
-    RFC 7914's scrypt; 16 MiB and some 50 ms. With no salt of its own: all workers have to come to the same.
+    RFC 7914's scrypt; 16 MiB and some 50 ms. Without a salt: all workers have to come to the same.
     """
     return hashlib.scrypt(secret.encode(), salt=b"litellm_compaction page", n=2**14, r=8, p=1, dklen=32)
 

@@ -1,6 +1,6 @@
 """Finds the places of stored things: the folder of the user's files and their privacy, and the Redis of `store`.
 
-What is shown of a Redis' URL, in errors too, never holds a user name or a password.
+The text that is shown of a Redis' URL, in errors too, never holds a user name or a password.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def parse_redis(url: str) -> RedisAddress:
         parts = urlsplit(f"{scheme}://{rest}")
         host, port = parts.hostname or "", 6379 if parts.port is None else parts.port
     except ValueError:
-        # Python's words quote what may be a password.
+        # Python's words quote a possible password.
         raise ValueError(f"allowed: {_FORM}") from None
     db = parts.path.strip("/") or "0"
     has_stray_at = "@" in parts.path + parts.query + (parts.username or "")

@@ -1,9 +1,9 @@
 """Rung 2: a summary of the covered messages by a pruning model, inside that model's own window.
 
-Append mode: the conversation goes as it was sent, with the instruction behind it, and the server's prefix cache holds
+Append mode: the conversation goes as it was sent, followed by the instruction, and the server's prefix cache holds
 nearly all of it. Reformat mode: the messages are rendered as text and shrunk, tool output first, until one prompt holds
-them; where even that is not enough, the parts are summarized one after the other and merged (map-reduce). One job has
-one time limit and costs one unit of the request's call budget, however many parts it has.
+them; if even that is not enough, the parts are summarized one after the other and merged (map-reduce). One job has one
+time limit and costs one unit of the request's call budget, however many parts it has.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Ask(Protocol):
 
 
 def ending_in(switch: str, ask: Ask) -> Ask:
-    """`ask`, with a word for the model itself behind each prompt; "" for none."""
+    """`ask`, with a word for the model itself after each prompt; "" for none."""
     if not switch:
         return ask
 
@@ -98,7 +98,7 @@ class SummaryJob:
         round_number: of the compaction that is made, from 1.
         thinking_tokens: what the model may think besides the summary; 0 for one that answers at once.
         focus: the topic that a client wants kept in more detail; "" for none.
-        is_brief: the instruction has to leave a small window to what it is about.
+        is_brief: the instruction has to leave a small window to its subject.
     """
 
     messages: Sequence[Message]
@@ -126,13 +126,13 @@ class SummaryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """All that a pruning model is sent; in append mode a conversation as its server holds it in its cache.
+    """The whole input of a pruning model; in append mode a conversation as its server holds it in its cache.
 
     Attributes:
-        messages: with the instruction behind them.
+        messages: followed by the instruction.
         tools: as the client sent them.
         tool_choice: likewise.
-        tokens: of what the summary will stand for, and has to be longer than it; None for a merge.
+        tokens: of the part that the summary replaces, and is shorter than; None for a merge.
     """
 
     messages: tuple[Message, ...]
@@ -145,10 +145,10 @@ async def answer_to(prompt: str, ask: Ask, *, max_tokens: int, timeout_s: float)
     """A pruning model's answer to one question, without its reasoning and fences; never "".
 
     Args:
-        prompt: all that it gets.
+        prompt: its whole input.
         ask: calls it.
         max_tokens: bound on the answer.
-        timeout_s: limit for the job, a second call behind an answer of nothing but thinking included.
+        timeout_s: limit for the job, including a second call after an answer of nothing but thinking.
 
     Raises:
         SummaryFailed: one of timeout, error, empty, reasoning_only.
@@ -162,7 +162,7 @@ async def answer_to(prompt: str, ask: Ask, *, max_tokens: int, timeout_s: float)
 async def summarize_appended(
     job: SummaryJob, upstream: Upstream, ask: Ask, count: Callable[[str], int], *, timeout_s: float
 ) -> str:
-    """The summary that the served model gives behind the very conversation that it holds (append mode).
+    """The summary that the served model writes at the end of the very conversation that it holds (append mode).
 
     Args:
         job: its own messages are not sent.
@@ -174,7 +174,7 @@ async def summarize_appended(
     Raises:
         SummaryFailed: as `summarize`, and `tool_call` if the model called a tool instead.
     """
-    # Its writer has seen more than what the summary stands for.
+    # Its writer has seen more than the part that the summary replaces.
     source = (job.request, job.focus, *map(visible_text, upstream.messages))
     return await _within_s(_written(job, ask, count, upstream, source), timeout_s)
 
@@ -186,7 +186,7 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
         job: what to summarize.
         ask: calls the pruning model.
         count: tokens of a text, for the pruning model.
-        timeout_s: limit for the whole job: all parts, and what merges them.
+        timeout_s: limit for the whole job: all parts, and their merges.
 
     Raises:
         SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal, echo,
@@ -232,7 +232,7 @@ async def _summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int]) -> 
 async def _written(
     job: SummaryJob, ask: Ask, count: Callable[[str], int], upstream: Upstream, source: Sequence[str]
 ) -> str:
-    """The text of an answer that may be used, held against all that its writer was shown."""
+    """The text of an answer that may be used, checked against all that its writer was shown."""
     text, answer = await _asked(ask, upstream, job.summary_tokens + job.thinking_tokens, job.instruction)
     if answer.calls_tool:
         raise SummaryFailed("tool_call")
@@ -272,8 +272,8 @@ async def _asked(ask: Ask, upstream: Upstream, max_tokens: int, instruction: str
     text = read_summary(answer.text)
     if text or answer.calls_tool or not (answer.reasoning or answer.text):
         return text, answer
-    # Only thinking came back: one retry with room for both. The bound that it may break is the server's, which then
-    # ends the answer as too long.
+    # Only thinking came back: one retry with room for both. It may break the server's bound, which then ends the answer
+    # as too long.
     answer = await answered(2 * max_tokens)
     text = read_summary(answer.text)
     if not text and not answer.calls_tool:
