@@ -78,7 +78,7 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
 
 
 def _sent(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
-    """The values of `compaction` in the client's metadata, wherever LiteLLM keeps that on the request's route."""
+    """The values of `compaction` in the client's metadata, at LiteLLM's places for it on the request's route."""
     holders = [metadata, body.get("metadata"), sent_body(body).get("metadata")]
     for holder in holders:
         if isinstance(holder, Mapping):
@@ -178,7 +178,7 @@ class ClientRequest:
         bad_wish: why its wish could not be read, or another field is not served; None for neither.
         is_client_summary: the client summarizes its conversation itself.
         asks_for_usage: a usage chunk belongs in the stream.
-        is_structured: the answer is a document, where no notice may stand.
+        is_structured: the answer is a document, in which no notice may stand.
         slimmed_chars: how much shorter the JSON of its tools is in `original`.
     """
 
@@ -206,10 +206,10 @@ class Attempt:
         context, prepared: as it was sent last.
         outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
-        details: of its usage: how it ended, and what restarts cost.
+        details: of its usage: its end, and the cost of restarts.
         is_carried: the transport does all that happens while its answer is open.
         may_pause: its answer nears the limit, so that a compaction may silence it for a while.
-        begins_silently: nothing is told before its answer begins, so that LiteLLM may keep what opens a stream.
+        begins_silently: nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     """
 
     deployment: str = ""
@@ -224,7 +224,7 @@ class Attempt:
 
 
 class Plot:
-    """Has a request seen on the page and in the metrics; an answer is worth more than its place there (P8)."""
+    """Shows a request on the page and in the metrics; an answer is worth more than its place there (P8)."""
 
     def __init__(
         self,
@@ -258,20 +258,20 @@ class Plot:
 
 @dataclass(slots=True)
 class Call:
-    """A client's request and what has been done for it.
+    """A client's request and the work done for it.
 
     Attributes:
-        attempts: what it may still spend.
-        in_hand: the list that LiteLLM has in its hands since we let go of it; another one is another conversation.
+        attempts: the number that it may still spend.
+        in_hand: the list that LiteLLM has had since we let go of it; another one is another conversation.
         pins: the name or id under which the router finds each deployment, by the deployment's id.
         rewritten: the list in LiteLLM's hands is no longer `client.received`.
         is_told: the request before it told of a compaction, so that this one does not again.
         is_read: its answer has reached the loop that carries it.
         refusal: our last one; None without any.
-        foreseen: what came of it before its deployment was chosen, until it is.
-        room: what it holds of a shared context if the hooks carry it, until it ends.
+        foreseen: the outcome before its deployment was chosen, until it is.
+        room: its hold on a shared context if the hooks carry it, until it ends.
         attempt: at the deployment that it went to last.
-        plot: is told what becomes of it; None for nobody.
+        plot: is told its fate; None without one.
     """
 
     client: ClientRequest
@@ -317,7 +317,7 @@ class Call:
         }
 
     def leaves(self, messages: object) -> None:
-        """Notes what LiteLLM has in its hands from now on; a copy, so that a change made in place is seen, too."""
+        """Notes the list that LiteLLM has from now on; a copy, so that a change made in place is seen, too."""
         self.in_hand = _copied(messages)
 
     def is_of(
@@ -326,7 +326,7 @@ class Call:
         """True if a call to a deployment is this request: of the same tenant, with the same messages, tools and extras.
 
         LiteLLM also makes calls of its own on a request's behalf, with other messages, and other callbacks change them:
-        what is guarded is what leaves.
+        the body that leaves is guarded.
         """
         if self.client.tenant != tenant:
             return False
@@ -334,11 +334,11 @@ class Call:
         try:
             return received == (messages or [], tools or [], extras or {})
         except RecursionError:
-            # Nested as deep as JSON goes, and copied since: looked at anew.
+            # JSON may be nested too deep to compare, and was copied since: looked at anew.
             return False
 
     def begins_attempt(self, deployment: str) -> None:
-        """Forgets what was tried before at other deployments; what was done for this one still holds."""
+        """Forgets the attempts at other deployments; work for this one still holds."""
         self.release_room()
         self.refusal = None
         if self.attempt.deployment not in ("", deployment):
@@ -349,7 +349,7 @@ class Call:
         self.refusal = error
 
     def release_room(self) -> None:
-        """Gives back what it holds; again is no change."""
+        """Gives back its room; may be called again."""
         if self.room is not None:
             self.room.release()
 
@@ -366,7 +366,7 @@ class Call:
         self.may_pause = True
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
-        """Notes what goes out."""
+        """Notes the prepared request."""
         attempt = self.attempt
         attempt.context, attempt.prepared = context, prepared
         attempt.outlook = Outlook(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
@@ -378,12 +378,12 @@ class Call:
     def answered(
         self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
-        """Notes what the server has counted."""
+        """Notes the server's count."""
         if self.plot is not None:
             self.plot.answered(context, prepared, prompt_tokens, completion_tokens)
 
     def ended(self, details: Mapping[str, Any]) -> None:
-        """Notes how the answer ended, and what restarts have cost."""
+        """Notes how the answer ended, and the cost of restarts."""
         self.attempt.details = details
         if self.plot is not None:
             self.plot.ended(details["restarts"])
@@ -400,12 +400,12 @@ class Calls:
         self._on_restarts = on_restarts
         self._turns = turns
         self._calls: Bounded[int, tuple[weakref.ref[object], Call]] = Bounded(_MAX_CALLS)
-        # By the object of the client's request, where LiteLLM calls the deployment with one of its own
+        # By the object of the client's request, if LiteLLM calls the deployment with one of its own
         # (generateContent; 1.106.2).
         self._inner: Bounded[int, tuple[weakref.ref[object], Call]] = Bounded(_MAX_CALLS)
 
     def serve(self, body: Mapping[str, Any]) -> None:
-        """Notes which request the running task serves, and all tasks that it begins."""
+        """Notes the request that the running task, and every task that it begins, serves."""
         owner = _owner(body)
         _served.set(None if owner is None else weakref.ref(owner))
 
@@ -452,7 +452,7 @@ class Calls:
         return None
 
     def close(self, body: Mapping[str, Any]) -> Call | None:
-        """Forgets a request that has ended, and what it held."""
+        """Forgets a request that has ended, and its holds."""
         owner = _owner(body) or _served_owner()
         _, call = self._calls.pop(id(owner), (None, None))
         reference, inner = self._inner.pop(id(owner), (None, None))

@@ -54,7 +54,7 @@ from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
-# What every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
+# The calls that every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
 # Routes that LiteLLM turns into those, unless a provider has them itself.
 _BRIDGED_CALLS = frozenset({"anthropic_messages", "aresponses"})
@@ -128,7 +128,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._probe = loop.create_task(self._probe_when_ready())
 
     def show_page(self) -> None:
-        """Adds the settings and history page to the proxy, where config.yaml wants it; never raises."""
+        """Adds the settings and history page to the proxy, if config.yaml wants it; never raises."""
         if self._turns is None:
             return
         try:
@@ -150,9 +150,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             log_failure("page", error)
 
     async def aclose(self) -> None:
-        """Gives back what other processes would wait for, and writes down what is not written yet; never raises.
+        """Gives back holds that other processes would wait for, and writes down the rest; never raises.
 
-        What still runs without a request ends: what is written ahead, and looks at servers.
+        Work without a request ends: summaries that are written ahead, and looks at servers.
         """
         try:
             await asyncio.wait_for(self._aclose(), _END_LIMIT_S)
@@ -168,9 +168,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any] | None:
-        """Phase 1 and 2: compacts a chat completion before it is routed, where its window is already certain.
+        """Phase 1 and 2: compacts a chat completion before it is routed, if its window is already certain.
 
-        Of a text completion only what cannot fit is refused here: behind routing LiteLLM drops the error's code.
+        A text completion that cannot fit is refused here: after routing LiteLLM drops the error's code.
         """
         if self._live.is_asleep:
             return None
@@ -204,7 +204,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         except CompactionError as error:
             raise self._refused(kwargs, error) from error
         except Exception as error:
-            # What is not known to be too long goes on as it came (P8).
+            # A request that is not known to be too long goes on as it came (P8).
             call = self._calls.get(kwargs)
             too_long = call.attempts.too_long if call is not None else None
             log_failure("deployment", error, too_long=too_long)
@@ -220,7 +220,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
-        """Phase 3 where the hooks carry it, and a heartbeat while a compaction keeps any stream silent."""
+        """Phase 3 if the hooks carry it, and a heartbeat while a compaction keeps any stream silent."""
         call = self._calls.get(request_data)
         if call is None:
             async for chunk in response:
@@ -239,7 +239,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             self._calls.close(request_data)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
-        """Carries an answer that was not streamed over the limit, and says where the window has ended it."""
+        """Carries an answer that was not streamed over the limit, and tells if the window has ended it."""
         call = self._calls.get(data)
         if call is None or not call.is_hooked or not can_be_continued(data):
             return (
@@ -257,9 +257,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         user_api_key_dict: Any,
         traceback_str: str | None = None,
     ) -> Refusal | None:
-        """Learns from an overflow error that came in spite of us, forgets the request, and says it as clients read it.
+        """Learns from an overflow error that came in spite of us, forgets the request, and words the error for clients.
 
-        LiteLLM tells what this returns, but for /v1/messages and inside streams, where it tells the error's `message`.
+        LiteLLM tells the returned error, but for /v1/messages and inside streams, where it tells the error's `message`.
         """
         call = self._calls.close(request_data)
         if call is None:

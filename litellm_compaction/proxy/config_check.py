@@ -111,7 +111,7 @@ def entry_name(entry: Mapping[str, Any], index: int) -> str:
 
 
 def _refused(place: str, named: str, error: ConfigError) -> Finding:
-    """`named` is how the error calls the place."""
+    """`named` is the error's name of the place."""
     what = str(error).removeprefix(f"{named}: ").rstrip(".")
     return problem(place, f"{what}. Correct it: the proxy refuses to start with it.", error)
 
@@ -145,7 +145,7 @@ def _pruning_model(data: Mapping[str, Any], name: str, place: str, named: str) -
 
 
 def _misplaced(data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Settings of ours where they are not read; each place at most once."""
+    """Settings of ours in places that are not read; each place at most once."""
     advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
     sure = [names for names in _OURS if _has(data, names)]
     for name in map(str, as_entry(data.get("callback_settings"))):

@@ -64,8 +64,8 @@ class Publisher:
     def publish(self, router: Any, deployment: Deployment, window: Window) -> None:
         """Shows a deployment's window, unless it has many; never in place of a number that the operator wrote.
 
-        With `enable_pre_call_checks` LiteLLM would refuse by that number what is about to be compacted, so nothing is
-        shown then. What an overflow has taught may be one tenant's only, and is not shown.
+        With `enable_pre_call_checks` LiteLLM would refuse by that number requests that are about to be compacted, so
+        nothing is shown then. A window that an overflow has taught may be one tenant's only, and is not shown.
         """
         window_tokens = window.tokens
         if window.source == "learned":
@@ -104,11 +104,11 @@ class FormerAnswers:
     def __init__(self, store: Facts, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        # The last answer of each, and since when it is known.
+        # The last answer of each, with the time since when it is known.
         self._known: Bounded[str, tuple[bool, float]] = Bounded(_MAX_SERVERS)
 
     async def note(self, api_base: str, answer: bool) -> None:
-        """Keeps an answer; again only where it is another one, or has been kept for an hour."""
+        """Keeps an answer that has changed, or has been kept for an hour."""
         key = _fact_key(api_base)
         known, since_s = self._known.get(key, (None, -math.inf))
         if known == answer and (not answer or self._clock() - since_s < _KEPT_AGAIN_S):
@@ -235,7 +235,7 @@ class DeploymentSelector:
     async def context(
         self, router: Any, guard: GuardedDeployment, call: Call, body: Mapping[str, Any]
     ) -> RequestContext:
-        """A request's surroundings for the engine; notes in `call` under which name the deployment is reached.
+        """A request's surroundings for the engine; notes in `call` the name under which the deployment is reached.
 
         Args:
             guard: the deployment that would serve it.
@@ -301,8 +301,8 @@ def _is_worker() -> bool:
 def _pin(router: Any, deployment: Deployment) -> str:
     """The name under which the router reaches this very deployment and model.
 
-    A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only where it routes by name,
-    and says it in the entries and arguments that a `Deployment` is made of.
+    A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only if it routes by name, and says
+    it in the entries and arguments that a `Deployment` is made of.
     """
     own = router.get_deployment(model_id=deployment.id)
     return deployment.group if own is None or "*" in str(own.litellm_params.model) else deployment.id
@@ -330,7 +330,7 @@ def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
         settings.target_ratio,
         settings.keep_recent_messages,
         settings.summary_max_tokens,
-        # What was written down with its secrets is not read again once they are to be left out.
+        # Text that was written down with its secrets is not read again once they are to be left out.
         settings.redact,
         settings.redact_patterns,
         *sorted((name, settings.own_prompt(name)) for name in settings.prompt_file),
@@ -344,7 +344,7 @@ def tenant_of(metadata: Mapping[str, Any]) -> str:
 
 
 def _tenant(metadata: Mapping[str, Any]) -> str:
-    """The team, or else the user, the key, or what the client has shown as one.
+    """The team, or else the user, the key, or the value that the client has shown as one.
 
     Custom authentication may name none of them. If no key is asked for, all are one.
     """
@@ -362,7 +362,7 @@ def raw_headers(data: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def note_credential(headers: Mapping[str, str]) -> None:
-    """Notes what the running task's client has shown as its key, for clients without an identity in LiteLLM."""
+    """Notes the running task's client's key as it was shown, for clients without an identity in LiteLLM."""
     lowered = {str(name).lower(): str(value) for name, value in headers.items()}
     shown = next((lowered[name] for name in _KEY_HEADERS if lowered.get(name)), "")
     key = shown.removeprefix("Bearer ").strip().encode(errors="replace")

@@ -1,4 +1,4 @@
-"""A client's request on its way in: if it is guarded, by which deployment's window, and with which changes.
+"""A client's request on its way in: whether it is guarded, by which deployment's window, and with which changes.
 
 `before_routing` serves LiteLLM's pre-call hook, `before_deployment` its deployment hook. Both bring the original
 messages to the same engine; the store makes the second look free.
@@ -190,7 +190,7 @@ class Intake:
         return contexts
 
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The call's arguments with what has to change for the chosen deployment; None if nothing has to.
+        """The call's arguments with the changes for the chosen deployment; None if there are none.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
@@ -235,7 +235,7 @@ class Intake:
             request = await _decoded_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
             is_carried = carrier == "transport" and (request is None or not is_bridged(deployment.provider))
             if is_carried or await _longest_ids(kwargs) is not None:
-                # Only the transport sees what leaves; of token ids nobody sees more than their number.
+                # Only the transport sees the body that leaves; of token ids only their number is known.
                 request = Request(messages=())
         if request is None or (call is not None and call.client.opted_out):
             return _as_received(call, kwargs) or (None if kwargs is received else {**kwargs})

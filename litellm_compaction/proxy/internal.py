@@ -74,7 +74,7 @@ class Caller:
 
     Attributes:
         model: a deployment id, which pins that deployment, or a model name.
-        parent: metadata of the client's request: whose call it is.
+        parent: metadata of the client's request, to whose key the call belongs.
         timeout_s: limit for each call.
         group: the `model_name` that LiteLLM's limits are looked up for.
         is_same: the client itself asked that model, and so may.
@@ -96,7 +96,7 @@ class Caller:
         tool_choice: JsonValue = None,
         is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
-        """Has the model write a summary; of `summarizer.py`.
+        """Makes the model write a summary; of `summarizer.py`.
 
         Raises:
             SummaryFailed: the key may not call it, or the call failed.
@@ -107,7 +107,7 @@ class Caller:
         try:
             try:
                 # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
-                # beside the client's own in the same context. A stream ends where it is closed.
+                # beside the client's own in the same context. A stream ends when it is closed.
                 stream = await call(stream=True, stream_options={"include_usage": True})
                 return await _joined(stream, messages, is_enough)
             except _REFUSED as error:
@@ -118,14 +118,14 @@ class Caller:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
             raise SummaryFailed("timeout", f"no answer within {self.timeout_s:g} s") from error
         except Exception as error:
-            # Without the server's words, which may quote the conversation. INFO: the line of what was done instead, or
-            # without the summary, is the WARNING.
+            # Without the server's words, which may quote the conversation. INFO: the line about the replacement, or
+            # about going without the summary, is the WARNING.
             kind, status = type(error).__name__, getattr(error, "status_code", None)
             logger.info("pruning_failed model=%s error=%s status=%s", self.group or self.model, kind, status)
             raise SummaryFailed("error", kind) from error
 
     async def load(self) -> None:
-        """Has LM Studio load the model, by the smallest request there is."""
+        """Makes LM Studio load the model, by the smallest request there is."""
         # A failure shows in the next look at the window, with a clearer error than the provider's.
         with contextlib.suppress(Exception):
             await self._call([user_message(".")], 1)
@@ -183,7 +183,7 @@ async def _joined(
 ) -> SummaryAnswer:
     """The whole of a stream, or of a plain answer; a stream ends early if that is enough.
 
-    An early end is paid for by an estimate: a server says what it used at a stream's end only.
+    An early end is paid for by an estimate: a server tells its usage at a stream's end only.
     """
     if not hasattr(answer, "__aiter__"):
         choice = answer.choices[0]
@@ -199,11 +199,11 @@ async def _joined(
                     return _summary_answer(deltas, "length")
         is_stopped = False
     except Exception:
-        # LiteLLM logs what fails.
+        # LiteLLM logs failures itself.
         is_stopped = False
         raise
     finally:
-        # Also where the time limit cancels it: that is what stops the server.
+        # Also if the time limit cancels it: that is what stops the server.
         with anyio.CancelScope(shield=True):
             if (aclose := getattr(answer, "aclose", None)) is not None:
                 await aclose()
@@ -226,11 +226,11 @@ async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAns
 
 
 async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
-    """Has LiteLLM log, and charge, a stream that was stopped: itself it does so only with streams that end.
+    """Makes LiteLLM log, and charge, a stream that was stopped: itself it does so only with streams that end.
 
     Args:
         log: the stream's logging object; anything else is passed over, and so is one that has ended by itself.
-        text: what came.
+        text: the text that came.
         usage: `prompt_tokens` and `completion_tokens`.
     """
     details = getattr(log, "model_call_details", None)
@@ -257,7 +257,7 @@ def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryA
 async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> bool:
     """True if a key may have summaries written before they are needed, by models of these names.
 
-    As with any request of it, and within half of what it may ask in a minute, so that none of its own requests is
+    As with any of the key's requests, and within half of its limit for a minute, so that none of its own requests is
     refused for it. `parent` is the metadata of the client's request.
     """
     for model in models:

@@ -22,7 +22,7 @@ import httpx
 from litellm_compaction.errors import StoreError
 
 # While one map is being copied the collector may come more than once: with the last context alone the interpreter still
-# died where it came after every third object (3.11.7), with two it did not.
+# died when it came after every third object (3.11.7), with two it did not.
 _held: deque[contextvars.Context] = deque(maxlen=8)
 _PROXY = "litellm.proxy.proxy_server"
 _END = "proxy_shutdown_event"
@@ -40,15 +40,15 @@ _LITELLM_CHECKS = (
         True,
     ),
 )
-# Budgets in LiteLLM's object of a caller (auth_checks.py, 1.106.2 and 1.109.1): the limit, what was spent when it was
-# read, and the kind and id under which the proxy counts what is spent.
+# Budgets in LiteLLM's object of a caller (auth_checks.py, 1.106.2 and 1.109.1): the limit, the sum spent when it was
+# read, and the kind and id under which the proxy counts the spending.
 _BUDGETS = (
     ("max_budget", "spend", "key", "token"),
     ("team_max_budget", "team_spend", "team", "team_id"),
     ("user_max_budget", "user_spend", "user", "user_id"),
 )
 _OTHER_BUDGETS = ("budget_limits", "organization_max_budget", "end_user_max_budget")
-# LiteLLM's words for where a Redis is, and how to sign in there.
+# LiteLLM's words for the place of a Redis, and for signing in there.
 _REDIS_NAMES = (
     *("url", "host", "startup_nodes", "sentinel_nodes"),
     *("port", "db", "username", "password", "service_name", "sentinel_password"),
@@ -100,7 +100,7 @@ def proxy_secret() -> str | None:
 
 
 def proxy_redis() -> Any:
-    """The client of the Redis that LiteLLM's workers coordinate themselves by, for the running event loop.
+    """The client of the Redis by which LiteLLM's workers coordinate themselves, for the running event loop.
 
     Looked up with each call, as LiteLLM's own features do (1.100.5 to 1.109.1): it is there after the configuration is
     loaded, and LiteLLM may replace it.
@@ -115,9 +115,9 @@ def proxy_redis() -> Any:
 
 
 def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
-    """Gives what makes a client of the Redis that a proxy with this configuration has, for commands outside of it.
+    """Returns a maker of clients of the Redis that a proxy with this configuration has, for commands outside of it.
 
-    In LiteLLM's order (proxy_server.py and _redis.py, 1.106.2 and 1.109.1); what a block does not say, variables do.
+    In LiteLLM's order (proxy_server.py and _redis.py, 1.106.2 and 1.109.1); variables fill the gaps of a block.
     """
     general, litellm, router = (
         found if isinstance(found := config.get(name), Mapping) else {}
@@ -141,7 +141,7 @@ def redis_of(config: Mapping[str, object]) -> Callable[[], Any]:
 
 
 def before_end(job: Callable[[], Awaitable[None]]) -> bool:
-    """Has `job` done when the proxy ends in order: its last answer is over, and its event loop still runs.
+    """Runs `job` when the proxy ends in order: its last answer is over, and its event loop still runs.
 
     LiteLLM gives callbacks no such moment. Its own end is a function that its lifespan looks up when it is over
     (proxy_server.py, `proxy_startup_event`; 1.100.5 to 1.109.1): this one does `job` first.
@@ -177,7 +177,7 @@ def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
 
 
 async def is_allowed(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
-    """True if LiteLLM would let the key behind `metadata` call a `model_name`.
+    """True if LiteLLM would let the key of `metadata` call a `model_name`.
 
     By the lists of key, team, user, project and member, and the budgets for that model.
     """
@@ -226,7 +226,7 @@ async def is_within_budgets(metadata: Mapping[str, Any]) -> bool:
     """True if the budgets of key, team and user are not spent, and LiteLLM's object of the caller names no others.
 
     LiteLLM looks at them before each request of a client, and at more that only its database knows (members of teams,
-    projects). Of a budget without what was spent of it, the answer is no.
+    projects). For a budget without a sum spent, the answer is no.
     """
     auth = _auth(metadata)
     if auth is None:

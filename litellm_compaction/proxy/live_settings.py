@@ -147,7 +147,7 @@ class Known(NamedTuple):
 
     Attributes:
         text: in the store; None without any.
-        overlay: as much of it as is in force.
+        overlay: the part of it that is in force.
         settings: config.yaml's with `overlay` on top.
         ignored: why a saved overlay is not in force; "" if it is.
         failure: why the store could not be read last time; "" if it could.
@@ -192,7 +192,7 @@ class LiveSettings:
         return self._store is None and self.configured.mode == "off"
 
     async def current(self) -> Settings:
-        """No more than a second old; of a store that cannot be read, those last known."""
+        """No more than a second old; the last known ones if the store cannot be read."""
         if self._store is not None and (self._stale_s is None or self._clock() >= self._stale_s):
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.get_running_loop().create_task(self._read(self._store))

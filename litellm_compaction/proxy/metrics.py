@@ -1,4 +1,4 @@
-"""Prometheus metrics beside LiteLLM's own, and events in its traces: observers of what the engine decides.
+"""Prometheus metrics beside LiteLLM's own, and events in its traces: observers of the engine's decisions.
 
 LiteLLM serves the library's default registry at `/metrics` when its `prometheus` callback is on (integrations/
 prometheus.py, 1.106.2), and begins a span for each request when its `otel` callback is (1.106.2 and 1.109.1). Numbers
@@ -34,13 +34,13 @@ _RATIO_BUCKETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
 _SECOND_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
-# The fields of an event that say something of its request; the rest is for the history.
+# The fields of an event that describe its request; the rest is for the history.
 _ATTRIBUTES = (
     *("outcome", "phase", "model", "strategy", "rung", "reason", "pruning_model", "compaction_id"),
     *("window_tokens", "window_source", "tokens_before", "tokens_after", "covered_messages", "round"),
     *("summary_calls", "summary_ms", "duration_ms"),
 )
-# Of the request whose task this is. What the request begins inherits it: restarts inside its stream, too.
+# Of the request whose task this is. Tasks that it begins inherit it: restarts inside its stream, too.
 _request_span: ContextVar[Any] = ContextVar("litellm_compaction_request_span", default=None)
 
 
@@ -154,7 +154,7 @@ def _registered(library: Any, name: str, kind: _Kind) -> Any:
     """A new instrument, or the one that has this name already: the module may be loaded twice in one process.
 
     Raises:
-        ValueError: the name is taken, and the library does not show by what.
+        ValueError: another instrument, which the library does not show, has the name.
     """
     full_name = f"litellm_compaction_{name}"
     try:
@@ -176,7 +176,7 @@ def note_request_span(user_api_key_dict: object) -> None:
 def add_to_trace(event: Event) -> None:
     """Adds a decision to LiteLLM's span of its request; never raises."""
     span = _request_span.get()
-    # Of a restart the compaction that it brings is told. What is written ahead belongs to no request.
+    # A restart is told by its compaction. A record that is written ahead belongs to no request.
     if span is None or not isinstance(event, CompactionEvent) or event.outcome in AHEAD:
         return
     attributes = {f"litellm_compaction.{name}": found for name in _ATTRIBUTES if (found := getattr(event, name)) != ""}

@@ -67,10 +67,10 @@ def log_refused(model: str, error: CompactionError) -> None:
 
 
 class ToldOnce(logging.Filter):
-    """Keeps what we have refused and log ourselves from LiteLLM's log, where it comes with up to three tracebacks.
+    """Keeps our logged refusals out of LiteLLM's log, in which each has up to three tracebacks.
 
     Args:
-        refusal: gives what the running task's request was last refused with.
+        refusal: gives the last refusal of the running task's request.
     """
 
     def __init__(self, refusal: Callable[[], CompactionError | None]) -> None:
@@ -141,7 +141,7 @@ def refusal_of(error: CompactionError) -> Refusal:
 
 
 def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Exception:
-    """The error behind routing, as LiteLLM's own class, by which its router decides what is tried next.
+    """The error after routing, as LiteLLM's own class, by which its router decides what is tried next.
 
     Too large: `context_window_fallbacks` fire. Window unknown: a 400, or an error after which the router tries another
     deployment of the group. A server that does not answer is not asked again for this request.
@@ -177,8 +177,8 @@ def bad_request(message: str, status: int = 400, kind: str = _INVALID) -> httpx.
 def reworded(refused: CompactionError | None, original: Exception, *, is_guarded: bool) -> Refusal | None:
     """A client's error in place of LiteLLM's; None if that is not ours to say.
 
-    LiteLLM frames what comes from below ("litellm.ContextWindowExceededError: litellm.BadRequestError: …"), and names
-    the status as the code.
+    LiteLLM frames errors from below ("litellm.ContextWindowExceededError: litellm.BadRequestError: …"), and names the
+    status as the code.
 
     Args:
         refused: our last refusal of the request, if any.
@@ -221,5 +221,5 @@ def server_gone(error: object, context: RequestContext | None) -> ServerGone | N
 
 
 def unframed(message: str) -> str:
-    """`message` without what LiteLLM writes around a server's words."""
+    """`message` without LiteLLM's words around a server's."""
     return _FRAME_BEHIND.sub("", _FRAME_BEFORE.sub("", message)) or message

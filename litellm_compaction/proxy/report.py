@@ -1,4 +1,4 @@
-"""Gathers what is known of a deployment: its window, its counts, its ways to go on at the limit.
+"""Gathers the facts about a deployment: its window, its counts, its ways to go on at the limit.
 
 For `doctor`, the page, and the log at start. Loads no LiteLLM.
 """
@@ -32,16 +32,16 @@ _WORDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentReport:
-    """The report of one deployment, or of one loaded model behind a wildcard.
+    """The report of one deployment, or of one loaded model of a wildcard.
 
     Attributes:
-        carrier: what carries a running answer over the limit.
+        carrier: carries a running answer over the limit.
         absence: why there is no window; None also for a wildcard without loaded models, and without an answer in time.
-        source: what counts its prompts; None without a window, but for models that are not loaded.
-        failures: what is wrong with the sources that should have come before it, and what to do.
+        source: counts its prompts; None without a window, but for models that are not loaded.
+        failures: the faults of the sources that should have come before it, and their remedies.
         standing: the ways in which its server goes on with an answer.
-        model_settings: how LM Studio's own settings have the model answer, in words; "" if it was not asked.
-        warnings: those of them that work against this package, and what to choose.
+        model_settings: how LM Studio's own settings make the model answer, in words; "" if it was not asked.
+        warnings: those of them that work against this package, and the better choices.
     """
 
     target: Target
@@ -57,7 +57,7 @@ class DeploymentReport:
 
 
 async def targets_of(windows: Windows, deployment: Deployment) -> list[Target]:
-    """The deployment's target, or those of the loaded models behind a wildcard, keyed as requests are."""
+    """The deployment's target, or those of the loaded models of its wildcard, keyed as requests are."""
     target = deployment.target
     if "*" not in target.model:
         return [target]
@@ -70,7 +70,7 @@ class Reporter:
 
     Args:
         limit_s: for each question to a server.
-        is_patient: waits until what counts has been loaded, and asks LM Studio about its settings.
+        is_patient: waits until the counter has been loaded, and asks LM Studio about its settings.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Reporter:
         self._environ = environ
 
     async def reports(self, deployment: Deployment, settings: Settings) -> list[DeploymentReport]:
-        """One report, or one for each loaded model behind a wildcard; the wildcard's own if there is none."""
+        """One report, or one for each loaded model of a wildcard; the wildcard's own if there is none."""
         try:
             targets = await asyncio.wait_for(targets_of(self._windows, deployment), self._limit_s)
         except (CompactionError, asyncio.TimeoutError):
@@ -103,7 +103,7 @@ class Reporter:
     async def report(
         self, deployment: Deployment, settings: Settings, target: Target, listed: ListedModel | None = None
     ) -> DeploymentReport:
-        """Reports a target: the deployment's, or of a model behind its wildcard.
+        """Reports a target: the deployment's, or that of a model of its wildcard.
 
         `listed` is the model as LM Studio lists it: it says what will count a model that is not loaded.
         """

@@ -41,7 +41,7 @@ _MODEL_MAP_FILE = "model_prices_and_context_window_backup.json"
 _TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "text-completion-codestral"})
 _MAX_GROUPS = 64
 _SHOWN_NAMES = 20
-# The ways in which each can have an answer gone on with: LiteLLM's hooks know chats only.
+# The ways of each to go on with an answer: LiteLLM's hooks know chats only.
 WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
     "transport": frozenset(ALL_WAYS),
     "hooks": frozenset(("prefill", "turn")),
@@ -61,7 +61,7 @@ def opted_in_target(
 
     Args:
         target: its `context_length` is that of `model_info.compaction`.
-        provider: LiteLLM's name for how it is reached.
+        provider: LiteLLM's name for its kind.
         litellm_params: may say how many tokens each request makes the server allocate (Ollama: `num_ctx`).
         environ: for the addresses that LiteLLM takes from variables.
     """
@@ -164,7 +164,7 @@ class Deployment:
     Attributes:
         id: the router's id; pins a call to this deployment.
         group: its `model_name`.
-        provider: LiteLLM's name for how it is reached.
+        provider: LiteLLM's name for its kind.
         kind: `maybe_lm_studio` is decided by asking its server once.
         target: for window and counting.
         settings: `model_info.compaction`.
@@ -308,7 +308,7 @@ def unknown_model(config: Mapping[str, Any], name: str) -> str:
 
 
 def serves(pattern: str, name: str) -> bool:
-    """True if a `model_name` serves `name`: itself, or a wildcard as LiteLLM reads it, where only `*` is special."""
+    """True if a `model_name` serves `name`: itself, or a wildcard as LiteLLM reads it, with `*` alone special."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 

@@ -51,7 +51,7 @@ def load_settings() -> Settings:
 
 
 def spare_collections() -> None:
-    """Has Python's garbage collector pass over what the process has loaded so far.
+    """Makes Python's garbage collector pass over the objects of the process so far.
 
     LiteLLM and its imports are more than a million objects. A full collection looks at all of them, which stops
     everything for 500 to 700 ms whenever a request makes as many objects as a quarter of these (measured 2026-11-22
@@ -99,7 +99,7 @@ def _config() -> Mapping[str, Any]:
 
 
 class Preparing:
-    """Looks at the windows of guarded deployments, and loads what counts their prompts, each once.
+    """Looks at the windows of guarded deployments, and loads the counters of their prompts, each once.
 
     Making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream would feel.
     """
@@ -125,7 +125,7 @@ class Preparing:
         await self.prepare(router)
 
     async def prepare(self, router: Any) -> None:
-        """Loads what counts the models that are loaded, of guarded deployments only, also behind wildcards."""
+        """Loads the counters of the loaded models, of guarded deployments only, also of wildcards."""
         async for guard in self._guards.guarded(router):
             deployment = guard.deployment
             for target in await targets_of(self._compactor.windows, deployment):

@@ -134,7 +134,7 @@ def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Reques
     """A text completion as a chat request; None for anything but texts.
 
     If it `is_bridged`, LiteLLM makes one chat of all its texts. Otherwise the server answers each of them, and the
-    longest is what has to fit.
+    longest has to fit.
     """
     prompt = body.get("prompt")
     texts = prompt if isinstance(prompt, list) else [prompt]
@@ -207,10 +207,10 @@ def may_override(body: Mapping[str, Any]) -> bool:
 
 
 def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
-    """The arguments of a call to a guarded deployment, without what would send another body than the one we see.
+    """The arguments of a call to a guarded deployment, without those that would send another body than the one we see.
 
-    The same object if there is nothing of that kind. `provider` is how the deployment is reached; a client's
-    `custom_llm_provider` would reach it by another way.
+    The same object if there is nothing of that kind. `provider` is the deployment's; a client's `custom_llm_provider`
+    would reach it by another way.
     """
     extra = body.get(_EXTRA)
     theirs = _LIFTED | _NOT_THE_CLIENTS
@@ -278,10 +278,10 @@ def asks_for_usage(body: Mapping[str, Any]) -> bool:
 
 
 def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
-    """LiteLLM's answer, or a chunk or event of one, with how it ended (`details`), which LiteLLM leaves out.
+    """LiteLLM's answer, or a chunk or event of one, with `details` of its end, which LiteLLM leaves out.
 
     `details` stand in the usage, which chunks of chat and text completions have, events of responses in a response, and
-    messages as dictionaries and bytes. On Anthropic's route an answer that ends where the window does has Anthropic's
+    messages as dictionaries and bytes. On Anthropic's route an answer that ends when the window does has Anthropic's
     own word for that: LiteLLM has no `finish_reason` for `model_context_window_exceeded` and writes `max_tokens`, the
     client's own limit (1.106.2 and 1.109.1; Anthropic, "Handling stop reasons").
     """
@@ -331,7 +331,7 @@ def _event_with_details(event: bytes, details: Mapping[str, Any]) -> bytes:
 
 
 def is_structured(body: Mapping[str, Any]) -> bool:
-    """The answer is a document: JSON mode or structured output, where no notice may stand."""
+    """The answer is a document: JSON mode or structured output, in which no notice may stand."""
     shape = body.get("response_format")
     return shape is not None and not (isinstance(shape, Mapping) and shape.get("type") == "text")
 
@@ -394,7 +394,7 @@ def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
 def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
     """Gives every text in a request, whatever field it stands in, for telling a server's words from the client's.
 
-    Keeps nothing but what came as JSON: LiteLLM's own objects would keep the request alive.
+    Keeps only JSON: LiteLLM's own objects would keep the request alive.
     """
     sent = [value for key, value in body.items() if key not in _LITELLM_KEYS and isinstance(value, (str, list, dict))]
     return lambda: "\n".join(_texts(sent))
@@ -417,7 +417,7 @@ def is_plain(value: object) -> bool:
 
 
 def is_conversation(messages: object) -> bool:
-    """True for what `decode` reads as a list of messages."""
+    """True for a value that `decode` reads as a list of messages."""
     return isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
 
 
@@ -441,10 +441,10 @@ def can_be_continued(body: Mapping[str, Any]) -> bool:
 
 
 def asked_answers(body: Mapping[str, Any]) -> int:
-    """Returns how many answers to each prompt a client wants, by the field that asks for most.
+    """Returns the number of answers to each prompt that a client wants, by the field that asks for most.
 
     A server that reads the field writes them at once: llama.cpp (tools/server, `n` and `n_cmpl`, prompt shared), vLLM
-    too, with `best_of` before it chooses. What a server may read as a number is one.
+    too, with `best_of` before it chooses. Any value that a server may read as a number is one.
     """
     inner = body.get(_EXTRA)
     given = {**body, **inner} if isinstance(inner, Mapping) else body
@@ -457,7 +457,7 @@ def asked_prompts(body: Mapping[str, Any]) -> int:
 
 
 def _as_count(value: object) -> int:
-    """A number as lenient servers read it; 1 for what is none."""
+    """A number as lenient servers read it; 1 for anything else."""
     if isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS:
         return int(value)
     if isinstance(value, float) and value.is_integer():
@@ -471,7 +471,7 @@ def usage_of(response: object) -> Usage | None:
     prompt, completion = _field(usage, "prompt_tokens"), _field(usage, "completion_tokens")
     if not _is_count(prompt) or not _is_count(completion) or prompt <= 0:
         return None
-    # Part of the prompt, as OpenAI defines it; where it is more, the server leaves it out of the other number.
+    # Part of the prompt, as OpenAI defines it; if it is more, the server leaves it out of the other number.
     cached = _field(_field(usage, "prompt_tokens_details"), "cached_tokens")
     return Usage(prompt + cached if _is_count(cached) and cached > prompt else prompt, completion)
 

@@ -1,4 +1,4 @@
-"""Judges the end of an upstream answer: what follows, and the lesson of an overflow about the window.
+"""Judges the end of an upstream answer: the next step, and the lesson of an overflow about the window.
 
 `loop.py` judges the streams that it reads. In the hooks a refusal, and with LiteLLM 1.109.1 also a stream that fails
 before its first chunk, goes to LiteLLM's own retry or to the client instead; the hooks that hear of it ask here.
@@ -15,15 +15,15 @@ from litellm_compaction.proxy.call import Call
 
 # A prompt this close to the window explains an answer that breaks off without a word.
 NEAR_FULL_RATIO = 0.80
-# The same where the server has counted the prompt itself.
+# The same if the server has counted the prompt itself.
 FULL_RATIO = 0.98
-# What is believed of a window after an overflow that named no number.
+# The share of a window that still counts after an overflow that named no number.
 _SHRINK_RATIO = 0.80
 
 
-# How a stream ended: by itself; where the window does; with nothing but thoughts, more of them than it was given; at
-# its share of the window, or before it, for others that need the room; by an error that means a full window, or by
-# another one.
+# How a stream ended: by itself; at the window's end; with nothing but thoughts, more of them than it was given; at its
+# share of the window, or before it, for others that need the room; by an error that means a full window, or by another
+# one.
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
 Step: TypeAlias = Literal["deliver", "fail", "other_way", "harder", "anew", "calls", "go_on"]
 
@@ -32,7 +32,7 @@ class Ended(NamedTuple):
     """The end of one upstream request, as far as the next step depends on it.
 
     Attributes:
-        is_way_refused: the server takes no continuation by this way, and another one is left.
+        is_way_refused: the server refuses a continuation by this way, and another one is left.
         is_delivered: the client has some of the answer.
         gives_way: it was stopped since others need its room.
         has_whole_calls: of several tool calls only the last was cut.
@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
 
 def next_step(ended: Ended) -> Step:
-    """Returns what follows an upstream request: its answer is delivered, asked for once more, or goes on.
+    """Returns the next step after an upstream request: its answer is delivered, asked for once more, or goes on.
 
     `harder` compacts more, since the client has seen nothing of an overflow; `anew` repeats the request; `calls` hands
     over the calls that are whole; `go_on` plans a continuation.
@@ -70,14 +70,14 @@ class Judged(NamedTuple):
 
 
 def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Judged | None:
-    """An overflow in an error text, as far as it is to be believed; None if the text tells of none.
+    """An overflow in an error text, as far as it is credible; None if the text tells of none.
 
-    A client must not teach anybody a window: its own words, quoted by the server, are none of the server's; and no
-    server runs over a limit far above what it was sent.
+    A client must not teach a window to others: its own words, quoted by the server, are none of the server's; and no
+    server runs over a limit far above the prompt that it got.
 
     Args:
         client_text: gives the client's texts.
-        used_tokens: the prompt and what was generated, by our count, at most.
+        used_tokens: the prompt and the generated text, by our count, at most.
         window_tokens: as known.
     """
     if overflow_from_text(text) is None:
@@ -98,7 +98,7 @@ def most_tokens(prepared: PreparedRequest) -> float:
 
 
 def taught(overflow: Overflow, prepared: PreparedRequest, *, is_shared: bool) -> Overflow:
-    """`overflow` with what is to be believed of the window, also if the server named no number.
+    """`overflow` with a credible size of the window, also if the server named no number.
 
     Args:
         is_shared: others may have filled the context, so that nothing is known of the window.
@@ -109,7 +109,7 @@ def taught(overflow: Overflow, prepared: PreparedRequest, *, is_shared: bool) ->
 
 
 def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> Overflow | None:
-    """The overflow that a failed attempt reveals, None for none; what the loop has read it learns itself.
+    """The overflow that a failed attempt reveals, None for none; the loop learns from its own streams itself.
 
     Args:
         message: of LiteLLM's error.

@@ -40,7 +40,7 @@ from litellm_compaction.proxy.answer.relay import joined
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
 
-# What a client may ask of a chat completion, and a continuation needs too (OpenAI's API reference, LiteLLM's extras).
+# A client's keys that a continuation needs too (OpenAI's API reference for chat completions, LiteLLM's extras).
 _CLIENT_KEYS = (
     "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
     "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
@@ -74,8 +74,8 @@ async def prepared_in_room(
         request: the conversation, or the number of token ids in a prompt that consists of them.
         asked_tokens: the client's bound on the answer.
         foreseen: found before the deployment was chosen.
-        is_watched: the answer comes in pieces, and can go on where it was stopped.
-        is_stream: the server hears when nobody reads it any more; a plain answer is written to its end.
+        is_watched: the answer comes in pieces, and can go on after a stop.
+        is_stream: the server notices when its reader leaves; a plain answer is written to its end.
         answers: to each prompt.
 
     Raises:
@@ -92,10 +92,10 @@ async def prepared_in_room(
             limit = prepared.max_output_tokens(asked_tokens)
             limit = await room.acquire(prepared, limit, is_watched=is_watched, answers=answers, prompts=prompts)
             if not await compactor.has_shrunk(context, prepared):
-                # Else the model has been loaded with a smaller window while it waited for its turn.
+                # Otherwise the model has been loaded with a smaller window while it waited for its turn.
                 break
     except BaseException:
-        # A client that leaves during the summary, too: nothing else would end what it holds.
+        # Also for a client that leaves during the summary: nothing else would end its hold.
         room.release()
         raise
     task = asyncio.current_task()
@@ -114,14 +114,14 @@ def _asked(room: Reservation, is_stream: bool, task: asyncio.Task[Any]) -> None:
         room.release()
         return
     try:
-        # Whoever reads it gives the room back at its end; a stream that nobody reads is just dropped.
+        # The stream's reader gives the room back at its end; a stream without a reader is just dropped.
         weakref.finalize(stream, room.release).atexit = False
     except TypeError:
         room.release()
 
 
 class HookedUpstream:
-    """The deployment behind LiteLLM's router, for one client request.
+    """The deployment that LiteLLM's router reaches, for one client request.
 
     Args:
         first: the answer that LiteLLM has opened: a stream, or a whole response.
@@ -151,7 +151,7 @@ class HookedUpstream:
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         stream, part = self._first, _Part(self._logging)
         if stream is None:
-            # LiteLLM 1.109.1 reads the first chunk before it returns: what goes wrong there comes from here.
+            # LiteLLM 1.109.1 reads the first chunk before it returns: its errors come from here.
             with _understood(part, continuation):
                 options = {"stream": True, "stream_options": {"include_usage": True}}
                 stream = await self._again(messages, max_tokens, continuation, **options)
@@ -227,7 +227,7 @@ class Hooked:
     prepared: PreparedRequest
 
     async def chunks(self) -> AsyncGenerator[Any, None]:
-        """The answer's chunks as LiteLLM's own; what was stopped is logged at the end."""
+        """The answer's chunks as LiteLLM's own; streams that were stopped are logged at the end."""
         batches = self.answer.batches()
         try:
             async for batch in batches:
@@ -272,7 +272,7 @@ class _Part:
 
     Attributes:
         log: LiteLLM's logging object.
-        text: what has come of it.
+        text: the text so far.
         has_failed: LiteLLM has logged it as a failure.
     """
 
@@ -298,7 +298,7 @@ def _has_reported_usage(stream: Any) -> bool:
     """Returns True if a stream's usage is the server's: LiteLLM makes one up if the server reports none.
 
     By a tokenizer of its own, so that learning from it would teach the counter too little, 26 % for GLM-4 (1.109.1,
-    2026-11-22). LiteLLM keeps what the server sent in `chunks`; behind another callback's iterator hook it is unknown.
+    2026-11-22). The server's numbers are in `chunks`; after another callback's iterator hook they are unknown.
     """
     sent = getattr(stream, "chunks", None)
     return isinstance(sent, list) and any(getattr(chunk, "usage", None) is not None for chunk in reversed(sent))
@@ -306,14 +306,14 @@ def _has_reported_usage(stream: Any) -> bool:
 
 @contextmanager
 def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None]:
-    """Turns LiteLLM's errors of a stream into what the loop judges; others stay what they are."""
+    """Turns LiteLLM's errors of a stream into those that the loop judges; others stay as they are."""
     try:
         yield
     except Exception as error:
         part.has_failed = True
         text = str(error)
         if ended_early(text):
-            # Where LiteLLM does not look for the end of a stream it simply ends, and so it does below the transport.
+            # If LiteLLM does not look for the end of a stream, it simply ends, and so it does below the transport.
             return
         if overflow_from_text(text) is None and not is_crash(text) and not _has_another_way(continuation):
             raise

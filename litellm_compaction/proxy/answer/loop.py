@@ -64,9 +64,9 @@ _WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
 _MAX_CUTS = 12
 # Of the text that a client has of an answer, before it is cut for others.
 _LEAST_CUT_CHARS = 200
-# In which a server goes on itself, and which some do not take.
+# Ways in which a server goes on itself, and which some refuse.
 _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
-# With what an answer ends that its client sends back as it is, and which of these are calls.
+# Finish reasons of an answer that its client sends back as it is, and which of these are calls.
 _ENDS, _CALLS = frozenset({"stop", "length", "tool_calls", "function_call"}), frozenset({"tool_calls", "function_call"})
 # An overflow without a number at less than this share of the window is not of this answer alone.
 _FAR_BELOW_RATIO = 0.5
@@ -107,14 +107,14 @@ class Answer:
         self._callbacks = 0
         self._is_resumed = False
         self._is_closing = False
-        # Of more than one upstream answer.
+        # Made of more than one upstream answer.
         self.is_joined = False
         self._outcome: AnswerOutcome = "completed"
         self._progress = Progress()
         self._ways = upstream.ways
         self._refused: list[Way] = []
         self._last: tuple[PreparedRequest, Relay] | None = None
-        # With what it was asked for.
+        # With the state that it was asked for.
         self._plan: tuple[object, ContinuationPlan] | None = None
         self._one = OneAnswer(self._progress, asked.notices.at_the_end_only if asked.is_json else asked.notices)
 
@@ -139,7 +139,7 @@ class Answer:
             if not self._asked.is_whole:
                 yield [self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()]
             prepared = await self._compactor.finish(decided, self._room)
-            # What was announced may have been made by an alike request meanwhile.
+            # A compaction that was announced may have been made by an alike request meanwhile.
             if prepared.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield [notice]
         else:
@@ -207,7 +207,7 @@ class Answer:
             self._plan = None
             self._is_resumed = relay.gives_way and not isinstance(plan.prepared, CompactionNeeded)
             if self._is_resumed:
-                # Others needed the room: nothing is compacted, nobody has to know.
+                # Others needed the room: nothing is compacted, and the client need not know.
                 prepared = await self._compactor.continuing.continued(plan, self._room)
                 continue
             if plan.partial.closes:
@@ -298,9 +298,9 @@ class Answer:
         )
 
     async def _learn_way(self, prepared: PreparedRequest, relay: Relay) -> None:
-        """Notes how the server has gone on, and the ways that it has refused.
+        """Notes the way in which the server has gone on, and the ways that it has refused.
 
-        Of those only if it has taken another one: a server that takes no way at all says nothing about ways.
+        Refused ones count only after another one has worked: a server that refuses every way says nothing about ways.
         """
         outcomes: dict[Way, Outcome] = {}
         if relay.has_begun:
@@ -338,7 +338,7 @@ class Answer:
                     self._one.adopt(chunk)
                     deltas = relay.take(chunk)
                     if relay.has_company and not self._progress.delivered and self._is_called_back(prepared, relay):
-                        # Before anybody has a word of it: it is asked for again, without a seam.
+                        # Before the client has a word of it: it is asked for again, without a seam.
                         relay.stop()
                         if relay.end == "called_back":
                             return
@@ -353,7 +353,7 @@ class Answer:
                     if relay.end is None:
                         continue
                     if sent:
-                        # They do not wait for what follows.
+                        # They do not wait for the rest.
                         yield sent
                         sent = []
                     if relay.end in ("limit", "called_back") and not await self._can_go_on(prepared, relay):
@@ -369,7 +369,7 @@ class Answer:
     def _is_called_back(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if the answer has to stop since others wait for its room; a document or a call is not cut.
 
-        Nor is an answer of which the client has so little that it could not be told from what a server repeats.
+        Nor is an answer of which the client has so little that it looks like a server's repetition.
         """
         if not self._room.is_waited_for:
             return False
@@ -477,9 +477,8 @@ class Answer:
 
     def _is_overflow_of_all(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if a context that several answers fill was full, and not this answer's window; notes that.
-
-        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
-        shared context even if the server lists none (four answers of 150 tokens over 4,096, 2026-11-22).
+        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a shared
+        context even if the server lists none (four answers of 150 tokens over 4,096, 2026-11-22).
         """
         if relay.end != "overflow" or self._cuts >= _MAX_CUTS:
             return False
@@ -562,7 +561,7 @@ class Answer:
         return self._one.ending(reason, self.usage() if self._asked.wants_usage else None, fields)
 
     def usage(self) -> dict[str, Any]:
-        """The whole answer's usage: the first prompt, all generated tokens; what a restart cost beside that."""
+        """The whole answer's usage: the first prompt, all generated tokens, and the cost of restarts beside that."""
         prompts, reported = self._progress.prompt_tokens, self._progress.usages
         prompt = prompts[0] if prompts else 0
         completion = self._progress.completion_tokens

@@ -28,15 +28,15 @@ logger = logging.getLogger("litellm_compaction")
 Place: TypeAlias = Literal["content", "reasoning", "off"]
 Choice: TypeAlias = Literal["auto", "content", "reasoning", "off"]
 
-# Open WebUI forwards who is logged in, by headers of these names, where ENABLE_FORWARD_USER_INFO_HEADERS is on.
+# Open WebUI forwards the user's identity by headers of these names if ENABLE_FORWARD_USER_INFO_HEADERS is on.
 _CHAT_HEADER_PREFIX = "x-openwebui-"
 # Every browser begins so; Electron's programs too, of which many are editors with an agent inside.
 _BROWSER_PREFIX, _NO_BROWSER = "mozilla/", "electron/"
 # Routes on which thoughts are a delta of their own. LiteLLM makes a malformed item of them on responses (1.106.2 and
 # 1.109.1), and text completions have none.
 _ROUTES_WITH_THOUGHTS = ("/chat/completions", "/messages")
-# On which the thoughts of a whole answer have a field of their own. On messages they are the first block, where
-# programs look for the text.
+# The route on which the thoughts of a whole answer have a field of their own. On messages they are the first block,
+# where programs look for the text.
 _ROUTE_WITH_THOUGHTS_APART = "/chat/completions"
 _OWNERS = ("user_api_key_metadata", "user_api_key_team_metadata")
 _MAX_REMEMBERED = 4096
@@ -50,7 +50,7 @@ class Notices(NamedTuple):
 
     Attributes:
         before: while nothing of the answer has been sent.
-        within: behind its beginning. The seam can lie in a code block, a diff or JSON.
+        within: after its beginning. The seam can lie in a code block, a diff or JSON.
         after: at its end, if the window has cut it. Nothing follows that a thought could break.
     """
 
@@ -76,7 +76,7 @@ def notices_for(
         configured: the setting in force for the deployment.
         body: of the request, with LiteLLM's metadata and `proxy_server_request`.
         is_document: the answer is JSON.
-        is_whole: the answer comes in one piece; its headers say what was done before it.
+        is_whole: the answer comes in one piece; its headers report the work before it.
     """
     metadata = metadata_of(body)
     chosen = _chosen_for_owner(metadata) or configured
@@ -123,7 +123,7 @@ class Announced:
         if not roles:
             return False
         self._known[scope, conversation.hashes[-1]] = None
-        # What came before the newest answer is what was asked for it.
+        # The messages before the newest answer were its request.
         answer = next((at for at in range(len(roles) - 1, -1, -1) if roles[at] == "assistant"), 0)
         return answer > 0 and (scope, conversation.hashes[answer]) in self._known
 
@@ -159,7 +159,7 @@ Batch: TypeAlias = Sequence[Chunk]
 
 
 class Received(dict[str, Any]):
-    """A chunk with what it came as, which can go on to the client if nothing has to be changed.
+    """A chunk with its origin, which can go on to the client if nothing has to be changed.
 
     Attributes:
         origin: the carrier's own: the bytes of an event, or LiteLLM's object.
@@ -215,7 +215,7 @@ class Continuation:
         way: by a request of ours at the end of the messages, by their last one, or by `prompt`.
         prompt: instead of the messages, for the way `raw`; it ends inside the answer.
         needs_word: the server has to be told that the last message goes on (vLLM).
-        closing: fields of the body that have the server think no more; None for an answer that may think.
+        closing: fields of the body that make the server think no more; None for an answer that may think.
     """
 
     way: Way
@@ -225,15 +225,15 @@ class Continuation:
 
     @property
     def has_another_way(self) -> bool:
-        """Returns True if the server is to do what it may not know, so that there is another way if it does not."""
+        """Returns True if the server may not know this way, so that there is another one."""
         return self.way != "turn" or bool(self.closing)
 
     @property
     def begins_anew(self) -> bool:
-        """Returns True if only thoughts have come of the answer, so that what comes now is all of it.
+        """Returns True if the answer so far is only thoughts, so that all of it is still to come.
 
-        A format that shapes a whole document is left out of everything else: servers apply it from the first token that
-        they generate, and would begin a new document (llama.cpp, common/sampling.cpp; vLLM, structured outputs).
+        Otherwise a format that shapes a whole document is left out: servers apply it from the first token that they
+        generate, and would begin a new document (llama.cpp, common/sampling.cpp; vLLM, structured outputs).
         """
         return self.closing is not None
 
@@ -293,7 +293,7 @@ class Listener(Protocol):
     def answered(
         self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
-        """The server has counted what was sent, and what it gave."""
+        """The server has counted the prompt and its answer."""
 
     def refused(self, error: CompactionError) -> None:
         """It cannot be sent."""

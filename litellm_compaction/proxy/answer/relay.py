@@ -1,4 +1,4 @@
-"""One upstream stream on its way to the client: what may be sent now, what is held, when to stop.
+"""One upstream stream on its way to the client: text to send now, text to hold, and the time to stop.
 
 The client reads one answer whatever stream a delta came from: one id, one role, one finish_reason (promise P6).
 """
@@ -40,7 +40,7 @@ _CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
 _OLD_CALL = -1
 _KEPT_REASONING_CHARS = 40_000
 _WORTH_A_RESTART_TOKENS = 32
-# So many windows full no model writes, however wrong our count is; nor does a server send so many pieces.
+# No model writes so many windows full, however wrong our count is; nor does a server send so many pieces.
 _ENDLESS_RATIO = 4
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -50,7 +50,7 @@ class Progress:
     """An answer as far as its client has it, and its cost.
 
     Attributes:
-        lost_tokens: of `completion_tokens`, what was generated and can never reach the client.
+        lost_tokens: of `completion_tokens`, those that can never reach the client.
     """
 
     text: list[str] = field(default_factory=list)
@@ -83,12 +83,12 @@ class Relay:
         self._most_prompt_tokens = most_tokens(prepared)
         self._window_tokens = prepared.window.tokens
         self._prompt_tokens = prepared.count.tokens
-        # Nobody waits for the next word of a whole answer: it may fill the window, and has the server's own numbers.
+        # A whole answer has no reader while it is written: it may fill the window, and has the server's own numbers.
         self._stop_tokens = math.inf if asked.is_whole else int(streaming_ratio * prepared.window.tokens)
         self._generated = GeneratedTokens(prepared.count_text)
         partial, shown = progress.sent_text, prepared.shown
         self._joiner = Joiner(partial, shown=shown, is_trusted=prepared.is_trusted) if partial else None
-        # What is trusted is judged all the same: a server may be updated.
+        # A trusted way is judged all the same: a server may be updated.
         self._judge = Joiner(partial, shown=shown) if partial and prepared.is_trusted else self._joiner
         self._echo_tokens = 0
         self._tail: list[str] = []
@@ -109,10 +109,10 @@ class Relay:
         self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
         self.end: End | None = None
-        # What was sent may end inside a word: nobody had to be feared.
+        # The sent text may end inside a word: there was no need to hold it.
         self.is_inside_a_word = False
         self.overflow: Overflow | None = None
-        # How the server has said so, in one word for logs.
+        # The form of the server's overflow, in one word for logs.
         self.refusal = ""
         self.error: UpstreamError | None = None
         # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
@@ -125,11 +125,11 @@ class Relay:
         *,
         is_share: bool = False,
     ) -> None:
-        """Notes how the stream was asked for.
+        """Notes the bounds that the stream was asked for with.
 
         Args:
             limit_tokens: its `max_tokens`.
-            asked_tokens: what the client's own limit leaves; None without one.
+            asked_tokens: the rest of the client's own limit; None without one.
             is_share: its `max_tokens` is only its part of the window, because of others.
         """
         self._limit_tokens, self._asked_tokens, self._is_share = limit_tokens, asked_tokens, is_share
@@ -143,7 +143,7 @@ class Relay:
             return []
         if chunk.get("usage") is not None:
             self._take_usage(chunk)
-        # `dict` and not `Mapping` in all that is done for every chunk: an abstract class is ten times slower to ask.
+        # `dict` and not `Mapping` for every chunk: an abstract class is ten times slower to ask.
         choice = next(iter(chunk.get("choices") or ()), None)
         if not isinstance(choice, dict):
             return []
@@ -182,7 +182,7 @@ class Relay:
         return deltas
 
     def closed_thoughts(self) -> list[Chunk]:
-        """The end of the thoughts inside which the text stops, so that what follows is none; [] elsewhere."""
+        """The end of the thoughts inside which the text stops, so that the rest is none; [] elsewhere."""
         return self._sent({"content": f"\n{THINK_END}\n\n"}) if open_think(self._progress.sent_text) else []
 
     def whole_calls(self) -> list[Chunk]:
@@ -257,7 +257,7 @@ class Relay:
 
     @property
     def lost_tokens(self) -> int:
-        """Generated tokens that the client never gets: calls that were cut, and what the joiner has taken out."""
+        """Generated tokens that the client never gets: cut calls, and text that the joiner took out."""
         return self.cut_call_tokens + self._removed_tokens()
 
     @property
@@ -279,7 +279,7 @@ class Relay:
         return "began_anew" if opening == "anew" or self._has_generated_echo() else "went_on"
 
     def _has_generated_echo(self) -> bool:
-        """Returns True if the model has written again what the server was shown, by the server's own number."""
+        """Returns True if the model has repeated the text that the server was shown, by the server's own number."""
         if self.usage is None or not self._echo_tokens:
             return False
         return self.usage.completion_tokens >= self._generated.exact() + self._echo_tokens / 2
@@ -301,19 +301,19 @@ class Relay:
 
     @property
     def is_stuck(self) -> bool:
-        """Returns True if going on would give the client something twice: a call that it has begun to receive."""
+        """Returns True if going on would repeat a call that the client has begun to receive."""
         return bool(self._flowing)
 
     @property
     def has_whole_calls(self) -> bool:
-        """Returns True if the client has calls that are whole, since the one that was cut came later and is held."""
+        """Returns True if the client has whole calls, since the cut one came later and is held."""
         return bool(self._flowing and self._calls)
 
     def _breaks_off(self) -> bool:
         """Returns True if the answer ended because the window did, not because the model or the client wanted it to."""
         if self.finish_reason == "length":
             removed = self._removed_tokens()
-            # For a few words that were taken out nobody wants another request.
+            # A few words that were taken out are not worth another request.
             generated = self.completion_tokens() - (removed if removed >= _WORTH_A_RESTART_TOKENS else 0)
             # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
             asked = self._asked_tokens
@@ -327,7 +327,7 @@ class Relay:
     def _fail(self, chunk: Chunk) -> None:
         said = chunk.get("error")
         code = said.get("code") if isinstance(said, Mapping) else None
-        # The server has taken the request: without a number of its own it failed over its work.
+        # The server has accepted the request: without a number of its own it failed over its work.
         status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
         error = UpstreamError(json.dumps(said, default=str)[:ERROR_BYTES], chunk, status=status)
         if not self.has_overflowed(error):
@@ -378,7 +378,7 @@ class Relay:
             self._judge.feed(text)
         text = joiner.feed(text)
         if joiner.echoed_text and not had_echo:
-            # The server sends back what it was shown; nothing of that has been generated.
+            # The server repeats the text that it was shown; nothing of that has been generated.
             self._echo_tokens = self._generated.of(joiner.echoed_text)
             self._generated = self._generated.anew()
             self._generated.add(text)
@@ -482,13 +482,13 @@ class OneAnswer:
         if is_first:
             self._base = fields
         else:
-            # What a server adds to its last chunks only, such as LM Studio's `stats` and llama.cpp's `timings`.
+            # Fields that a server adds to its last chunks only, such as LM Studio's `stats` and llama.cpp's `timings`.
             self._closing.update((key, fields[key]) for key in fields if key not in self._base)
 
     def goes_on_as_it_came(self, chunk: Chunk, deltas: Sequence[Chunk]) -> bool:
-        """Returns True if `chunk` says what has to be said, and nothing else; notes that it was sent.
+        """Returns True if `chunk` says all of `deltas` and nothing else; notes that it was sent.
 
-        Most chunks do: reading and writing each anew would be most of what we cost a stream.
+        Most chunks do: reading and writing each anew would be most of our cost for a stream.
         """
         if not isinstance(chunk, Received) or len(deltas) != 1 or chunk.get("id") != self._base.get("id"):
             return False
@@ -542,8 +542,8 @@ class OneAnswer:
 
         Args:
             reason: the finish reason.
-            usage: None if nobody wants it.
-            fields: the server's others of its choice.
+            usage: None if the client did not ask for it.
+            fields: the server's other ones of its choice.
         """
         choice = {**fields, "index": 0, "delta": {}, "finish_reason": reason}
         base = {**self._base, **self._closing}

@@ -1,6 +1,6 @@
-"""Chunks as server-sent events: what the transport reads from LM Studio and writes to LiteLLM's OpenAI client.
+"""Chunks as server-sent events: the transport reads them from LM Studio and writes them to LiteLLM's OpenAI client.
 
-What a server sends is bounded by what it was asked for: one that is broken or hostile must not cost everybody else.
+A server's answer is bounded by its request: a broken or hostile server must not cost all other requests.
 `with_heartbeat` serves LiteLLM's streaming iterator hook, in place of LiteLLM's own keep-alive, which leaks a slot of
 the key's parallel limit with every chat stream on 1.106.2.
 """
@@ -20,7 +20,7 @@ from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Received, Ups
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.windows.fetch import is_quickly_read
 
-# What an error says stands at its beginning; some quote the whole request behind that.
+# An error's own words stand at its beginning; some quote the whole request after that.
 # LiteLLM looks through an error's text some ten times, 10 s for a megabyte (1.106.2, 2026-11-22).
 ERROR_BYTES = 32 * 1024
 DONE = b"data: [DONE]\n\n"
@@ -34,8 +34,8 @@ _TEXT = (str, type(None))
 class Bounds:
     """Bounds on a server's answer to one request.
 
-    Room for what is no text, such as sound and numbers for each token of the prompt. Of a token the longest are 128
-    bytes (o200k), and around it an event has 200 to 400 (LM Studio 0.4, llama.cpp and vLLM, 2026-11).
+    Room for parts that are no text, such as sound and numbers for each token of the prompt. Of a token the longest are
+    128 bytes (o200k), and around it an event has 200 to 400 (LM Studio 0.4, llama.cpp and vLLM, 2026-11).
 
     Attributes:
         event_bytes: in one line of a stream, or as a whole answer.
@@ -51,7 +51,7 @@ class Bounds:
 
 
 async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator[Batch]:
-    """The chunks of an event stream, those of each read together; passes over what is none.
+    """The chunks of an event stream, those of each read together; passes over anything else.
 
     Raises:
         UpstreamDropped: the connection broke.
@@ -104,7 +104,7 @@ async def pass_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator
 
 
 def _short(line: bytes) -> bytes:
-    """A line of a stream; for a long one that is no part of an answer, an error that says how it begins."""
+    """A line of a stream; for a long one that is no part of an answer, an error with its beginning."""
     if len(line) <= ERROR_BYTES or not line.startswith(_FIELD):
         return line
     data = line[len(_FIELD) :]
@@ -139,7 +139,7 @@ async def read_body(response: httpx.Response, most_bytes: int) -> tuple[bytes, b
 
 
 def unreadable(why: str) -> UpstreamError:
-    """The error for an answer that nobody reads to its end."""
+    """The error for an answer that is not read to its end."""
     message = f"The model's server cannot be understood: {why}."
     body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
     return UpstreamError(message, httpx.Response(502, json=body), status=502)
@@ -158,7 +158,7 @@ def event_of(chunk: Chunk) -> bytes:
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """{} for what is no JSON object."""
+    """{} for anything but a JSON object."""
     try:
         # Decoded here: `json` guesses the encoding of bytes first, which takes as long as reading a chunk.
         body = json.loads(content.decode("utf-8", "surrogatepass"))
@@ -219,7 +219,7 @@ def _chunks(lines: Iterable[bytes]) -> tuple[Batch, bool, UpstreamError | None]:
 
 
 class _Lines:
-    """Splits what comes from the network into lines, without their ends.
+    """Splits data from the network into lines, without their ends.
 
     As bytes: `Response.aiter_lines` also splits at U+2028, U+0085 and the like, which JSON strings may hold as they
     are, and the two halves of such a chunk would be lost. All lines of one read at once: a step of an asynchronous
@@ -259,11 +259,11 @@ _COMMENT = b": ping\n\n"
 async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: float) -> AsyncGenerator[Any, None]:
     """The chunks of `response`, and an empty one after each `every_s` for which a compaction has kept it silent.
 
-    Clients and load balancers close connections on which nothing moves. The race against the clock costs a task,
-    so it is run only where a pause may come.
+    Clients and load balancers close connections on which nothing moves. The race against the clock costs a task, so it
+    is run only if a pause may come.
 
-    A stream that waits before anybody is told anything opens with a comment: LiteLLM's router keeps what opens a
-    Responses stream (`_responses_stream_holds_event`), and a Messages stream where the request may be tried again
+    A stream that waits before the client is told anything opens with a comment: LiteLLM's router keeps the opening of a
+    Responses stream (`_responses_stream_holds_event`), and of a Messages stream if the request may be tried again
     (`_aanthropic_messages_streaming_iterator`), until some of the answer has come (1.106.2 and 1.109.1).
     """
     source = response.__aiter__()
@@ -317,7 +317,7 @@ def _copied(event: Any) -> Any:
 
 
 def _is_in_progress(event: Any) -> bool:
-    # Not by `getattr`: pydantic raises and catches an error for what a chat chunk does not have.
+    # Not by `getattr`: pydantic raises and catches an error for attributes that a chat chunk does not have.
     kind = getattr(event, "__dict__", {}).get("type")
     return getattr(kind, "value", kind) == "response.in_progress"
 
@@ -336,7 +336,7 @@ def _beat(last: Any, begun: Any) -> Any:
         return _copied(begun)
     beat = last.model_copy(deep=True)
     if getattr(beat, "usage", None) is not None:
-        # What it adds up is said once.
+        # Its numbers must be counted once.
         beat.usage = None
     for choice in beat.choices:
         choice.finish_reason = None

@@ -1,8 +1,8 @@
 """The better carrier: an httpx transport below LiteLLM's OpenAI client, so that LiteLLM sees one ordinary call.
 
-LiteLLM is handed an `AsyncOpenAI` client over `GuardedTransport`. What has to happen while a response is open happens
-here: the notice before the summary, abort and restart, streaming and not, on every route that LiteLLM bridges to chat
-completions.
+LiteLLM is handed an `AsyncOpenAI` client over `GuardedTransport`. Everything that happens while a response is open
+happens here: the notice before the summary, abort and restart, streaming and not, on every route that LiteLLM bridges
+to chat completions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from litellm_compaction.proxy.refusals import (
 )
 from litellm_compaction.windows.fetch import is_quickly_read
 
-# Clients are made anew where there are more.
+# Clients are made anew above this number.
 _MAX_SERVERS = 1024
 _LISTS = ("messages", "tools")
 _transport: ContextVar[ListTransport] = ContextVar("litellm_compaction_transport")
@@ -64,7 +64,7 @@ _OFF_LOOP_BYTES = 200_000
 
 
 class ListTransport(httpx.AsyncBaseTransport):
-    """A transport that is given what is long beside a body's bytes.
+    """A transport that gets long lists beside a body's bytes.
 
     Attributes:
         lists: keys of the next body that do not come in its bytes.
@@ -80,7 +80,7 @@ class GuardedTransport(ListTransport):
         inner: the shared transport with the connection pool; never closed here.
         asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
         prepared: found by the engine before routing ended.
-        unsupported: what servers refuse of a request's shape.
+        unsupported: the parts of a request's shape that servers refuse.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class GuardedTransport(ListTransport):
         content = await request.aread()
         body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
         if not body:
-            # What cannot be read cannot be guarded.
+            # A request that cannot be read cannot be guarded.
             return self._refused(TooDeep())
         body |= self.lists
         ready, found = self._prepared, self._asked.request
         long = is_long(body.get("messages"), body.get("tools"))
         if ready is None or not await off_loop_if(long, lambda: wire.is_same_request(body, found)):
-            # What is guarded is what leaves, by whatever way it came into the body.
+            # The body that leaves is guarded, however its parts came into it.
             ready, decoded = None, await off_loop_if(long, lambda: wire.decode(body))
             if decoded is None:
                 return await self._completed(request, body)
@@ -153,7 +153,7 @@ class GuardedTransport(ListTransport):
             return self._refused(TooDeep())
 
     async def aclose(self) -> None:
-        """Does nothing: the inner transport belongs to everybody."""
+        """Does nothing: the inner transport belongs to all."""
 
     async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
@@ -218,7 +218,7 @@ class GuardedTransport(ListTransport):
                 room.release()
                 return response
         except BaseException:
-            # Also on cancellation: without an answer nothing else would end what it holds.
+            # Also on cancellation: without an answer nothing else would end its hold.
             room.release()
             raise
         return httpx.Response(200, headers=end_to_end(response.headers), stream=_Held(response, room, bounds))
@@ -341,21 +341,21 @@ class _Chosen(httpx.AsyncBaseTransport):
 
 
 def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -> Callable[..., Awaitable[Any]]:
-    """OpenAI's `create`, which does not look through messages and tools for what its types name otherwise.
+    """OpenAI's `create`, which does not search messages and tools for keys that its types name otherwise.
 
-    There is no such name in them (openai 2.54, types/chat), and it holds the event loop for 0.3 ms a message: of 40,000
-    for 12 s, in which a stock proxy serves nobody (2026-11-22). Nor does it write them as JSON, which the transport
-    would have to read again: of 50 MB for 0.7 s.
+    There is no such key in them (openai 2.54, types/chat), and the search holds the event loop for 0.3 ms a message: of
+    40,000 for 12 s, in which a stock proxy serves no request (2026-11-22). Nor does it write them as JSON, which the
+    transport would have to read again: of 50 MB for 0.7 s.
     """
 
     async def created(**asked: Any) -> Any:
         extra = asked.get("extra_body") or {}
-        # What is in there already goes before, as ever.
+        # Keys that are in there already go before, as ever.
         lists = {key: asked[key] for key in _LISTS if key in asked and key not in extra}
         long = is_long(*lists.values())
         plain = {key: value for key, value in lists.items() if await off_loop_if(long, partial(wire.is_plain, value))}
         if not wire.is_conversation(plain.get("messages")):
-            # What the transport does not read goes on as it came.
+            # Keys that the transport does not read go on as they came.
             plain = {}
         transport.lists = plain
         kept = {key: value for key, value in asked.items() if key not in plain}
@@ -375,7 +375,7 @@ async def _short_if_error(response: httpx.Response) -> httpx.Response:
 
 
 async def _passed_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """An answer that is no stream, read within bounds; what is no answer without its end."""
+    """An answer that is no stream, read within bounds; a longer body without its end."""
     if response.status_code >= 400:
         return await _short_if_error(response)
     try:
@@ -421,7 +421,7 @@ def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]
 
 
 def _as_litellm_error(error: UpstreamError) -> Exception:
-    """The server's error behind the first chunk, as LiteLLM puts it into the stream."""
+    """The server's error after the first chunk, as LiteLLM puts it into the stream."""
     if overflow_from_text(error.text) is not None:
         overflow: Exception = litellm.ContextWindowExceededError(
             message=error.text[:500], model="", llm_provider="lm_studio"

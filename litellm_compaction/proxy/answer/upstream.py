@@ -1,4 +1,4 @@
-"""A deployment's server as the transport asks it: always for a stream, in the way that an answer goes on by.
+"""A deployment's server as the transport asks it: always for a stream, in the way by which an answer goes on.
 
 A stream can be watched, bounded while it runs, and ended with its client; a whole answer cannot: a llama.cpp whose
 client has left a plain request generates to its end, one that streams stops in half a second (measured 2026-11-22).
@@ -32,11 +32,11 @@ from litellm_compaction.proxy.answer.sse import (
 from litellm_compaction.proxy.routing import WAYS_OF
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 
-# What shapes a whole document, and not the rest of one.
+# Keys that shape a whole document, and not the rest of one.
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
-# With which servers refuse a key that they do not know (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
+# Statuses by which servers refuse an unknown key (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
 _UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
-# What we add to a request that the client may not want.
+# Our additions to a request that the client may not want.
 Addition: TypeAlias = Literal["usage", "stream"]
 # By the address of a server.
 Unsupported: TypeAlias = Bounded[tuple[str, Addition], None]
@@ -50,13 +50,13 @@ _CHAT = "/chat/completions"
 
 
 class HttpUpstream:
-    """A deployment's server behind the inner transport, for one client request.
+    """A deployment's server, reached by the inner transport, for one client request.
 
     Args:
         inner: carries the requests.
         request: of LiteLLM's client.
         body: its JSON.
-        unsupported: what servers have refused of our additions, so that each is asked in vain once.
+        unsupported: our additions that servers have refused, so that each is asked in vain once.
 
     Attributes:
         headers: of the first answer; None before it.
@@ -115,7 +115,7 @@ class HttpUpstream:
         """One request to the server; the caller closes the response.
 
         Raises:
-            UpstreamError: its answer is compressed as nobody has asked for.
+            UpstreamError: its answer is compressed in a way that was not asked for.
         """
         body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
         if stream:
@@ -162,14 +162,14 @@ class HttpUpstream:
             try:
                 response = await self.send(messages, max_tokens, continuation=continuation, stream=stream)
             except httpx.TransportError as error:
-                # It took the request and broke down over it, which near a full window is what an overflow looks like.
+                # It took the request and broke down over it, as it does at an overflow near a full window.
                 is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
                 if is_broken or (continuation is not None and continuation.has_another_way):
                     raise UpstreamDropped("", None) from error
                 raise
             if response.status_code not in _UNKNOWN_KEY_STATUSES:
                 if response.status_code == HTTPStatus.OK:
-                    # Proof that it was an addition which the server refused: an error may quote the client.
+                    # Proof that the server refused an addition: an error may quote the client.
                     for addition in self._left_out:
                         self._unsupported[self._address, addition] = None
                 return response
@@ -182,7 +182,7 @@ class HttpUpstream:
                 return response
 
     def _has_refused(self, error: str) -> bool:
-        """Returns True if an error names what we have added; it is left out of this request from now on."""
+        """Returns True if an error names one of our additions; it is left out of this request from now on."""
         addition = next((addition for addition, names in _NAMES.items() if names.search(error)), None)
         if addition is None or addition in self._left_out or (addition == "stream" and self.wants_stream):
             return False
@@ -225,7 +225,6 @@ def is_stream(response: httpx.Response) -> bool:
 
 
 async def _as_chat(completion: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
-    """The chunks of a text completion as those of a chat."""
     async for batch in completion:
         yield list(map(_as_chat_chunk, batch))
 

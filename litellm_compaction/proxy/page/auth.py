@@ -1,6 +1,6 @@
-"""The key that a request to the page shows, and who it belongs to.
+"""The key that a request to the page shows, and its owner.
 
-LiteLLM decides with each request whose key it is; `docs/page.md` says who may see and write what. A browser sends the
+LiteLLM decides with each request whose key it is; `docs/page.md` lists the rights of each role. A browser sends the
 key by HTTP's own Basic scheme, also with requests that other sites make it send: `is_own_request` tells those apart.
 """
 
@@ -102,7 +102,7 @@ def _is_basic(headers: Mapping[str, str]) -> bool:
 
 
 def _with_bearer(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers with the key of a browser's password box (RFC 7617) where LiteLLM looks for keys.
+    """Headers with the key of a browser's password box (RFC 7617) in the place where LiteLLM looks for keys.
 
     The key is the password, or the name if there is no password.
     """

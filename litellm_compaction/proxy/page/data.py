@@ -1,4 +1,4 @@
-"""Gathers what the page shows, for one visitor: deployments, models, conversations, events, settings.
+"""Gathers the page's content, for one visitor: deployments, models, conversations, events, settings.
 
 Servers are asked by the same cached reads as for requests, and none is waited for long.
 """
@@ -57,7 +57,7 @@ async def rows_for(around: Surroundings, visitor: Visitor) -> list[Row]:
 
 
 def models_for(router: Any, rows: Sequence[Row], visitor: Visitor) -> Mapping[str, str]:
-    """The models that can be chosen, with what each stands for: every `model_name`, and what wildcards have loaded."""
+    """The models that can be chosen, each with its meaning: every `model_name`, and the loaded ones of wildcards."""
     found: dict[str, str] = {}
     for entry in router_entries(router):
         name, kind = str(entry.get("model_name") or ""), as_entry(entry.get("model_info")).get("mode")
@@ -78,7 +78,7 @@ def fields_for(
     entered: Mapping[str, str],
     problems: Mapping[str, str],
 ) -> list[Field]:
-    """The settings that can be changed, with what was entered in place of what is in force."""
+    """The settings that can be changed; a value that was entered replaces the one in force."""
     fields: list[Field] = []
     for key, live in LIVE.items():
         setting = Settings.model_fields[key]
@@ -182,5 +182,5 @@ def _state(report: DeploymentReport, visitor: Visitor) -> str:
         return "not loaded yet"
     if report.absence is None:
         return "its server does not answer"
-    # The message names the server, which is not everybody's business.
+    # The message names the server, which is not every visitor's business.
     return str(report.absence) if visitor.sees_all else "not known"

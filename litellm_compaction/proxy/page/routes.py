@@ -1,7 +1,7 @@
-"""`/compaction` in the proxy: who may look, who may write, and what a form does.
+"""`/compaction` in the proxy: the rights to look and to write, and the effect of a form.
 
-LiteLLM decides whose key it is. A form saves or resets settings, or says why not; one that another site has a browser
-send is refused.
+LiteLLM decides whose key it is. A form saves or resets settings, or says why not; a form that another site makes a
+browser send is refused.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def add_page(around: Surroundings) -> None:
     if proxy_server is None:
         return
     app = proxy_server.app
-    # A configuration that is loaded anew brings a new handler; the page must be the one of that.
+    # A configuration that is loaded anew brings a new handler; the page must belong to that one.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
     served = _Page(around)
     for path in (PATH, _ASKING_PATH):
@@ -149,7 +149,7 @@ async def _visitor(request: Request) -> Visitor:
     """The owner of a request's key.
 
     Raises:
-        _Refused: it has none, or another site had it sent.
+        _Refused: it has none, or another site made the browser send it.
     """
     if not is_own_request(request.method, request.headers):
         raise _Refused(HTTPStatus.FORBIDDEN, "This request was not sent from this page.")
@@ -231,7 +231,7 @@ async def write(around: Surroundings, form: Mapping[str, str], known: Known, vis
     try:
         await around.live.write(overlay)
     except ConfigError as error:
-        # What is left after a reset of one key may contradict the file.
+        # The rest after a reset of one key may contradict the file.
         raise NotSaved(HTTPStatus.UNPROCESSABLE_ENTITY, f"Not saved. {error}") from None
     except StoreError as error:
         notice = f"Not saved, and nothing has changed: {error}"

@@ -1,7 +1,7 @@
 """Keeps the fill of the context, turn by turn, for the page's plots.
 
 A turn is one line of a log in the store, written when the server has counted its answer. Its conversation is known by a
-hash of how it begins, keyed with the proxy's own secret (promise P9).
+hash of its beginning, keyed with the proxy's own secret (promise P9).
 """
 
 from __future__ import annotations

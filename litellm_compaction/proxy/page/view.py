@@ -1,4 +1,4 @@
-"""The page as HTML: fills `templates/` with data, and says what a browser may do with the result.
+"""The page as HTML: fills `templates/` with data, and limits a browser's use of the result.
 
 Markup and wording are in the templates, looks in `style.css`. Here events are folded and the coordinates of plots are
 computed. The templates escape every value.
@@ -50,7 +50,7 @@ _LABEL_HEIGHT = 12.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A deployment, or a loaded model behind a wildcard.
+    """A deployment, or a loaded model of a wildcard.
 
     Attributes:
         state: why there is no window, in words.
@@ -240,12 +240,11 @@ def _share_of(tokens: int, window_tokens: int) -> str:
 
 
 def _shown(field: Field) -> str:
-    """A setting's value as people read it."""
     return next((label for value, label in field.options if value == field.value), field.value)
 
 
 def _short(value: object) -> object:
-    """Coordinates without the digits that nobody sees."""
+    """Coordinates without their invisible digits."""
     return f"{value:g}" if isinstance(value, float) else value
 
 
