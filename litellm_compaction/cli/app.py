@@ -33,10 +33,10 @@ _Command = TypeVar("_Command", bound=Callable[..., int])
 
 
 class _Harmless:
-    """Standard output or error; control characters in what servers and files say are made visible.
+    """Standard output or error; control characters in words of servers and files are made visible.
 
     Args:
-        inner: where the text goes.
+        inner: the stream below.
         keep: control characters that pass.
     """
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 trouble, 2 wrong arguments, 130 interrupted; for `up`, the proxy's.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # The demo draws, and shows nobody's words but its own.
+    # The demo draws, and shows no words but its own.
     keep = "\n\t\x1b" if given[:1] == ["demo"] else "\n\t"
     output, errors = _Harmless(sys.stdout, keep), _Harmless(sys.stderr, keep)
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):

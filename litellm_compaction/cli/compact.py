@@ -1,4 +1,4 @@
-"""`litellm-compaction compact`: compacts a conversation in a file as the plug-in would, or says what it would do."""
+"""`litellm-compaction compact`: compacts a conversation in a file as the plug-in would, or plans it (dry run)."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Report:
 
     Attributes:
         originals: n, as they were read; sizes[i] are the tokens of originals[i].
-        fixed_tokens: of tools, and of what the template adds.
-        decided: `Compaction.level`, or why nothing is done.
+        fixed_tokens: of tools, and of the template's additions.
+        decided: `Compaction.level`, or the reason for doing nothing.
         tokens_after: of the new prompt; in a dry run its bound.
         compaction: None for none; in a dry run without its texts.
         messages: None for `originals`.
@@ -195,7 +195,7 @@ def compact(
         BadRequest: the file is no request.
         ConfigError: the output cannot be written, or an option is wrong.
         DoesNotFit: the messages that stay verbatim are larger than the window.
-        ServerUnavailable: there is no server to write the summary, or it does not do.
+        ServerUnavailable: there is no server to write the summary, or its summary cannot be used.
     """
     if dry_run and output:
         raise ConfigError("--dry-run makes no new request that -o could write; leave one of them out")
@@ -293,7 +293,7 @@ def _covering(needed: CompactionNeeded, covered: int, decision: Summarize | None
 
 
 async def _shown(measured: Awaitable[_Result], doing: str) -> _Result:
-    """The result of `measured`; after a second stderr says every few seconds what takes so long."""
+    """The result of `measured`; after a second stderr tells every few seconds what takes so long."""
     task = asyncio.ensure_future(measured)
     started_s = time.monotonic()
     wait_s = _PROGRESS_S

@@ -1,6 +1,6 @@
 """A LiteLLM config file with its includes, read without LiteLLM.
 
-Values stay as written; `os.environ/NAME` is resolved where a value is used.
+Values stay as written; `os.environ/NAME` is resolved when a value is used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ConfigFile:
 
     @property
     def follows_environment(self) -> bool:
-        """Returns True if `LM_STUDIO_API_BASE` decides where some deployment is."""
+        """Returns True if `LM_STUDIO_API_BASE` is the address of some deployment."""
         places = [as_entry(entry.get("litellm_params")) for entry in self.deployments]
         return any(
             params.get("api_base") == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"

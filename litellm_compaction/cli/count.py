@@ -38,7 +38,7 @@ def count(
     Args:
         file: a path, or `-` for the standard input.
         model: as LM Studio names it; "" if each line of a batch names its own.
-        api_base: of the LM Studio that may know the model; None looks where it usually is.
+        api_base: of the LM Studio that may know the model; None looks at the usual address.
         tokenizer: as the setting of that name; "" is `auto`.
         batch: one request per line.
 
@@ -57,7 +57,7 @@ def count(
     if batch:
         with opened(file) as stream:
             return asyncio.run(_batch(lines(stream), model, teller()))
-    # Before any server is asked: a wrong file is said at once.
+    # Before any server is asked: a wrong file is reported at once.
     asked = read_request(file)
     counted = asyncio.run(teller().count(model, asked.request))
     if as_json:

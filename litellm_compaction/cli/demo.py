@@ -1,6 +1,6 @@
-"""`litellm-compaction demo`: a long conversation through a real proxy, with a small simulated LM Studio behind it.
+"""`litellm-compaction demo`: a long conversation through a real proxy, in front of a small simulated LM Studio.
 
-The simulator runs in this process: its records say what was really sent, cut and computed.
+The simulator runs in this process: its records show the requests, cuts and computed tokens.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: b
 
 
 class _Stage:
-    """The conversation, the simulated model that answers it, and what the summary line says of both."""
+    """The conversation, the simulated model that answers it, and the numbers of both for the summary line."""
 
     def __init__(self, look: Look, context_tokens: int) -> None:
         self._look = look
@@ -429,7 +429,7 @@ class Conversation:
         self._lines = max(12, round(34 * context_tokens / _BASE_WINDOW_TOKENS))
 
     def add_answer(self, turn: int, content: str, calls: Sequence[JsonObject]) -> None:
-        """Append what the model said in `turn`, and what follows: tool results, or the user's next remark."""
+        """Appends the model's words in `turn`, and the sequel: tool results, or the user's next remark."""
         answer: JsonObject = {"role": "assistant", "content": content}
         if calls:
             answer["tool_calls"] = list(calls)
@@ -482,7 +482,7 @@ def rest_of(report: str, shown: str) -> str:
 
 
 def scripted_summary(prompt_text: str) -> str:
-    """The simulated model's summary: the facts that it finds in the text that it was shown."""
+    """The simulated model's summary: the facts that it finds in its prompt."""
     paths = list(dict.fromkeys(_PATH.findall(prompt_text)))[:12]
     rows = "\n".join(f"| {path} | read, integer cents | tests pass |" for path in paths) or "| - | - | - |"
     return (

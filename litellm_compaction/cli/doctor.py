@@ -101,7 +101,7 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One deployment, or one loaded model behind a wildcard.
+    """One deployment, or one loaded model of a wildcard.
 
     Attributes:
         name: its `model_name`.
@@ -125,7 +125,7 @@ class _Row:
 
     @property
     def place(self) -> str:
-        """Its name in findings, with the model where a wildcard has several."""
+        """Its name in findings, with the model if a wildcard has several."""
         return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
 
     def with_problem(self, message: str) -> _Row:
@@ -168,7 +168,7 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
     try:
         settings = settings_from(file.settings).with_store(environ)
     except ConfigError:
-        # Which `check_config` reports.
+        # `check_config` reports it.
         settings = settings_from(None)
     async with contextlib.AsyncExitStack() as stack:
         # The environment's web proxy must not be asked for a server on this machine or network.
@@ -237,7 +237,7 @@ def _store(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> 
 
 
 async def _of_store(store: Store, settings: Settings) -> AsyncIterator[Finding]:
-    """Faults of a Redis that machines share, and the models whose summaries say nothing, by the history."""
+    """Faults of a Redis that machines share, and the models whose summaries are useless, by the history."""
     if is_redis(settings.store):
         from litellm_compaction.stores.redis import RedisRows
 
@@ -291,7 +291,7 @@ class _Examiner:
                 await self.windows.resolve(target)
                 whys.append("")
             except ConfigError:
-                # Which `check_config` reports.
+                # `check_config` reports it.
                 continue
             except CompactionError as error:
                 whys.append(why_unasked(error))
@@ -315,7 +315,7 @@ class _Examiner:
         api_base, api_key = deployment.target.api_base or "", deployment.target.api_key
         row = replace(row, server=without_userinfo(api_base))
         try:
-            # Says why: no server there, a refused key, or another server.
+            # Its error tells the reason: no server there, a refused key, or another server.
             listing = await list_models(self.http, api_base, api_key, timeout_s=_LIMIT_S)
             if not (listing.models or await self.windows.is_lmstudio(api_base, api_key)):
                 # Any server may answer with an empty list.
@@ -356,7 +356,7 @@ class _Examiner:
         return await self._reported(replace(row, reachable=True, api=served.api or ""), deployment, served)
 
     async def _reported(self, row: _Row, deployment: Deployment, listing: Listing | Served | None) -> list[_Row]:
-        """The row, or one for each loaded model behind a wildcard, with what is known of it."""
+        """The row, or one for each loaded model of its wildcard, with the known facts."""
         targets = await targets_of(self.windows, deployment)
         if not targets and isinstance(listing, Listing):
             row = replace(row, report=self.reporter.blank(deployment, self.settings, deployment.target))

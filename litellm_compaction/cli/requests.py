@@ -19,11 +19,11 @@ _SHAPE = '{"messages": […], "tools": […]}'
 
 
 class BadRequest(CompactionError):
-    """An input is no request; the message says where and what was expected."""
+    """An input is no request; the message names the place and the expected form."""
 
 
 class Asked(NamedTuple):
-    """A request; `fields` are all that stand in it, `model` is "" if it names none."""
+    """A request; `fields` are all of its keys, `model` is "" if it names none."""
 
     model: str
     request: Request

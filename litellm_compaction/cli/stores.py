@@ -1,4 +1,4 @@
-"""`litellm-compaction events` and `store ls | show | purge`, and which store a command means."""
+"""`litellm-compaction events` and `store ls | show | purge`, and the choice of the store for a command."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def show(store: Store, beginning: str) -> int:
 
 
 def purge(store: Store, *, scope: str | None, older_than_s: float | None, everything: bool, ask: bool) -> int:
-    """Deletes what is named, after a question; ends the store; 0, or 1 when the answer was no.
+    """Deletes the compactions that are named, after a question; ends the store; 0, or 1 when the answer was no.
 
     Raises:
-        ConfigError: nothing is named, or nobody can be asked.
+        ConfigError: nothing is named, or the question cannot be asked.
         StoreError: the store cannot be written.
     """
     if everything == (scope is not None or older_than_s is not None):

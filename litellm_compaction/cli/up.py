@@ -68,13 +68,13 @@ def up(
 ) -> int:
     """Runs until the proxy ends or is told to end; the proxy's exit code.
 
-    Problems in the file are said first: a proxy without the handler, say, starts and guards nothing.
+    Problems in the file are printed first: a proxy without the handler, say, starts and guards nothing.
 
     Args:
         port: 0 takes a free one.
         config: None is the shipped one.
         simulator: use the simulator, even if LM Studio answers.
-        lm_studio: where LM Studio must answer; None looks at `LM_STUDIO_API_BASE`, then at port 1234.
+        lm_studio: the address that must answer; None looks at `LM_STUDIO_API_BASE`, then at port 1234.
 
     Raises:
         CompactionError: something is missing or wrong; nothing is left running.
