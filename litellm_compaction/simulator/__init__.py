@@ -1,7 +1,7 @@
 """A stand-in for LM Studio's local server, for tests and demonstrations.
 
 It speaks LM Studio's HTTP API, and the protocol of its SDKs, with a real tokenizer, the loaded window, and every known
-way of overflowing it. It imports nothing else of this project, so that it can witness what the project sends.
+way of overflowing it. It imports nothing else of this project, so that it can witness the project's requests.
 """
 
 from .catalog import Instance, Model

@@ -1,7 +1,7 @@
 """Lists models, those that are loaded, and the instance that a request's `model` means.
 
 The listings are those of the three generations of LM Studio's API. Requests to one instance share its slots, a failure
-that hits all of them, and its KV cache: as much of a new prompt as begins like a slot's last one is computed already.
+that hits all of them, and its KV cache: a new prompt's beginning that equals that of a slot's last one is computed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Model:
 
     `tokens_factor` scales true token counts (1.2: this tokenizer gives 20 % more than o200k_base); a `tokenizer` says
     more than that, and then stands alone.
-    `goes_back` False is a model with sliding windows or running states, whose cache only goes on behind its end.
-    `strict_template` None means the simulator's. `default_context_length` is what JIT loading uses.
+    `goes_back` False is a model with sliding windows or running states, whose cache only goes on after its end.
+    `strict_template` None means the simulator's. `default_context_length` is for JIT loading.
     """
 
     key: str
@@ -101,7 +101,7 @@ class Instance:
 
 
 def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model]) -> Instance | Model | None:
-    """The instance that `name` addresses, or the download to load for it; None when it addresses nothing.
+    """The instance that `name` addresses, or the download to load for it; None if there is neither.
 
     Both are tried by each rule before the next, so that an exact download goes before a loose instance.
     """
@@ -151,7 +151,7 @@ _MATCHES: tuple[Callable[[str, Model, str], bool], ...] = (
 
 
 def openai_models(models: Sequence[Model], instances: Sequence[Instance], jit: bool) -> JsonObject:
-    """`GET /v1/models`: no window of any kind (bt#2139); with JIT every download, else what is loaded."""
+    """`GET /v1/models`: no window of any kind (bt#2139); with JIT every download, else the loaded models."""
     ids = [model.key for model in models] if jit else []
     ids += [instance.id for instance in instances if instance.id not in ids]
     return {
@@ -161,7 +161,7 @@ def openai_models(models: Sequence[Model], instances: Sequence[Instance], jit: b
 
 
 def llama_props(instance: Instance) -> JsonObject:
-    """`GET /props` of llama.cpp's server: one slot's context, and how many slots (tools/server/README.md)."""
+    """`GET /props` of llama.cpp's server: one slot's context, and the number of slots (tools/server/README.md)."""
     return {
         "default_generation_settings": {"id": 0, "n_ctx": instance.context_length},
         "total_slots": instance.parallel,
@@ -190,7 +190,7 @@ def v0_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObj
 
 
 def v0_model(model: Model, instance: Instance | None) -> JsonObject:
-    """One entry of it; `loaded_context_length` is there only for what is loaded (zed PR#25606)."""
+    """One entry of it; `loaded_context_length` is there only for a loaded model (zed PR#25606)."""
     entry: JsonObject = {
         "id": instance.id if instance else model.key,
         "object": "model",
@@ -337,7 +337,7 @@ FailureOutcome = Literal["error", "pool_overflow"]
 
 
 class FlightFailed(Exception):
-    """The request was ended by something outside it: a pool overflow, a crash, or an unload."""
+    """The request was ended from outside: a pool overflow, a crash, or an unload."""
 
     def __init__(self, message: str, outcome: FailureOutcome) -> None:
         super().__init__(message)
@@ -346,7 +346,7 @@ class FlightFailed(Exception):
 
 
 class Flight:
-    """A request that occupies a slot; `used_tokens` is its prompt plus what it has generated."""
+    """A request that occupies a slot; `used_tokens` is its prompt plus its generated tokens."""
 
     def __init__(self, used_tokens: int, client_left: asyncio.Event) -> None:
         self.used_tokens = used_tokens
@@ -433,7 +433,7 @@ class SlotQueue:
         self._taken -= 1
 
     def reset(self) -> None:
-        """Forget who holds or waits for slots, when the event loop they belong to is gone."""
+        """Forget the holders of slots and those who wait, when the event loop they belong to is gone."""
         self._taken = 0
         self._waiting.clear()
 
@@ -451,7 +451,7 @@ class Slot:
 
 
 class KvCache:
-    """The slots of one instance; without `goes_back` a slot only serves a prompt that goes on behind all of it."""
+    """The slots of one instance; without `goes_back` a slot only serves a prompt that goes on after all of it."""
 
     def __init__(self, parallel: int, *, goes_back: bool = True) -> None:
         self._goes_back = goes_back
@@ -459,7 +459,7 @@ class KvCache:
         self._clock = 0
 
     def take(self, segments: tuple[Segment, ...], prompt_tokens: int) -> tuple[Slot, int]:
-        """Returns the slot for a prompt, and how many of its tokens (unscaled) it already holds.
+        """Returns the slot for a prompt, and the number of its tokens (unscaled) that it already holds.
 
         The caller makes sure that one is free.
         """

@@ -43,7 +43,7 @@ class _Run(NamedTuple):
 
 
 def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: ReasoningField) -> Reply:
-    """The reply as its text comes out: cut at the first stop string, thoughts inline where so configured."""
+    """The reply as its text comes out: cut at the first stop string, thoughts inline if so configured."""
     ends = [end for stop in stops if (end := reply.content.find(stop)) >= 0]
     if ends:
         reply = replace(reply, content=reply.content[: min(ends)], tool_calls=())
@@ -288,7 +288,7 @@ _STREAM_HEADERS = [  # as LM Studio's Express layer sends them
 
 
 class Connection:
-    """The way back to one client; `client_left` is set when it has gone, and what is sent then reaches nobody."""
+    """The way back to one client; `client_left` is set when it has gone, and later bytes are lost."""
 
     def __init__(self, send: Send, close: Callable[[], None]) -> None:
         self._send = send
@@ -313,7 +313,7 @@ class Connection:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def drop(self) -> None:
-        """Close the connection as it is, what was sent before included."""
+        """Close the connection as it is, with the bytes that were sent before."""
         self._close()
         # The server learns of it in the next turn of the loop and then asks for no response any more.
         await asyncio.sleep(0)
@@ -372,7 +372,7 @@ class Envelope:
 class Answer:
     """One generation on its way to the client; `release` gives back the slot and closes the record.
 
-    `echo` is what the server repeats before it: no token of it is generated, so none is counted.
+    `echo` is the server's repetition before it: no token of it is generated, so none is counted.
     """
 
     simulator: Simulator

@@ -53,7 +53,7 @@ class Seat:
         instance.flights.append(self.flight)
 
     def start(self, segments: tuple[Segment, ...], raw_tokens: int, used_tokens: int) -> int:
-        """Begin computing a prompt; returns how many of its tokens (unscaled) the cache already holds."""
+        """Begin computing a prompt; returns the number of its tokens (unscaled) that the cache already holds."""
         self.flight.used_tokens = used_tokens
         self._segments = segments
         self._slot, cached_tokens = self.instance.cache.take(segments, raw_tokens)
@@ -86,7 +86,7 @@ class Seat:
 def meet_window(
     prompt: Prompt, simulator: Simulator, instance: Instance, record: RequestRecord
 ) -> tuple[Prompt, Ending | None]:
-    """Returns what the window leaves of a prompt, and the ending if there is no answer; notes a truncation in `record`.
+    """Returns the rest of a prompt in the window, and the ending if there is no answer; notes a truncation in `record`.
 
     A prompt as long as the window overflows too, since no token of an answer would fit.
 
@@ -126,8 +126,7 @@ def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Promp
     return truncate_middle(prompt, window_tokens, tokenizer)
 
 
-# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s,
-# 2026-11).
+# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s, 2026-11).
 _THREAD_ABOVE_CHARS = 200_000
 
 

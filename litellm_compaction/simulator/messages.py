@@ -375,8 +375,7 @@ def model_not_found(name: str) -> Refusal:
 def n_keep_too_long(keep_tokens: int, window_tokens: int, wording: NKeepWording) -> Refusal:
     """The 400 when even the part that must stay exceeds the window.
 
-    The three wordings are those of 0.3.x late (openclaude#353), 0.3.x early (bt#237), and 0.4.0
-    (opencode#11141).
+    The three wordings are those of 0.3.x late (openclaude#353), 0.3.x early (bt#237), and 0.4.0 (opencode#11141).
     """
     advice = "Try to load the model with a larger context length, or provide a shorter input."
     if wording == "trying_to_keep":

@@ -88,7 +88,7 @@ _JINJA_WITHOUT_TOOLS = "{%- set tools = [] -%}\n"
 
 
 class Segment(NamedTuple):
-    """A piece of a prompt: template or content text, an image given by its digest, or `ids` of nobody knows what."""
+    """A piece of a prompt: template or content text, an image given by its digest, or `ids` of unknown text."""
 
     text: str
     is_image: bool = False
@@ -107,7 +107,7 @@ class Segment(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One turn of the template; `text` is what its messages say, without template text."""
+    """One turn of the template; `text` is that of its messages, without template text."""
 
     role: str
     segments: tuple[Segment, ...]
@@ -295,8 +295,7 @@ Overflow = Literal[
 ]
 MidOverflow = Literal["length", "error", "drop", "stop", "shift"]
 
-# A truncated prompt leaves this share of the window for the answer (simplification; LM Studio's share is not
-# known).
+# A truncated prompt leaves this share of the window for the answer (simplification; LM Studio's share is not known).
 _ANSWER_SHARE = 8
 
 
@@ -308,8 +307,8 @@ def keep_tokens(prompt: Prompt, tokenizer: Tokenizer) -> int:
 def truncate_middle(prompt: Prompt, window_tokens: int, tokenizer: Tokenizer) -> Prompt:
     """The prompt with the middle dropped: system, first user message, and the newest messages that fit.
 
-    The newest message loses its front where it does not fit whole. The caller guarantees
-    `keep_tokens(prompt, tokenizer) < window_tokens`.
+    The newest message loses its front if it does not fit whole. The caller guarantees `keep_tokens(prompt, tokenizer) <
+    window_tokens`.
     """
     return _with_newest(prompt, _head(prompt), window_tokens, tokenizer)
 
@@ -355,8 +354,7 @@ def _end_of(block: Block, limit_tokens: float, tokenizer: Tokenizer) -> Block:
     return Block(block.role, (Segment(text), closing), text)
 
 
-# One token each in the Qwen models; as plain text they would be several (llama.cpp vocabulary of Qwen3,
-# 2026-11).
+# One token each in the Qwen models; as plain text they would be several (llama.cpp vocabulary of Qwen3, 2026-11).
 SPECIAL_TOKENS = (
     "<|im_start|>",
     "<|im_end|>",
@@ -373,8 +371,7 @@ _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL
 
 _WIDE = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]+")
 
-# tiktoken 0.14 panics on 1,000,000 equal characters and passes 800,000 (measured 2026-11), so long runs are
-# split.
+# tiktoken 0.14 panics on 1,000,000 equal characters and passes 800,000 (measured 2026-11), so long runs are split.
 _SLICE_CHARS = 100_000
 _CACHED_TEXTS = 16_384
 

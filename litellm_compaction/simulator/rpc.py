@@ -37,7 +37,7 @@ _MOST_WARNINGS = 5
 _KEY_LIMIT_S = 10.0
 _MOST_KEY_CHARS = 256
 _HUGE = " " * (32 << 20)
-# These change what is loaded; none of them is for a client that only counts.
+# These change the loaded models; none of them is for a client that only counts.
 _CHANGING = frozenset({"unloadModel", "preloadDraftModel"})
 _CHANNELS = frozenset({"channelCreate", "signalSubscribe", "writableSignalSubscribe"})
 _BUSY_POLL_S = 0.005
@@ -388,7 +388,7 @@ class SdkConnection:
         return round(tokens * self._sdk.tokens_factor) + self._sdk.extra_tokens, instance
 
     async def _wait_for_worker(self, instance: Instance) -> None:
-        # What it waits for is changed by any thread.
+        # Any thread may change it.
         while self._sdk.mode == "busy" and (instance.flights or instance.chats_in_app):  # noqa: ASYNC110
             await asyncio.sleep(_BUSY_POLL_S)
 

@@ -21,9 +21,9 @@ Outcome = Literal["running", "ok", "error", "overflow", "mid_overflow", "pool_ov
 class RequestRecord:
     """One request. Token counts are the server's own (scaled); times are `time.monotonic()` seconds.
 
-    `prompt_tokens` counts what was sent, `kept_tokens` what was left of it after truncation; of these
-    `cached_tokens` came from the KV cache and `computed_tokens` had to be computed. `body` is the parsed
-    JSON, None for a GET or for bytes that are not a JSON object. Header names are lower case.
+    `prompt_tokens` counts the prompt as sent, `kept_tokens` the rest after truncation; of these `cached_tokens` came
+    from the KV cache and `computed_tokens` had to be computed. `body` is the parsed JSON, None for a GET or for bytes
+    that are not a JSON object. Header names are lower case.
     """
 
     path: str
@@ -72,7 +72,7 @@ class Fault:
 
 
 class Gate(threading.Event):
-    """A point where an answer waits until the gate is set; `reached` is set when the answer gets there."""
+    """A point at which an answer waits until the gate is set; `reached` is set when the answer gets there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,9 +87,9 @@ class Gate(threading.Event):
 class Reply:
     """An answer that the model generates.
 
-    `tool_calls` are (name, JSON arguments). `gate` holds the answer after `gate_after_tokens` generated
-    tokens, 0 being before the first delta; a plain `threading.Event` serves too. `status` or `raw_body`
-    replace the whole generation by a plain HTTP response.
+    `tool_calls` are (name, JSON arguments). `gate` holds the answer after `gate_after_tokens` generated tokens, 0 being
+    before the first delta; a plain `threading.Event` serves too. `status` or `raw_body` replace the whole generation by
+    a plain HTTP response.
     """
 
     content: str = ""
@@ -111,9 +111,8 @@ class Reply:
 class ChatCall:
     """A request as its script sees it.
 
-    `prompt_text` is what the model still sees: message contents, tool results, and tool-call arguments,
-    joined by newlines, after any truncation; `sent_text` is the same before it. `index` counts inference
-    calls from 0.
+    `prompt_text` is the text that the model still sees: message contents, tool results, and tool-call arguments, joined
+    by newlines, after any truncation; `sent_text` is the same before it. `index` counts inference calls from 0.
     """
 
     body: JsonObject
@@ -209,7 +208,7 @@ SDK_MODES: tuple[SdkMode, ...] = get_args(SdkMode)
 
 @dataclass(eq=False, kw_only=True)
 class SdkCall:
-    """One message of a client; `endpoint` is "" for what has none, such as keepAlive.
+    """One message of a client; `endpoint` is "" for a message without one, such as keepAlive.
 
     `outcome` is "running" until it is known, "none" for a call that is never answered, "warning" for one that the
     server cannot read. Times are `time.monotonic()` seconds.
@@ -258,7 +257,7 @@ class Sdk:
     calls: list[SdkCall] = field(default_factory=list, init=False)
 
     def faults(self) -> list[SdkCall]:
-        """Returns what a client that only counts must never ask: channels, signals, loading and unloading."""
+        """Returns the calls that a counting client must never make: channels, signals, loading and unloading."""
         return [call for call in self.calls if call.is_fault]
 
     def open_sockets(self) -> list[SdkSocket]:

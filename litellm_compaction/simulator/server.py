@@ -56,7 +56,7 @@ _OFFERED: dict[Api, tuple[str, ...]] = {
     "openai": ("/v1/",),
     "llama.cpp": ("/v1/", "/props"),
 }
-# What the server of LM Studio's SDKs takes in one message: the default of its library, `ws`.
+# The largest message for the server of LM Studio's SDKs: the default of its library, `ws`.
 _MOST_FRAME_BYTES = 100 << 20
 # Other keys, such as parallel or the KV quantization, are rejected (bt#2024).
 _LOAD_KEYS = {
@@ -77,7 +77,7 @@ class Application:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """End what is still generated for clients that have gone."""
+        """End the answers that are still generated for clients that have gone."""
         self._stopping.set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -216,7 +216,7 @@ class Application:
             "status": "loaded",
         }
         if body.get("echo_load_config") is True:
-            # What is documented of this answer has no `parallel`, unlike the list.
+            # The documented fields of this answer have no `parallel`, unlike the list.
             answer["load_config"] = {name: value for name, value in load_config(instance).items() if name != "parallel"}
         return answer
 
@@ -287,7 +287,7 @@ def serve(simulator: Simulator, host: str = "127.0.0.1", port: int = 0) -> Itera
 
 def _listen(host: str, port: int) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    # asyncio turns Nagle's delay off only where the protocol is named; with it each request takes 40 ms more.
+    # asyncio turns Nagle's delay off only if the protocol is named; with it each request takes 40 ms more.
     listener = socket.socket(family, kind, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
@@ -295,7 +295,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(128)
     except BaseException:
-        # Nobody else knows the socket yet; Ctrl-C included.
+        # No other code knows the socket yet; Ctrl-C included.
         listener.close()
         raise
     return listener
@@ -313,7 +313,7 @@ class _Server:
         config = uvicorn.Config(
             self._application,
             http="h11",
-            # The one that warns of nothing; older uvicorns have none of it, and then there are no SDKs.
+            # The one without warnings; older uvicorns have none of it, and then there are no SDKs.
             ws="websockets-sansio" if "websockets-sansio" in uvicorn.config.WS_PROTOCOLS else "none",
             ws_max_size=_MOST_FRAME_BYTES,
             ws_ping_interval=None,

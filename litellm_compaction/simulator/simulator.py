@@ -1,7 +1,7 @@
-"""The simulated server as tests hold it: its settings, what is loaded, and what it was asked.
+"""The simulated server as tests hold it: its settings, the loaded models, and the requests that it got.
 
-State only; the HTTP side is `app`, one request is `inference`. Settings may be changed while it serves;
-methods may be called from any thread.
+State only; the HTTP side is `server`, one request is `inference`. Settings may be changed while it serves; methods may
+be called from any thread.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Simulator:
     """A stand-in for LM Studio's local server.
 
     `overflow` answers a prompt that exceeds the window, `mid_overflow` a window that fills while generating.
-    `api` is the newest generation of endpoints it offers, or llama.cpp's server, which tells how much context all its
-    slots have together only as newer builds do (`tells_whole`). `tokens_per_second` and `prompt_tokens_per_second`
-    None are as fast as possible. `truncated_usage` says which count a truncated prompt is reported with.
-    `reports_cached` adds what was found in the cache, as llama.cpp and vLLM do; LM Studio does not (bt#778, bt#2390).
+    `api` is the newest generation of endpoints it offers, or llama.cpp's server, which tells the context of all its
+    slots together only as newer builds do (`tells_whole`). `tokens_per_second` and `prompt_tokens_per_second` None are
+    as fast as possible. `truncated_usage` is the count that a truncated prompt is reported with.
+    `reports_cached` adds the tokens found in the cache, as llama.cpp and vLLM do; LM Studio does not (bt#778, bt#2390).
     `reports_usage` False leaves it out of streams, as servers do that do not know `stream_options`.
     Concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv` makes parallel requests
-    share the window. `runs_on` generates a plain answer to its end when its client has
-    gone (measured with llama.cpp, 2026-11-22); a streamed one always ends. `echoes_prefill` repeats a final
-    assistant message at the beginning of the answer that continues it (bt#2041 in 0.4.16; llama.cpp).
+    share the window. `runs_on` generates a plain answer to its end when its client has gone (measured with llama.cpp,
+    2026-11-22); a streamed one always ends. `echoes_prefill` repeats a final assistant message at the beginning of the
+    answer that continues it (bt#2041 in 0.4.16; llama.cpp).
     """
 
     models: Sequence[Model]
@@ -98,7 +98,7 @@ class Simulator:
         return self._create(model, context_length, instance_id=instance_id, parallel=parallel)
 
     def unload(self, instance_id: str) -> None:
-        """Unload an instance; what it is generating fails.
+        """Unload an instance; its running answers fail.
 
         Raises:
             KeyError: no instance has this id.
@@ -127,7 +127,7 @@ class Simulator:
             if not self._changed.wait_for(predicate, timeout_s):
                 raise TimeoutError(f"the simulator did not reach the expected state within {timeout_s} s")
 
-    # What follows is for the simulator's own HTTP side, in the server's thread.
+    # The rest is for the simulator's own HTTP side, in the server's thread.
 
     def add_record(self, record: RequestRecord) -> None:
         with self._changed:
@@ -137,7 +137,7 @@ class Simulator:
     def finish(self, record: RequestRecord, outcome: Outcome) -> None:
         """Close a record, once; later outcomes of the same request are ignored.
 
-        Whatever became of it, a request whose client had gone by then is "disconnected".
+        A request whose client had gone by then is "disconnected" in any case.
         """
         with self._changed:
             if record.outcome == "running":
@@ -146,7 +146,7 @@ class Simulator:
             self._changed.notify_all()
 
     def remember(self, prompt: Prompt) -> str:
-        """Returns a prompt as the text that SDKs are given; its tokens are those of its pieces from then on.
+        """Returns a prompt as the text for SDKs; its tokens are those of its pieces from then on.
 
         A text is tokenized piece by piece for `usage`; as a whole it can be a token shorter at each seam.
         """
@@ -227,7 +227,7 @@ class Simulator:
         return self._create(model, context_length)
 
     def forget_connections(self) -> None:
-        """Drop what belonged to an event loop that has ended."""
+        """Drop all that belonged to an event loop that has ended."""
         for instance in self.instances:
             instance.flights.clear()
             instance.queue.reset()
