@@ -57,8 +57,8 @@ _FILE_NAME = "store.sqlite3"
 _BOARD = ".workers"
 # Notes live for `MAX_LEASE_S` at most, and their topic for as long again.
 _BOARD_TTL_S, _BOARD_BYTES = 2 * MAX_LEASE_S, 64 * 2**20
-# It takes well under a millisecond. A request waits for a disk that hangs once, and less than an answer is late by that
-# an overflow ends; a machine that is overloaded has to be waited for.
+# It takes well under a millisecond. A request waits once for a disk that hangs, and for less than an overflow delays an
+# answer; an overloaded machine needs the time.
 _BOARD_LIMIT_S = 3.0
 _ONLY_IN_A_PROXY = f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy"
 
@@ -76,7 +76,7 @@ def open_store(
     environ: Mapping[str, str] = os.environ,
     redis: Callable[[], Client] | None = None,
 ) -> Store:
-    """The store that `url` names, for a proxy: it goes on in memory where a file or a server cannot be used.
+    """The store that `url` names, for a proxy: it goes on in memory if a file or a server cannot be used.
 
     Args:
         redis: gives the client of the proxy's own Redis in the running event loop, or raises `StoreError`.
@@ -106,12 +106,12 @@ def open_board(
 ) -> Board | None:
     """The board on which processes that share a store tell each other their state; None if the store is not shared.
 
-    A file of its own next to the store's: what is written every second must neither wait for a summary that is stored
-    nor wear its file out, and a damaged one costs nothing. A server is the store's, which ends it as well.
+    A file of its own next to the store's: a write every second must neither wait for a summary that is stored nor wear
+    its file out, and damage costs nothing. A server is the store's, which ends it as well.
 
     Args:
         url: by which `store` was opened.
-        secret: gives the proxy's master key, with which notes on a server are signed; None where there is none.
+        secret: gives the proxy's master key, with which notes on a server are signed; None if there is none.
 
     Raises:
         StoreError: the scheme is not known.
@@ -150,7 +150,7 @@ def open_existing(
     environ: Mapping[str, str] = os.environ,
     redis: Callable[[], Client] | None = None,
 ) -> Store:
-    """The store that `url` names, for an operator's look: nothing is made, repaired or replaced by memory.
+    """The store that `url` names, for an operator's look: without making, repairing or replacing anything.
 
     Args:
         redis: makes a client of the proxy's own Redis.

@@ -1,8 +1,8 @@
 """Rows in Redis or Valkey, which serves all proxies and workers that name it.
 
-A row is a hash `compaction:{SCOPE}:KEY`: the scope is the hash tag, so that what belongs together lies in one slot of a
-cluster. What is not used is forgotten by the server; nothing is evicted here, since it may belong to another proxy, and
-no keys are touched but these. The server's time is the clock of all processes.
+A row is a hash `compaction:{SCOPE}:KEY`: the scope is the hash tag, so that rows that belong together lie in one slot
+of a cluster. The server forgets unused rows; nothing is evicted here, since it may belong to another proxy, and no
+other keys are touched. The server's time is the clock of all processes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _Item = TypeVar("_Item")
 VALUE_MAX_BYTES = 4 * 1024 * 1024
 # All settings together have some hundred bytes.
 _SETTING_MAX_BYTES = 65_536
-# What one search brings: later compactions of a conversation hold what the earlier ones said.
+# The most that one search brings: later compactions of a conversation hold the earlier ones' facts.
 _FOUND_BYTES = 1024 * 1024
-# What one script looks at, so that it holds others up for no more than a millisecond or two.
+# The most that one script looks at, so that it holds others up for no more than a millisecond or two.
 _KEYS_AT_ONCE = 2000
 _LINES_AT_ONCE = 1000
 _ROWS_AT_ONCE = 100
@@ -60,7 +60,7 @@ class ServerFacts(NamedTuple):
     """A server's version, role and memory policy.
 
     Attributes:
-        policy: what it does when it is full: `maxmemory-policy`.
+        policy: its behavior when it is full: `maxmemory-policy`.
     """
 
     version: str
@@ -80,7 +80,7 @@ class RedisRows:
     May be used from several event loops.
 
     Args:
-        prefix: what every key begins with.
+        prefix: of every key.
         ends_server: whether it ends with these rows; other rows may be there too.
         ttl_s: seconds after which an unused row is forgotten.
         clock: seconds, in place of the server's.
@@ -137,9 +137,7 @@ class RedisRows:
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
-        """Deletes rows; those that are used meanwhile stay. A server that saves to a disk has the rest there until it
-        saves anew.
-        """
+        """Deletes rows but those used meanwhile; a server's copy on a disk holds the rest until it saves anew."""
         deleted: list[str] = []
         names = await self._names(scope) if key is None else {scope or "": [key]}
         for owner, keys in names.items():
@@ -218,7 +216,7 @@ class RedisRows:
         await self.server.call(lambda client: client.execute_command(*words), is_patient=True)
 
     async def _names(self, scope: str | None) -> dict[str, list[str]]:
-        """The keys of all that may be rows but settings, by scope."""
+        """The keys of all possible rows but settings, by scope."""
         names: dict[str, list[str]] = {}
         for name in await self._keys(self._name("*" if scope is None else _quoted(scope), "*", is_quoted=True)):
             tag, _, key = name.removeprefix(f"{self.prefix}:{{").partition("}:")
@@ -276,14 +274,14 @@ Client: TypeAlias = "Redis | RedisCluster"
 _Result = TypeVar("_Result")
 
 # Redis answers within a millisecond or a few; a fork for its snapshot or another program's script holds it for some
-# ten. The limit is waited for in steps, so that an event loop that was held up itself takes no server for slow: it sees
-# the answer in the step after.
+# ten. The wait goes in steps, so that an event loop that was held up itself does not take the server for slow: it sees
+# the answer in the next step.
 LIMIT_S, _STEPS = 0.25, 10
 # An operator who lists or deletes waits longer than a request does.
 PATIENT_LIMIT_S = 10.0
 _CONNECT_LIMIT_S = 2.0
-# How it is looked if a server is back: soon, then ever less often. The spread keeps processes apart that lost it in the
-# same moment. One that is behind sentinels of which the first is gone is found after redis-py's own retries.
+# The pauses between looks for a server: short at first, then longer. The spread keeps processes apart that lost it in
+# the same moment. If the first of its sentinels is gone, it is found after redis-py's own retries.
 _FIRST_LOOK_S, _LAST_LOOK_S, _LOOK_LIMIT_S = 0.25, 5.0, 10.0
 _SPREAD = (0.5, 1.5)
 _MOST_CONNECTIONS = 32
@@ -334,8 +332,8 @@ class OwnClients:
 class RedisServer:
     """Runs commands on a server or cluster, and says within a time limit that it cannot.
 
-    After an answer that did not come all calls fail at once until the server was seen to answer: a look every few
-    seconds, in the background. What the server refuses (full, read-only, no right) fails by itself, without a wait.
+    After a missing answer all calls fail at once until the server is seen to answer: a look every few seconds, in the
+    background. A command that the server refuses (full, read-only, no right) fails by itself, without a wait.
 
     Args:
         clients: gives the client of the running event loop.
@@ -385,7 +383,7 @@ class RedisServer:
         """Returns the result of `job` on the client; a cancelled caller does not stop it.
 
         Args:
-            key: one that is touched, by which it is looked if its server is back; "" for no one server's.
+            key: one that is touched, to look if its server is back; "" for no one server's.
             is_patient: an operator waits for it.
 
         Raises:
@@ -426,7 +424,7 @@ class RedisServer:
             raise self._rest(said, key) from error
 
     def _rest(self, said: str, key: str) -> StoreError:
-        """Has calls fail at once from now on, until the server is seen to answer."""
+        """Makes calls fail at once from now on, until the server is seen to answer."""
         if self._rests and not self._failure and not self._is_closed:
             self._failure = said
             self._look = asyncio.ensure_future(self._look_until_it_is_back(key))
@@ -448,7 +446,7 @@ class RedisServer:
 
 
 async def is_done(task: asyncio.Future[Any], limit_s: float) -> bool:
-    """Waits for a task, which runs on; counted is how often this loop could look."""
+    """Waits for a task, which runs on; the limit counts how often this loop could look."""
     for _ in range(_STEPS):
         done, _ = await asyncio.wait({task}, timeout=limit_s / _STEPS)
         if done:

@@ -23,12 +23,12 @@ from litellm_compaction.errors import StoreError, TooLargeForStore
 # Rows of this scope are kept until they are replaced: they have no time to live and do not count for the bound.
 SETTINGS = "settings"
 LINES_TTL_S = 30 * 86_400.0
-# What a backend keeps around a body: key, numbers, indices; at most 300 bytes in SQLite and Redis 7.0 (MEMORY USAGE,
+# The overhead of a body in a backend: key, numbers, indices; at most 300 bytes in SQLite and Redis 7.0 (MEMORY USAGE,
 # measured 2026-11-23), Python's objects rounded up.
 OVERHEAD_BYTES = 500
 
-# Makes a row's new body of the one that is kept, None for none, and of the backend's time in seconds. None deletes the
-# row; the same body leaves it as it is. May be called more than once, from any thread, and again after an outage.
+# Makes a row's new body of the old one, None for none, and of the backend's time in seconds. None deletes the row; the
+# same body leaves it as it is. May be called more than once, from any thread, and again after an outage.
 Change: TypeAlias = "Callable[[bytes | None, float], bytes | None]"
 
 
@@ -66,8 +66,8 @@ class Rows(Protocol):
 
     All rows of a backend have one time to live, `ttl_s`, which begins anew with every use, and one bound, `max_bytes`,
     beyond which the scope that has most loses its least recently used ones; the newest row of all stays. Logs are
-    bounded by number and age (`LINES_TTL_S`). Every method may raise `StoreError`, and nothing else; what a cancelled
-    call has begun is finished.
+    bounded by number and age (`LINES_TTL_S`). Every method may raise `StoreError`, and nothing else; a cancelled call
+    finishes what it has begun.
     """
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
@@ -81,7 +81,7 @@ class Rows(Protocol):
         """Keeps a row in place of an earlier one, whose text does not stay on a disk."""
 
     async def change(self, scope: str, key: str, change: Change) -> None:
-        """Replaces a row by what `change` makes of it, as one step of all processes; for what holds no text."""
+        """Replaces a row by the result of `change`, as one step of all processes; for rows without text."""
 
     async def scan(self) -> list[Row]:
         """Returns all rows that are alive but settings, the most recently used first; this is no use of them."""
@@ -91,7 +91,7 @@ class Rows(Protocol):
     ) -> list[str]:
         """Deletes rows but settings: of one scope or all, last used before a time or at any, under a key or any.
 
-        Lines have no scope: those of before the time go if neither `scope` nor `key` is given.
+        Lines have no scope: older ones go if neither `scope` nor `key` is given.
 
         Returns:
             The keys of the rows that were deleted.
@@ -214,14 +214,14 @@ class MemoryRows:
 
 logger = logging.getLogger("litellm_compaction")
 
-# An outage is told once, not with every request; one that is still there after so long is told again.
+# An outage is logged once, not with every request; again if it lasts so long.
 _WARN_AGAIN_S = 3600.0
-# One that comes and goes is not told each time.
+# One that comes and goes is not logged each time.
 _FLAPS_S = 60.0
 _HAND_OVER_AGAIN_S = 5.0
-# Rows that are changed in an outage, and the newest changes of each, which are made again behind it.
+# Rows that are changed in an outage, and the newest changes of each, which are repeated after it.
 _MOST_CHANGED, _MOST_CHANGES = 1000, 8
-# A process that ends tries as often: what missed the others by a moment is theirs.
+# A process that ends tries as often: a write that missed the others by a moment is theirs.
 _LAST_PAUSES_S = (0.0, 0.25, 0.5)
 
 _Way: TypeAlias = Literal["reading", "writing"]
@@ -241,7 +241,7 @@ class SteadyRows:
         self._failing: set[_Way] = set()
         self._warned_s = -math.inf
         self._is_told = False
-        # How often the spare took what the durable one has not.
+        # The number of writes that the spare took for the durable one.
         self._taken = 0
         self._changes: Bounded[tuple[str, str], tuple[Change, ...]] = Bounded(_MOST_CHANGED)
         self._handing_over: asyncio.Task[None] | None = None
@@ -296,7 +296,7 @@ class SteadyRows:
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
-        # Else it would write what was just deleted.
+        # Otherwise it would write what was just deleted.
         await self._until_handed_over()
         deleted = await self._spare.delete(scope=scope, before_s=before_s, key=key)
         return deleted + await self.durable.delete(scope=scope, before_s=before_s, key=key)
@@ -330,7 +330,7 @@ class SteadyRows:
         await self._spare.aclose()
 
     async def _write(self, job: Callable[[Rows], Awaitable[None]]) -> bool:
-        """Has the durable backend do something, else the spare; returns True if it is the spare's to hand over."""
+        """Makes the durable backend do something, or else the spare; returns True if the spare has to hand it over."""
         try:
             await job(self.durable)
         except TooLargeForStore as error:
@@ -343,7 +343,7 @@ class SteadyRows:
             await job(self._spare)
             return True
         if is_owed := self._taken > 0:
-            # Else an older value of the spare's would stand before the newer one.
+            # Otherwise an older value of the spare's would stand before the newer one.
             await job(self._spare)
         self._works("writing")
         return is_owed
@@ -376,7 +376,7 @@ class SteadyRows:
             await asyncio.wait({task})
 
     async def _hand_over(self) -> None:
-        """Gives the durable backend what the spare took for it; what does not go through is tried again later."""
+        """Gives the durable backend the spare's writes for it; those that fail are tried again later."""
         try:
             while taken := self._taken:
                 for row in reversed(await self._spare.scan()):
@@ -384,7 +384,7 @@ class SteadyRows:
                         await self._give(row)
                 self._failing.discard("writing")
                 self._tell_recovery()
-                # What failed meanwhile went to the spare again.
+                # Writes that failed meanwhile went to the spare again.
                 if taken == self._taken:
                     self._taken = 0
                     self._changes.clear()

@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 # A disk that sleeps or a network that is gone holds a call for long; the request does not wait for it.
 LIMIT_S = 5.0
-# How often copies of damaged files are looked at, which live no longer than what was in them.
+# How often copies of damaged files are looked at, which live no longer than their content.
 _COPIES_EVERY_S = 3600.0
 # SQLITE_MAX_VARIABLE_NUMBER was 999 until SQLite 3.32 (sqlite.org/limits.html).
 _VARIABLES = 900
@@ -161,7 +161,7 @@ class SqliteRows:
         with contextlib.suppress(StoreError):
             await self._read(shrink)
         await self._thread.run(self._erase_remains)
-        # Nobody knows whose text a damaged file holds.
+        # The owner of a damaged file's text is unknown.
         await self._thread.run(lambda: self._file.delete_copies(before_s=before_s))
         return deleted
 
@@ -247,13 +247,13 @@ def _put(connection: sqlite3.Connection, scope: str, key: str, body: bytes, now_
 def _put_back(connection: sqlite3.Connection, now_s: float) -> None:
     """Marks as used now what was used at a time that has not come: the clock has been set back.
 
-    Else it would outlive its time by as much, and everything that was used behind it with it (`_evict`).
+    Otherwise it would outlive its time by as much, and everything that was used after it with it (`_evict`).
     """
     connection.execute("UPDATE entry SET used_s = :now_s WHERE used_s > :now_s", {"now_s": now_s})
 
 
 def _evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> bool:
-    """Deletes what is expired; then of the scope that has most the least recently used, until the bound holds.
+    """Deletes expired rows; then the least recently used of the scope that has most, until the bound holds.
 
     So one tenant's records take nothing from those who have fewer. True if anything was deleted.
     """

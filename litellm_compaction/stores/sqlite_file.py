@@ -1,7 +1,7 @@
 """One SQLite file, opened and kept usable: rights, schema version, damage, disappearance, other writers.
 
-Called by `sqlite.py`, in the thread that is here as well, so that no event loop waits for a disk. What is in the file
-is not known here, but for the migrations that it is given.
+Called by `sqlite.py`, in the thread that is here as well, so that no event loop waits for a disk. Of the content this
+module knows only the migrations that it is given.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _Result = TypeVar("_Result")
 class SqliteFile:
     """A database file that is opened on first use; all methods block, and may be called from any thread.
 
-    A damaged file is set aside and a fresh one made; where the file was deleted, likewise. Whatever else goes wrong in
-    a call is a `StoreError`: text of a damaged file can make the driver raise anything.
+    A damaged or deleted file is replaced by a fresh one; the damaged one is set aside. Any other trouble in a call is a
+    `StoreError`: text of a damaged file can make the driver raise anything.
 
     Args:
         path: need not exist; it and its folder are made for this user alone.
@@ -110,7 +110,7 @@ class SqliteFile:
 
     def close(self) -> None:
         """Ends it: closes the file, and refuses every later call."""
-        # A call that hangs keeps the lock; whoever ends the process must not hang with it.
+        # A call that hangs keeps the lock; the caller that ends the process must not hang with it.
         if self._lock.acquire(timeout=_BUSY_S):
             try:
                 self._is_closed = True
@@ -136,7 +136,7 @@ class SqliteFile:
         except StoreError:
             raise
         except Exception as exc:
-            # A store that raises must never decide what becomes of a request. A decoding error quotes what it read.
+            # A store that raises must never decide about a request. A decoding error quotes what it read.
             said = type(exc).__name__ if isinstance(exc, UnicodeError) else str(exc)
             refusal = StoreError(f"store {self.path} cannot be used: {said}")
             if self._connection is None or (writes and isinstance(exc, (sqlite3.OperationalError, OSError))):
@@ -185,7 +185,7 @@ class SqliteFile:
             connection.execute("PRAGMA secure_delete=ON").close()
             connection.execute("PRAGMA journal_size_limit=4194304").close()
         except BaseException:
-            # Nobody else knows the connection yet; Ctrl-C included.
+            # No other code knows the connection yet; Ctrl-C included.
             connection.close()
             raise
         return connection
@@ -252,7 +252,7 @@ def _make_private(path: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     if os.name == "posix":
         for suffix in ("", "-wal", "-shm"):
-            # Also where somebody has put a link in its place: what it leads to is not ours to close.
+            # Also if a link has been put in its place: its target is not ours to close.
             with contextlib.suppress(OSError):
                 make_private(Path(f"{path}{suffix}"))
 
@@ -280,7 +280,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # Ctrl-C included: an open transaction would lock the file for everybody. A full disk has rolled back already
+        # Ctrl-C included: an open transaction would lock the file for all. A full disk has rolled back already
         # (sqlite.org/lang_transaction.html, "Response To Errors").
         if connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):
@@ -327,7 +327,7 @@ class FileThread:
 
 
 def _attempt(call: Callable[[], _Result]) -> _Result | StoreError:
-    # A value, so that an error that is not waited for is not complained about.
+    # A value, so that asyncio does not complain about an error without a waiter.
     try:
         return call()
     except StoreError as error:

@@ -1,8 +1,8 @@
 """The things that are kept, written once over rows and logs: compactions, facts, settings, events, and notes.
 
 The engine finds and puts, the history observer adds events, the command line lists and deletes. A compaction becomes
-bytes that survive upgrades, field by field as the dataclasses say: a missing field takes its default, and one that is
-not known is passed over.
+bytes that survive upgrades, field by field as the dataclasses say: a missing field takes its default, an unknown one is
+passed over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_EVENTS = 10_000
 MAX_TURNS = 2000
 _EVENTS, _TURNS = "events", "turns"
 _COMPACTION, _FACT = "c:", "f:"
-# The scope of what is known of models, and of no tenant: theirs are hashes.
+# The scope of facts about models, which belong to no tenant: tenants' scopes are hashes.
 FACTS_SCOPE = "models"
 # Longer than any lease: a note that ends later was written by a clock that has been set back, or before a restart.
 MAX_LEASE_S = 60.0
@@ -37,8 +37,8 @@ MAX_LEASE_S = 60.0
 _RENEWED_RATIO = 0.2
 _NOTES = "notes"
 
-# Makes one fact of what is kept and what is new. The order must not matter, nor how often the same comes: a write whose
-# answer was lost is made again. It gets any text that is kept, raises nothing, and may be called from any thread.
+# Makes one fact of the old and the new. The order must not matter, nor how often the same comes: a write whose answer
+# was lost is made again. It gets any stored text, raises nothing, and may be called from any thread.
 Join: TypeAlias = Callable[[str, str], str]
 # Gets the others' notes, and gives the own new one, None for none, with what it means.
 Decide: TypeAlias = "Callable[[Sequence[bytes]], tuple[bytes | None, _Result]]"
@@ -49,7 +49,7 @@ class StoredCompaction(NamedTuple):
 
     Attributes:
         created_s, used_s: wall clock, seconds since 1970.
-        size_bytes: what it takes of the store's bound.
+        size_bytes: its share of the store's bound.
     """
 
     scope: str
@@ -106,7 +106,7 @@ class CompactionStore(_OverRows):
         await self.rows.put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
 
     async def compactions(self) -> list[StoredCompaction]:
-        """All that are alive, the most recently used first; looking is no use."""
+        """All that are alive, the most recently used first; looking does not count as use."""
         return [
             StoredCompaction(row.scope, found, row.created_s, row.used_s, row.size_bytes)
             for row in await self.rows.scan()
@@ -144,7 +144,7 @@ class Facts(_OverRows):
         """Adds to a fact, as one step of all processes, so that no process's part is lost.
 
         Returns:
-            What is kept now: what was there and `text`, joined; `text` if nothing was there.
+            The value that is kept now: the old one and `text`, joined; `text` if there was none.
         """
         both = text
 
@@ -162,7 +162,7 @@ class SettingStore(_OverRows):
     """Settings that an operator has chosen at run time."""
 
     async def get_setting(self, key: str) -> str | None:
-        """The operator's choice under `key`: kept until it is replaced, whatever becomes of the rest."""
+        """The operator's choice under `key`: kept until it is replaced, whatever happens to the rest."""
         return await self._text(SETTINGS, key)
 
     async def put_setting(self, key: str, text: str) -> None:
@@ -174,7 +174,7 @@ class EventLog(_OverRows):
     """The history: events, and turns for the page."""
 
     async def add_event(self, when_s: float, text: str) -> None:
-        """Adds a line to the history; the oldest goes where there are too many."""
+        """Adds a line to the history; the oldest goes if there are too many."""
         await self.rows.append(_EVENTS, when_s, encode_text(text), most=MAX_EVENTS)
 
     async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
@@ -186,7 +186,7 @@ class EventLog(_OverRows):
         return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
 
     async def add_turn(self, when_s: float, text: str) -> None:
-        """Adds what the page draws of one turn of a conversation."""
+        """Adds the page's data of one turn of a conversation."""
         await self.rows.append(_TURNS, when_s, encode_text(text), most=MAX_TURNS)
 
     async def turns(self, *, containing: str = "") -> list[str]:
@@ -196,7 +196,7 @@ class EventLog(_OverRows):
 
 
 class Store(CompactionStore, Facts, SettingStore, EventLog):
-    """Keeps compactions, learned facts, settings and the history; who needs one of these asks for that alone."""
+    """Keeps compactions, learned facts, settings and the history; a caller that needs one of these asks for that alone."""
 
     async def aclose(self) -> None:
         """Ends it; any number of times."""
@@ -209,11 +209,11 @@ class _Note(NamedTuple):
 
 
 class Board:
-    """Short notes by which processes tell each other what they are doing right now: a row for each topic.
+    """Short notes by which processes tell each other their present work: a row for each topic.
 
     The processes that share a store share a board. `engine/` keeps there which process holds how much of a shared
-    context, and who is making which summary. A note lives for seconds unless it is renewed, so that nothing of a killed
-    process stays; no conversation's text is ever in one.
+    context, and which one is making which summary. A note lives for seconds unless it is renewed, so that nothing of a
+    killed process stays; no conversation's text is ever in one.
 
     Args:
         rows: of notes alone; all processes see the same clock there.
@@ -227,16 +227,16 @@ class Board:
         self._is_told = False
 
     async def update(self, topic: str, name: str, decide: Decide[_Result], *, lease_s: float) -> _Result:
-        """Reads what others have written under a topic and replaces one's own note, as one step of all processes.
+        """Reads the others' notes under a topic and replaces one's own, as one step of all processes.
 
         Args:
-            topic: what the notes are about.
+            topic: of the notes.
             name: of the writer, whose note alone is changed.
             decide: may be called more than once, from any thread, and only the last counts. A note has a byte at least.
             lease_s: how long the note lives if it is not renewed, up to `MAX_LEASE_S`.
 
         Returns:
-            What `decide` gave with the note.
+            The result of `decide`.
 
         Raises:
             StoreError: the board cannot be reached; whether the note was written is not known.
@@ -275,7 +275,7 @@ class Board:
         ).encode()
 
     def _read(self, topic: str, kept: bytes | None, now_s: float) -> dict[str, _Note]:
-        """The notes that last, by writer, of what anybody may have written."""
+        """The notes that last, by writer; any process may have written `kept`."""
         try:
             found = json.loads(kept or b"{}")
         except (ValueError, RecursionError):
@@ -311,7 +311,7 @@ class _Envelope:
 
 
 _ADAPTER = TypeAdapter(_Envelope)
-# Under which names fields are stored that have another one in the code.
+# The stored names of fields that have another one in the code.
 _STORED_NAMES = {"level": "rung", "covered_part": "begun"}
 
 

@@ -1,4 +1,4 @@
--- Adds a line to a log under a number above all before: the server's microseconds, so that it grows even where the log
+-- Adds a line to a log under a number above all before: the server's microseconds, so that it grows even if the log
 -- was lost with the server's memory.
 -- KEYS: the stream, the last number. ARGV: when_s, body, how many lines are kept, ttl_ms.
 local time = redis.call('TIME')
