@@ -18,9 +18,9 @@ from litellm_compaction.windows.fetch import NotThisApi, Unreached
 from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models, server_root
 from litellm_compaction.windows.other_servers import SILENT, Api, Served, list_served
 
-# Retry delay after a refused connection or a wrong API, so that requests do not queue behind time limits. A server that
+# Retry delay after a refused connection or a wrong API, so that requests do not queue for time limits. A server that
 # takes connections and does not answer is asked by each request: it is alive, and one late answer must not refuse all
-# that come after it.
+# later ones.
 _RETRY_S = 1.0
 # It may be busy, as while it loads a model: just then the last number is the least sure, so its answer is waited for.
 _PATIENT_TIMEOUT_S = 30.0
@@ -40,8 +40,8 @@ class Reading(NamedTuple):
     Attributes:
         listing: the last good one; None when there has never been one.
         read_s: clock value when its reading began: it says nothing of what came later.
-        is_silent: whether it failed because nobody answered.
-        is_busy: whether it failed although somebody took the connection: the next attempt need not wait.
+        is_silent: whether it failed because the server did not answer.
+        is_busy: whether it failed although the server took the connection: the next attempt need not wait.
         failure: why the newest attempt failed; "" when it succeeded. With one, `listing` may no longer hold.
     """
 
@@ -77,7 +77,7 @@ class Listings:
         clock: Callable[[], float] = time.monotonic,
         timeout_s: float = 3.0,
     ) -> None:
-        # Is called where a listing of LM Studio's has a loaded model that the one before had not.
+        # Is called if a listing of LM Studio's has a loaded model that the one before had not.
         self.on_loaded: Callable[[], None] | None = None
         self._cache_s = cache_s
         self._http = http
@@ -90,15 +90,14 @@ class Listings:
     async def get(
         self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = (), *, fresh: bool = False
     ) -> Reading:
-        """The listing of a server, from memory where it is young enough; an older one is read again first.
+        """The listing of a server, from memory if it is young enough; an older one is read again first.
 
-        Never raises for a server that does not answer: the last good listing stays, with the reason why it is not known
-        to hold.
+        Never raises for a server that does not answer: the last good listing stays, with the reason for doubt.
 
         Args:
             api_base: of the server.
             api_key: sent with the reads.
-            apis: what a server that is not LM Studio may speak; empty for LM Studio.
+            apis: the possible APIs of a server that is not LM Studio; empty for LM Studio.
             fresh: waits for a read that begins after this call.
         """
         return await self._readings.get(_Place(server_root(api_base), api_key, apis), fresh=fresh)

@@ -1,6 +1,6 @@
 """Reads one JSON document from a server, and tells what went wrong if it cannot.
 
-Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx. How much a body may unfold holds for
+Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx. The limit on unfolding a body holds for
 answers too (`proxy/answer/transport.py`).
 """
 
@@ -15,7 +15,7 @@ import httpx
 from litellm_compaction.errors import ServerUnavailable
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-# What a body may be compressed with: at most 1,000 bytes come of one. Of Brotli and Zstandard there may be millions.
+# Encodings of a body: at most 1,000 bytes come of one. Of Brotli and Zstandard there may be millions.
 ACCEPTED_ENCODINGS = "gzip, deflate"
 _ENCODINGS = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 # Unfolded at once: at most 4 MB come of it, within 20 ms.
@@ -23,7 +23,7 @@ _FOLDED_BYTES = 4096
 # Commas, colons and brackets: reading so many takes 50 to 100 ms, in which nothing else runs (CPython 3.11, 2026-11).
 _MOST_MARKS = 400_000
 _FEW_BYTES = 256 * 1024
-# Values that clients and LiteLLM put where no key is needed.
+# Values that clients and LiteLLM put in place of a key that is not needed.
 _PLACEHOLDER_KEYS = frozenset({"", "fake-api-key"})
 
 
@@ -32,7 +32,7 @@ class Unreached(ServerUnavailable):
 
 
 def unfolds_slowly(response: httpx.Response) -> bool:
-    """Makes a body that is compressed come in pieces; False where it is compressed as nobody has asked for.
+    """Makes a compressed body come in pieces; returns False for an encoding that was not asked for.
 
     httpx unfolds all that has come at once: of 64 KB become 64 MB, and a list of encodings multiplies that.
     """
@@ -47,7 +47,7 @@ def unfolds_slowly(response: httpx.Response) -> bool:
 
 
 def is_quickly_read(content: bytes) -> bool:
-    """If parsing a JSON document holds nothing up: it does by its structure, hardly by its text."""
+    """Returns True if parsing a JSON document holds nothing up: the structure takes the time, hardly the text."""
     return len(content) <= _FEW_BYTES or sum(map(content.count, (b",", b":", b"[", b"{"))) <= _MOST_MARKS
 
 
@@ -83,12 +83,12 @@ async def get_json(
     Args:
         api_key: sent as bearer token unless it is a placeholder.
         timeout_s: limit for the whole exchange, body included.
-        api: what is expected there, for errors.
+        api: the expected one, for errors.
 
     Raises:
         KeyRefused: HTTP 401 or 403.
         NotThisApi: the answer is not JSON, larger than 4 MiB, or nothing but structure.
-        Unreached: nobody took the connection.
+        Unreached: the server took no connection.
         ServerUnavailable: timeout, or a server that says that it cannot answer now (429, 5xx).
     """
     return await _exchange(http, "GET", url, api_key, None, timeout_s, api)
@@ -107,7 +107,7 @@ async def post_json(
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that shows a key; none for what clients and LiteLLM put where no key is needed."""
+    """The header that shows a key; none for a placeholder of clients and LiteLLM."""
     return {} if api_key is None or api_key in _PLACEHOLDER_KEYS else {"Authorization": f"Bearer {api_key}"}
 
 
@@ -155,10 +155,10 @@ async def _exchange(
 async def _read_again(
     http: httpx.AsyncClient, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
 ) -> tuple[int, bytes | None]:
-    """The same as `_read`, tried twice where that says nothing about the server.
+    """As `_read`, tried twice if a failure says nothing about the server.
 
-    One that ends an idle connection, as Node.js does after 5 s (its docs, `server.keepAliveTimeout`), may do so in the
-    moment in which it is used again. A connection that took too long may have waited for this process alone.
+    A server that ends an idle connection, as Node.js does after 5 s (its docs, `server.keepAliveTimeout`), may do so in
+    the moment of its next use. A connection that took too long may have waited for this process alone.
     """
     try:
         return await _read(http, method, url, headers, content)

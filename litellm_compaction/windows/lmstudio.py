@@ -1,4 +1,4 @@
-"""LM Studio's API: the models it lists, their loaded instances, and how a server is known to be LM Studio at all.
+"""LM Studio's API: the models it lists, their loaded instances, and the marks that tell LM Studio from other servers.
 
 Shapes are validated, never status alone: LM Studio answers 200 with an error body on unknown paths. The reading is
 tolerant of missing and new fields; the fields that must be there are LM Studio's own marks (`loaded_instances`,
@@ -18,7 +18,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Config
 
 from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, get_json
 
-# Where LM Studio's server listens unless it is told otherwise (LM Studio docs, "Running LM Studio as a server").
+# The address of LM Studio's server by default (LM Studio docs, "Running LM Studio as a server").
 DEFAULT_ADDRESS = "http://127.0.0.1:1234"
 # So many take about 5 ms.
 _MANY_ROWS = 200
@@ -27,7 +27,7 @@ DEFAULT_API_BASE = f"{DEFAULT_ADDRESS}/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedModel:
-    """A model as LM Studio lists it; "" for what it does not say.
+    """A model as LM Studio lists it; "" for a missing value.
 
     Attributes:
         key: `key` of /api/v1/models, `id` of /api/v0/models.
@@ -35,7 +35,7 @@ class WantedModel:
         variant: `selected_variant`, such as `google/gemma-4-26b-a4b@q4_k_m`.
         quantization: its name, such as `Q4_K_M`; preferred, but all have the same vocabulary.
         file_format: `format` of v1, `compatibility_type` of v0.
-        path: of the very file, where the server says it (llama.cpp's `model_path`).
+        path: of the very file, if the server says it (llama.cpp's `model_path`).
     """
 
     key: str
@@ -124,7 +124,7 @@ class ListedModel(BaseModel):
 
     @property
     def kind(self) -> Literal["llm", "embedding"]:
-        """If it answers chats."""
+        """`llm` if it answers chats."""
         return "embedding" if self.type.startswith("embedding") else "llm"
 
     @property
@@ -165,7 +165,7 @@ class _OlderModel(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """All models that a server has, and which version of its API said so."""
+    """All models that a server has, and the version of the API that listed them."""
 
     api: Literal["v1", "v0"]
     models: tuple[ListedModel, ...]
@@ -185,8 +185,8 @@ async def list_models(
         timeout_s: limit for each of the two requests, body included.
 
     Raises:
-        KeyRefused: something answered, and refused the key.
-        NotThisApi: something answered, but both paths have another shape.
+        KeyRefused: the server answered, and refused the key.
+        NotThisApi: the server answered, but both paths have another shape.
         ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx).
     """
     root = server_root(api_base)
@@ -201,7 +201,7 @@ async def list_models(
 
 
 async def _parsed(parse: Callable[[object], Listing], answer: object) -> Listing:
-    """The listing in an answer; one of thousands of models takes a second to be read, and others go on meanwhile."""
+    """The listing in an answer; one of thousands of models takes a second to read, so others go on meanwhile."""
     lists = [value for value in answer.values() if isinstance(value, list)] if isinstance(answer, dict) else []
     if sum(map(len, lists)) <= _MANY_ROWS:
         return parse(answer)
@@ -211,10 +211,10 @@ async def _parsed(parse: Callable[[object], Listing], answer: object) -> Listing
 async def answers_as_lmstudio(
     http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
 ) -> bool:
-    """If the server is LM Studio: it greets as such (lmstudio-js), or lists at least one model as LM Studio does.
+    """Returns True if the server is LM Studio: it greets as such (lmstudio-js), or lists a model as LM Studio does.
 
     Raises:
-        ServerUnavailable: nothing answered, so nobody knows.
+        ServerUnavailable: nothing answered, so it is not known.
     """
     try:
         greeting = await get_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key, timeout_s)

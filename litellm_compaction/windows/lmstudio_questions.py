@@ -1,8 +1,8 @@
 """The questions that LM Studio answers about a loaded model by its SDKs' protocol, and a request in its words.
 
-Called by `windows.py`. A question that is not answered is None here: the caller goes on with what there is without it.
-Shapes: lmstudio-js 6ec11db, `ChatHistoryData.ts` and `LLMToolUseSetting.ts`. LM Studio makes the same of a chat
-completion; `developer` becomes `system` there, too (lmstudio-bug-tracker 1730).
+Called by `windows.py`. An unanswered question is None here: the caller goes on without it. Shapes: lmstudio-js 6ec11db,
+`ChatHistoryData.ts` and `LLMToolUseSetting.ts`. LM Studio makes the same of a chat completion; `developer` becomes
+`system` there, too (lmstudio-bug-tracker 1730).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARAMETERS = ("type", "properties", "required", "additionalProperties", "$defs"
 
 
 class Instance(NamedTuple):
-    """A loaded copy of a model: of which server, by which key, under which identifier."""
+    """A loaded copy of a model: its server, the key to ask with, its identifier."""
 
     api_base: str
     api_key: str | None
@@ -47,7 +47,7 @@ class ModelSettings(NamedTuple):
     """LM Studio's settings for a model's answers; "" and None if it tells none.
 
     Attributes:
-        template: Jinja source of the chat template in effect; "" where it is not Jinja.
+        template: Jinja source of the chat template in effect; "" if it is not Jinja.
         overflow_policy: `stopAtLimit`, `truncateMiddle`, `rollingWindow`.
         thinks: whether thinking is switched on.
         ttl_s: without a request for so long it is unloaded; None for never.
@@ -59,7 +59,7 @@ class ModelSettings(NamedTuple):
     ttl_s: float | None
 
     def in_words(self) -> str:
-        """For people; "" where there is nothing to say."""
+        """For people; "" if there is nothing to say."""
         words = (
             f"a prompt that is too long: {self.overflow_policy}" if self.overflow_policy else "",
             f"unloaded after {self.ttl_s / 60:,.0f} min without a request" if self.ttl_s is not None else "",
@@ -81,7 +81,7 @@ class ModelSettings(NamedTuple):
 
 
 class _Answer(BaseModel):
-    """All that is read of answers; each endpoint has its own fields."""
+    """All fields that are read of answers; each endpoint has its own."""
 
     formatted: str | None = None
     token_count: Tokens = Field(None, alias="tokenCount")
@@ -107,7 +107,7 @@ async def count_tokens(rpc: LMStudioRpc, instance: Instance, request: Request) -
 
 
 async def render(rpc: LMStudioRpc, instance: Instance, request: Request, *, without_bos: bool = False) -> str | None:
-    """A request as the model's template writes it, and behind it what the protocol cannot say of it.
+    """A request as the model's template writes it, followed by the parts that the protocol cannot say.
 
     Args:
         rpc: carries the question.
@@ -143,7 +143,7 @@ async def list_loaded(rpc: LMStudioRpc, instance: Instance) -> frozenset[LoadedM
 
 
 async def read_settings(rpc: LMStudioRpc, instance: Instance, loaded: Iterable[LoadedModel]) -> ModelSettings | None:
-    """With which settings it would answer a request; `loaded` is what `list_loaded` gave."""
+    """The settings with which it would answer a request; `loaded` comes from `list_loaded`."""
     try:
         answer = await _ask(rpc, instance, "getBasePredictionConfig")
     except CallRefused:
@@ -163,7 +163,7 @@ async def read_settings(rpc: LMStudioRpc, instance: Instance, loaded: Iterable[L
 
 
 async def is_busy(rpc: LMStudioRpc, instance: Instance) -> bool:
-    """Returns True if it works on a prompt or an answer, or has some waiting; False where it does not say."""
+    """Returns True if it works on a prompt or an answer, or has some waiting; False if it does not say."""
     try:
         answer = await _ask(rpc, instance, "getInstanceProcessingState", throwIfNotFound=False)
     except CallRefused:
@@ -184,11 +184,11 @@ async def _ask(rpc: LMStudioRpc, instance: Instance, endpoint: str, **parameter:
 
 
 class History(NamedTuple):
-    """A request as the protocol says it.
+    """A request in the protocol's shape.
 
     Attributes:
         messages: one for each of the request's, in order.
-        tools: of the request's tools those that are functions.
+        tools: the request's functions.
         unsaid: text that neither of them holds, to be counted besides. Images and reasoning are not in it: the
             protocol has no place for reasoning, and counts no image.
     """

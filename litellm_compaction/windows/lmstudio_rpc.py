@@ -70,7 +70,7 @@ class _Socket:
     last_id: int = 0
 
     async def serve(self, connection: _Connection, api_key: str | None) -> None:
-        """Shows the key, sends what waits, and hands answers to their calls until nothing has come for long.
+        """Shows the key, sends waiting calls, and hands answers to their calls until nothing has come for long.
 
         Raises:
             _Failed: the key is refused, the connection ends in a call, or an answer is none of the protocol's.
@@ -115,7 +115,7 @@ class LMStudioRpc:
     """The sockets to all servers, opened in the running loop when a call needs them.
 
     Args:
-        is_on: whether anything is asked at all.
+        is_on: whether any server is asked.
         timeout_s: limit for a call, with the opening of its socket.
         clock: seconds, monotonic.
     """
@@ -132,7 +132,7 @@ class LMStudioRpc:
 
     @classmethod
     def of(cls, settings: Settings) -> LMStudioRpc:
-        """As an operator's settings allow it."""
+        """Builds it from an operator's settings."""
         return cls(is_on=settings.ask_server == "auto", timeout_s=settings.ask_server_timeout_s)
 
     def is_usable(self, api_base: str, api_key: str | None) -> bool:
@@ -149,7 +149,7 @@ class LMStudioRpc:
             parameter: None for a call without one.
 
         Raises:
-            CallRefused: the server answered that it does not do that.
+            CallRefused: the server refused the call.
             ServerUnavailable: it is not asked now, or did not answer in time; then it is left alone for a while.
         """
         place = server_root(api_base), api_key

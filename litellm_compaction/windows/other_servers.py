@@ -41,11 +41,11 @@ class ServedModel:
     """One model that a server has loaded.
 
     Attributes:
-        names: under which requests reach it; empty where the server answers every name with this model.
-        context_length: tokens of one request; None where the server does not say.
+        names: of it in requests; empty if the server answers every name with this model.
+        context_length: tokens of one request; None if the server does not say.
         slots: requests that it serves at a time with `context_length` each.
-        path: of its file on the server's machine; "" where the server does not say.
-        is_shared: whether those fill one context of that length together; False where the server does not say.
+        path: of its file on the server's machine; "" if the server does not say.
+        is_shared: whether those fill one context of that length together; False if the server does not say.
     """
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class Address(NamedTuple):
 
     Attributes:
         variable: of the environment.
-        default: where that is not set; None for nowhere.
+        default: if that is not set; None for nowhere.
     """
 
     variable: str
@@ -122,16 +122,16 @@ class LocalServer(ABC):
 
     Attributes:
         name: in logs, events, `doctor`, and as a window's source.
-        title: for people; `says` is what says the window.
+        title: for people; `says` is the field that says the window.
         path: of the question; a GET that loads nothing.
-        providers: LiteLLM's names for it, with where LiteLLM looks for it.
+        providers: LiteLLM's names for it, with the place where LiteLLM looks for it.
         cloud_hosts: hosts of a hosted service that LiteLLM reaches by the same names; those are never asked.
         window_parameter: by which a deployment has each request allocate its window; "" for none.
         loads_on_request: whether a model that is not loaded is loaded by its first request.
         continues: whether it goes on with an answer whose end is the last message, and takes a prompt that is rendered
             here; `continues_when_told`: by vLLM's `continue_final_message` only.
         counts: whether it has a tokenizer to ask.
-        no_thoughts: what of a request's body ends a model's thinking before it begins; empty where there is nothing.
+        no_thoughts: the fields of a request's body that end a model's thinking before it begins, if there are any.
     """
 
     name: ClassVar[Api]
@@ -156,7 +156,7 @@ class LocalServer(ABC):
         """
 
     async def complete(self, server: Asked, models: tuple[ServedModel, ...], answer: object) -> tuple[ServedModel, ...]:
-        """`models` with what only a further question tells."""
+        """`models` with the facts that only a further question tells."""
         return models
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
@@ -165,10 +165,10 @@ class LocalServer(ABC):
         Args:
             server: to be asked.
             model: as the server knows it.
-            request: what would be sent.
+            request: the request to count.
 
         Returns:
-            None where the server cannot say.
+            None if the server cannot say.
 
         Raises:
             ServerUnavailable, ValueError, RecursionError: it did not say.
@@ -204,9 +204,9 @@ class LlamaCpp(LocalServer):
         )
 
     async def complete(self, server: Asked, models: tuple[ServedModel, ...], answer: object) -> tuple[ServedModel, ...]:
-        """Its slots as what they are: of one unified cache, where each has as much as there is in all.
+        """Its slots as they are: those of one unified cache have each as much as there is in all.
 
-        `llama-server` makes such a cache where nobody sets `--parallel`: four slots with the whole context each
+        `llama-server` makes such a cache unless `--parallel` is set: four slots with the whole context each
         (2026-11). /props has one slot's context; newer builds name the whole one beside their model, in /v1/models.
         """
         (model,) = models
@@ -300,7 +300,7 @@ for _server in (LlamaCpp(), Vllm(), Ollama()):
 async def list_served(
     http: httpx.AsyncClient, api_base: str, api_key: str | None, apis: Sequence[Api], *, timeout_s: float = 3.0
 ) -> Served:
-    """The first answer to one of `apis`, in their order; `SILENT` where the server speaks none of them.
+    """The first answer to one of `apis`, in their order; `SILENT` if the server speaks none of them.
 
     Args:
         timeout_s: limit for each request, body included.
@@ -337,17 +337,17 @@ def find_served(served: Served, model: str) -> ServedModel | None:
 async def tokens_by_server(
     http: httpx.AsyncClient, api: Api, api_base: str, api_key: str | None, model: str, request: Request
 ) -> int | None:
-    """The prompt tokens of a request, as its chat completion will have them; None where the server does not say.
+    """The prompt tokens of a request, as its chat completion will have them; None if the server does not say.
 
     Never raises. Not asked for images and sound: no tokenizer counts those.
 
     Args:
         http: the client to use.
-        api: what the server speaks.
+        api: of the server.
         api_base: of the server.
         api_key: sent with the questions.
         model: as the server knows it.
-        request: what would be sent.
+        request: the request to count.
     """
     if any(message.other_parts for message in request.messages):
         return None

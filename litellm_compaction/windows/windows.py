@@ -1,4 +1,4 @@
-"""The context length that a deployment's model is loaded with: where the number comes from, and how old it may be.
+"""The context length that a deployment's model is loaded with: the number's source, and its largest age.
 
 The engine asks for every request: from memory in microseconds, over the network only when the value is old. Such a
 value is read again first, and if its server is silent, only what the operator wrote counts: a model may have been
@@ -41,7 +41,7 @@ logger = logging.getLogger("litellm_compaction")
 _LEARNED_S = 600.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
-# What is known of a kind of model, and not of the server behind this address.
+# Facts about a kind of model, not about the server at this address.
 GUESSES = ("model_map", "default")
 
 
@@ -75,15 +75,15 @@ class Windows:
         self._known: Bounded[str, Known] = Bounded(_MAX_TARGETS)
         self._shared: Bounded[str, int] = Bounded(_MAX_TARGETS)
         self._unread: Bounded[str, None] = Bounded(_MAX_TARGETS)
-        # By target and by who asks.
+        # By target and asker.
         self._learned: Bounded[tuple[str, str], _Learned] = Bounded(_MAX_TARGETS)
         self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
-        # What was loaded with an instance when it was last asked for its settings, and what these are.
+        # The models that were loaded with an instance when its settings were last read, and these settings.
         self._loaded: Bounded[Instance, tuple[frozenset[LoadedModel], ModelSettings | None]] = Bounded(_MAX_TARGETS)
 
     @property
     def on_loaded(self) -> Callable[[], None] | None:
-        """Is called where a new listing has a loaded model that the one before had not, in the event loop."""
+        """Is called if a new listing has a loaded model that the one before had not, in the event loop."""
         return self._listings.on_loaded
 
     @on_loaded.setter
@@ -99,7 +99,7 @@ class Windows:
             ModelNotLoaded: LM Studio lists the model without a loaded instance. An operator's number does not help:
                 loading on request may use another context length (lmstudio-bug-tracker 1463). Ollama has not loaded
                 it, and its operator wrote no number.
-            WindowUnknown: nobody gave a number; the message says who was asked and what the answer was.
+            WindowUnknown: there is no number; the message says which server was asked and what the answer was.
             WindowOutdated: the server gave one, but does not answer any more, and nothing says what holds now.
         """
         if target.api_base is None or not target.is_listed:
@@ -141,7 +141,7 @@ class Windows:
     def learn(self, target: Target, window_tokens: int) -> None:
         """Takes over a limit that an overflow error named: `resolve` gives no more until the listed value changes.
 
-        For whom it was named only: an error text may be of a client's making, and must not decide about other people's
+        It holds for the asker only: an error text may be of a client's making, and must not decide about other people's
         windows. After 600 s the listed value counts again; a limit that is the only number known stays. Ignored: a
         limit below one token, or above the listed one.
         """
@@ -157,7 +157,7 @@ class Windows:
             del self._learned[target.key, target.asker]
 
     def learn_shared(self, target: Target, parallel: int) -> bool:
-        """Takes over that so many requests fill one context together, which no listing says; whether that is news.
+        """Notes that so many requests fill one context together, which no listing says; returns True if that is news.
 
         It holds for as long as this process runs: a server that serves fewer at once after all only lets some wait.
         """
@@ -171,7 +171,7 @@ class Windows:
             self._listings.invalidate(target.api_base, target.api_key, apis_of(target))
 
     def instance(self, target: Target) -> Instance | None:
-        """The loaded copy that a target's requests reach, where LM Studio may be asked about it now; else None."""
+        """The loaded copy that a target's requests reach, if LM Studio may be asked about it now; else None."""
         known = self._known.get(target.key)
         if target.api_base is None or not target.is_lmstudio or known is None or known.window is None:
             return None
@@ -181,7 +181,7 @@ class Windows:
     async def confirmed(self, target: Target, window: Window) -> Window:
         """`window`, or the one that holds now if LM Studio's own protocol shows that a model was loaded anew since.
 
-        A question of less than a millisecond; where something is news, the list is read and the settings are asked for.
+        A question of less than a millisecond; after a change, the list is read and the settings are asked for.
 
         Raises:
             ModelNotLoaded, WindowUnknown, WindowOutdated: as `resolve`.
@@ -240,7 +240,7 @@ class Windows:
             return None
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
-        """The chat models that a target's server has loaded; empty where it says none, or does not answer."""
+        """The chat models that a target's server has loaded; empty if it says none, or does not answer."""
         if target.api_base is None or not target.is_listed:
             return ()
         listing = (await self._listings.get(target.api_base, target.api_key, apis_of(target))).listing
@@ -251,7 +251,7 @@ class Windows:
         return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
-        """If a server is LM Studio; None without an answer. Cached: yes for good, no 60 s, None 5 s."""
+        """Returns True if a server is LM Studio; None without an answer. Cached: yes for good, no 60 s, None 5 s."""
         return await self._listings.is_lmstudio(api_base, api_key)
 
     async def aclose(self) -> None:
@@ -277,7 +277,7 @@ class Windows:
         return as_asked(target, window).tokens if window is not None else None
 
     def _capped(self, target: Target, window: Window) -> Window:
-        """A listed window, no larger than what was learned for whom asks."""
+        """A listed window, no larger than the limit that was learned for the asker."""
         place = target.key, target.asker
         learned = self._learned.get(place)
         if learned is None:
@@ -317,7 +317,7 @@ class Windows:
         )
 
     def _told_more(self, target: Target, window: Window) -> Window:
-        """`window` with what no listing says: how many share it, and the template in effect."""
+        """`window` with two facts that no listing has: how many share it, and the template in effect."""
         if (parallel := self._shared.get(target.key, 1)) > window.parallel:
             window = replace(window, parallel=parallel)
         if (settings := self.model_settings(target)) is not None:
@@ -337,12 +337,12 @@ class Target:
     Attributes:
         key: stable identity of the deployment.
         model: as LM Studio knows it, without provider prefix.
-        context_length: tokens that the operator wrote down; used only where the server does not say.
-        context_source: where `context_length` comes from.
+        context_length: tokens that the operator wrote down; used only if the server does not say.
+        context_source: the source of `context_length`.
         apis: by which a server that is not LM Studio is asked for its window; empty leaves it in peace.
-        asked_tokens: what each request tells the server to allocate (Ollama's `num_ctx`): its window is no larger.
-        asker: who asks, as a fingerprint: what an overflow of theirs has taught holds for them first.
-        tokenizer: what its operator wrote for this deployment; "" follows the global setting (`sources.py`).
+        asked_tokens: the length that each request allocates (Ollama's `num_ctx`): its window is no larger.
+        asker: its fingerprint: a limit from an overflow of its own holds for it first.
+        tokenizer: of this deployment; "" follows the global setting (`sources.py`).
     """
 
     key: str
@@ -378,9 +378,9 @@ class Window:
         parallel: requests that share `tokens` at the same time.
         slots: requests that have `tokens` each at the same time, as llama.cpp's server says; older ones do not say
             whether they share a unified cache.
-        read_s: clock value when the number was read; old where later reads failed.
-        wanted: the model as its server lists it, which finds its file; None where it says nothing of that.
-        template: source of the chat template in effect, as LM Studio's own protocol says it; "" where it does not.
+        read_s: clock value when the number was read; old if later reads failed.
+        wanted: the model as its server lists it, which finds its file; None if it says nothing of that.
+        template: source of the chat template in effect, by LM Studio's own protocol; "" if it says none.
     """
 
     tokens: int
@@ -395,7 +395,7 @@ class Window:
 
     @property
     def adds_bos(self) -> bool:
-        """Returns False where a raw prompt needs the token that begins every prompt.
+        """Returns False if a raw prompt needs the token that begins every prompt.
 
         llama.cpp adds it to a completion's text (`tokenize_input_prompts`), LM Studio's MLX engine takes the text as it
         is (mlx-engine 017af0e, `BatchedModelKit.tokenize`). Without it models such as Gemma write nonsense.
@@ -403,14 +403,14 @@ class Window:
         return self.wanted is None or self.wanted.file_format != "mlx"
 
     def is_like(self, other: Window) -> bool:
-        """If both are the same, whenever they were read."""
+        """Returns True if both are the same, whenever they were read."""
         return replace(self, read_s=other.read_s) == other
 
 
 class Known(NamedTuple):
     """A listing's facts about one target; kept until the listing changes.
 
-    `window` is None and `absence` says why, where the listing gives no number.
+    `window` is None if the listing gives no number; `absence` says why.
     """
 
     reading: Reading
@@ -421,7 +421,7 @@ class Known(NamedTuple):
 
 
 def server_of(source: Source) -> LocalServer | None:
-    """The kind of server that a window was read from; None for LM Studio, and where no server said it."""
+    """The kind of server that a window was read from; None for LM Studio, and if no server said it."""
     return SERVERS.get(source)
 
 
@@ -470,7 +470,7 @@ def look_up(target: Target, reading: Reading) -> Known:
 def _look_up_served(target: Target, reading: Reading, served: Served) -> Known:
     """The window as another server tells it.
 
-    What is not loaded has none, although its first request may load it.
+    A model that is not loaded has none, although its first request may load it.
     """
     if served.api is None:
         absence = f"its server tells no context length ({', '.join(SERVERS[api].path for api in target.apis)})"
