@@ -1,7 +1,7 @@
 """Shared by requests: one run for all who want the same, dicts with a bound, rests after failures, ended tasks.
 
 `off_loop` keeps work over a whole conversation from holding up the event loop. A thread that runs Python lets the
-loop's go on every 5 ms. One call into C does not (`json`, `re`, a copy): what it is given has to be cut into slices.
+loop's go on every 5 ms. One call into C does not (`json`, `re`, a copy): its input has to be cut into slices.
 """
 
 from __future__ import annotations
@@ -125,8 +125,7 @@ class Tasks(set["asyncio.Task[Any]"]):
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels tasks, and returns when they have ended.
 
-    A task may miss it, and is cancelled again: before Python 3.12 `asyncio.wait_for` gives a result of the same moment
-    instead.
+    A task may miss it, and is cancelled again: before Python 3.12 `wait_for` gives a result of the same moment instead.
     """
     waiting = set(tasks)
     while waiting:

@@ -21,7 +21,7 @@ class CompactionError(Exception):
 
     @property
     def for_clients(self) -> str:
-        """The message without what only the operator may know: addresses of servers."""
+        """The message without addresses of servers, which only the operator may know."""
         return str(self)
 
     @property
@@ -254,7 +254,7 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
 )
 
 
-# Servers that quote what they refuse may quote megabytes; their own words come first or soon.
+# Servers that quote a refused request may quote megabytes; their own words come first or soon.
 _MAX_ERROR_CHARS = 20_000
 _WORD = re.compile(r"\w+")
 
@@ -280,8 +280,8 @@ def overflow_from_text(text: str, client_text: str = "") -> Overflow | None:
     """The numbers in a server's `text` if it is one of the known overflow messages, else None.
 
     Args:
-        client_text: servers quote what they refuse (a chat template names the unknown role, vLLM the argument), so
-            words of the client's that look like such a message are not one.
+        client_text: servers quote a request that they refuse (a chat template names the unknown role, vLLM the
+            argument), so words of the client's that look like such a message are not one.
     """
     text = text[:_MAX_ERROR_CHARS]
     for pattern, prompt, window in _OVERFLOWS:
@@ -313,5 +313,5 @@ def _holds(client_text: str, words: str) -> bool:
 
 
 def _words(text: str) -> str:
-    """`text` without what quoting and escaping change."""
+    """`text` without the marks that quoting and escaping change."""
     return " ".join(_WORD.findall(text.casefold()))

@@ -52,10 +52,9 @@ class CompactionEvent:
         compaction_id: of the record that is sent, "" if there is none.
         continues_id: of the record that a new one goes on from, "" for a conversation's first.
         tenant: fingerprint of the request's owner (promise P9: never a name or a key), "" if not known.
-        refusal: how the server refused the request before, as too long: `http_400`, `error_event`, `empty_stream`,
-            `crash`; "" if it did not.
+        refusal: the earlier refusal as too long: `http_400`, `error_event`, `empty_stream`, `crash`; "" for none.
         result_tokens: of the newest tool results, in the phase `tool_response`.
-        projected_tokens: the prompt that those results made, after what was sent before them, uncompacted.
+        projected_tokens: the prompt that those results made, after the part that was sent before them, uncompacted.
         limit_tokens: the largest prompt that may be sent.
     """
 
@@ -86,7 +85,7 @@ class CompactionEvent:
 
     @property
     def has_overflowed(self) -> bool:
-        """True if tool results do not fit with what was sent before them."""
+        """True if tool results do not fit with the prompt before them."""
         return self.result_tokens > 0 and self.projected_tokens > self.limit_tokens
 
     @property
@@ -113,8 +112,7 @@ class ContinuationEvent:
     """An answer that reached the limit while it was written.
 
     Attributes:
-        outcome: it went on over a compacted prompt; or it ended since no attempt was left, no compaction gains room, or
-            only thoughts came of it.
+        outcome: it went on over a compacted prompt; or ended: no attempt left, no room to gain, or only thoughts.
         attempt: of `attempts`; their number if the answer has ended.
         tokens_before: of the window when it stopped, prompt and answer.
         tokens_after: the prompt with which it goes on.
@@ -231,8 +229,7 @@ def _level(event: CompactionEvent) -> int:
 def log_observer(logger: logging.Logger) -> Observer:
     """Writes one line an event.
 
-    INFO for a compaction that goes by plan, WARNING after trouble and for a restart, ERROR for an answer that was cut,
-    else DEBUG.
+    INFO for a planned compaction, WARNING after trouble and for a restart, ERROR for a cut answer, else DEBUG.
     """
 
     def observe(event: Event) -> None:

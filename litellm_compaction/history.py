@@ -28,7 +28,7 @@ class History:
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
-        # What a restart compacted is an event of its own.
+        # The compaction of a restart is an event of its own.
         if not (isinstance(event, ContinuationEvent) and event.outcome == "restarted"):
             self._add(partial(self._store.add_event, event.when_s, event_to_json(event)))
 

@@ -40,7 +40,7 @@ class MasterKey:
 
 
 class Seal:
-    """Signs what the workers of a proxy write for each other, so that other writers of their store forge nothing.
+    """Signs the notes of a proxy's workers to each other, so that other writers of their store forge nothing.
 
     Args:
         secret: gives the master key, which is known only after the configuration; None if the proxy asks for none.

@@ -96,7 +96,7 @@ class SummaryJob:
         summary_tokens: bound on the summary.
         prompt_limit_tokens: the largest prompt that the pruning model's window takes besides summary and thinking.
         round_number: of the compaction that is made, from 1.
-        thinking_tokens: what the model may think besides the summary; 0 for one that answers at once.
+        thinking_tokens: bound on thinking besides the summary; 0 for a model that answers at once.
         focus: the topic that a client wants kept in more detail; "" for none.
         is_brief: the instruction has to leave a small window to its subject.
     """
@@ -166,7 +166,7 @@ async def summarize_appended(
 
     Args:
         job: its own messages are not sent.
-        upstream: what is sent.
+        upstream: the whole input.
         ask: calls the served model.
         count: tokens of a text, for that model.
         timeout_s: as in `answer_to`.
@@ -183,7 +183,7 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
     """The summary, stripped and within its bound (reformat mode).
 
     Args:
-        job: what to summarize.
+        job: its messages are summarized.
         ask: calls the pruning model.
         count: tokens of a text, for the pruning model.
         timeout_s: limit for the whole job: all parts, and their merges.
@@ -272,8 +272,7 @@ async def _asked(ask: Ask, upstream: Upstream, max_tokens: int, instruction: str
     text = read_summary(answer.text)
     if text or answer.calls_tool or not (answer.reasoning or answer.text):
         return text, answer
-    # Only thinking came back: one retry with room for both. It may break the server's bound, which then ends the answer
-    # as too long.
+    # Only thinking came back: one retry with room for both. Past the server's own bound, the answer ends as too long.
     answer = await answered(2 * max_tokens)
     text = read_summary(answer.text)
     if not text and not answer.calls_tool:
