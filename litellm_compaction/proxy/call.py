@@ -3,7 +3,7 @@
 In process memory only: request metadata would be read by other loggers (promise P9). And never under a name that a
 client can choose: LiteLLM takes its call id from the header `x-litellm-call-id`, so that two tenants' requests with
 one id were mixed up. LiteLLM makes one logging object for each request and hands it to every hook on every route, with
-retries and fallbacks (tried out on 1.106.2 and 1.109.1, 2026-11-22): what is remembered belongs to that object.
+retries and fallbacks (tried out on 1.106.2 and 1.109.1, 2026-11-22): a remembered request belongs to that object.
 
 A wish is read once for each request, from the body's `metadata` and, for clients that cannot send any, from headers.
 Its words never reach a log or an error.

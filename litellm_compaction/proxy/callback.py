@@ -293,7 +293,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         request_headers: dict[str, str] | None = None,
         litellm_call_info: dict[str, Any] | None = None,
     ) -> dict[str, str] | None:
-        """Tells clients of guarded deployments what was done to their request.
+        """Tells clients of guarded deployments about the changes to their request.
 
         LiteLLM asks for headers after the success hook and before a stream's first chunk: the last word on an
         answer that is not streamed.

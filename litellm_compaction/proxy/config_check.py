@@ -51,7 +51,7 @@ _PERHAPS_OURS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem makes `doctor` fail, and its message says what to do; with an `error` the proxy refuses to start."""
+    """A problem makes `doctor` fail, and its message names the remedy; with an `error` the proxy refuses to start."""
 
     level: Literal["problem", "note"]
     place: str

@@ -108,7 +108,7 @@ class FormerAnswers:
         self._known: Bounded[str, tuple[bool, float]] = Bounded(_MAX_SERVERS)
 
     async def note(self, api_base: str, answer: bool) -> None:
-        """Keeps an answer that has changed, or has been kept for an hour."""
+        """Keeps an answer; again only if it has changed, or was last kept an hour ago."""
         key = _fact_key(api_base)
         known, since_s = self._known.get(key, (None, -math.inf))
         if known == answer and (not answer or self._clock() - since_s < _KEPT_AGAIN_S):
@@ -311,7 +311,7 @@ def _pin(router: Any, deployment: Deployment) -> str:
 def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """LiteLLM's metadata of a request and its client; {} without any.
 
-    It writes into one of two places, depending on the route, and what the client has sent is left in the other one.
+    It writes into one of two places, depending on the route, and leaves the client's own metadata in the other one.
     LiteLLM takes a client's words about keys away (1.106.2, `add_litellm_data_to_request`), but only its own place
     has the object of the key, which no JSON can be.
     """

@@ -84,8 +84,7 @@ class Intake:
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
 
-        Otherwise only the chosen deployment can say what fits, and the deployment hook decides. `messages` may be
-        replaced in `data`.
+        Otherwise only the chosen deployment can say what fits: its hook decides. May replace `messages` in `data`.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
@@ -282,8 +281,7 @@ class Intake:
     def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
 
-        With a client's, LiteLLM would send it to the same server by a way on which nothing is guarded. None if nothing
-        has to change.
+        With a client's, LiteLLM would reach the same server by a way without a guard. None if nothing has to change.
         """
         if is_internal_call() or router is None:
             return None

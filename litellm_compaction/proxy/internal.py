@@ -49,7 +49,7 @@ def is_internal_call() -> bool:
 def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
     """Names one of our own calls in LiteLLM's books: its deployment's `model_name`, and a tag that only ours have.
 
-    LiteLLM calls the id by which a call is pinned to a deployment its group: 64 hex digits in metrics and callbacks.
+    LiteLLM calls the id that pins a call to a deployment its group: 64 hex digits in metrics and callbacks.
     The tag is written after the deployment is chosen: LiteLLM can choose by tags. The metadata in `kwargs` of the
     deployment hook, which LiteLLM's logging shares, is changed in place.
     """
@@ -203,7 +203,7 @@ async def _joined(
         is_stopped = False
         raise
     finally:
-        # Also if the time limit cancels it: that is what stops the server.
+        # Also if the time limit cancels it: that stops the server.
         with anyio.CancelScope(shield=True):
             if (aclose := getattr(answer, "aclose", None)) is not None:
                 await aclose()

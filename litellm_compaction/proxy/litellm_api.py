@@ -1,7 +1,6 @@
 """LiteLLM's internals that we rely on: access rules, credentials, connections, secret, contexts, and end.
 
-Every private attribute is feature-tested; without the access rules, the lists of models that the key itself carries
-count.
+Every private attribute is feature-tested; without the access rules, the key's own lists of models count.
 """
 
 from __future__ import annotations
@@ -201,8 +200,7 @@ async def takes_place(model: str, metadata: Mapping[str, Any]) -> bool:
     """True if a further call of a `model_name` is within the caller's minute; counts it as a request.
 
     LiteLLM counts the tokens of such a call itself, when it has ended, and its own checks count no request: a key for
-    two requests a minute would make many. The slots of parallel calls are left out: this one runs inside an admitted
-    request.
+    two requests a minute would make many. Slots of parallel calls are left out: this one runs in an admitted request.
     """
     check, descriptors = _rate_limits(model, metadata)
     for options in ({"read_only": True}, {"read_only": False, "skip_tpm_check": True}) if descriptors else ():
@@ -345,7 +343,7 @@ def connect() -> httpx.AsyncBaseTransport:
     """A transport with a connection pool, for the running loop; it goes past the proxies of the environment.
 
     Over aiohttp as in LiteLLM, if the operator has not turned that off: httpx's own transport parses every piece of a
-    stream in Python, which costs a chunk 16 µs more (4 % of what the proxy spends on it; 2026-11).
+    stream in Python, which costs a chunk 16 µs more (4 % of the proxy's time for it; 2026-11).
     """
     return _over_aiohttp() or httpx.AsyncHTTPTransport(verify=ssl_verification(), limits=_POOL_LIMITS)
 

@@ -61,7 +61,7 @@ def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = N
 
 
 def log_refused(model: str, error: CompactionError) -> None:
-    """Logs in one line why a request was refused; the engine logs what does not fit, with its numbers."""
+    """Logs in one line why a request was refused; the engine logs `DoesNotFit`, with its numbers."""
     if not isinstance(error, DoesNotFit):
         logger.warning("refused model=%s: %s", model, error.for_operators)
 
@@ -141,7 +141,7 @@ def refusal_of(error: CompactionError) -> Refusal:
 
 
 def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Exception:
-    """The error after routing, as LiteLLM's own class, by which its router decides what is tried next.
+    """The error after routing, as LiteLLM's own class, from which its router picks the next attempt.
 
     Too large: `context_window_fallbacks` fire. Window unknown: a 400, or an error after which the router tries another
     deployment of the group. A server that does not answer is not asked again for this request.
@@ -177,8 +177,7 @@ def bad_request(message: str, status: int = 400, kind: str = _INVALID) -> httpx.
 def reworded(refused: CompactionError | None, original: Exception, *, is_guarded: bool) -> Refusal | None:
     """A client's error in place of LiteLLM's; None if that is not ours to say.
 
-    LiteLLM frames errors from below ("litellm.ContextWindowExceededError: litellm.BadRequestError: …"), and names the
-    status as the code.
+    LiteLLM frames errors ("litellm.ContextWindowExceededError: litellm.BadRequestError: …"); its code is the status.
 
     Args:
         refused: our last refusal of the request, if any.

@@ -105,7 +105,7 @@ class Reporter:
     ) -> DeploymentReport:
         """Reports a target: the deployment's, or that of a model of its wildcard.
 
-        `listed` is the model as LM Studio lists it: it says what will count a model that is not loaded.
+        `listed` is the model as LM Studio lists it: it names the future counter of a model that is not loaded.
         """
         found = self.blank(deployment, settings, target)
         try:
@@ -155,7 +155,7 @@ class Reporter:
 
 
 async def _in_use(source: TokenizerSource) -> tuple[TokenizerSource, list[str]]:
-    """The source with its vocabulary loaded, or its stand-in and what is wrong; 0.1–2 s in a thread."""
+    """The source with its vocabulary loaded, or its stand-in and the faults; 0.1–2 s in a thread."""
     planned = source.family
     family = await usable_soon(planned)
     if family.vocabulary != planned.vocabulary:

@@ -31,7 +31,7 @@ from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Source, Target
 
-# Of a hosted model of which nothing else is known; never for LM Studio or another own server.
+# Of a hosted model without any other number; never for LM Studio or another own server.
 DEFAULT_WINDOW_TOKENS = 128_000
 OPENAI_PROVIDERS = ("openai", "custom_openai")
 

@@ -36,7 +36,7 @@ GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_pr
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 _PROVIDER = "custom_llm_provider"
 _NO_ROLE = "unknown"
-# The OpenAI client puts this into the body last, over what LiteLLM and its deployment say.
+# The OpenAI client puts this into the body last, over the values of LiteLLM and its deployment.
 _EXTRA = "extra_body"
 # Its keys that shape the prompt or bound the answer, and so are guarded like the same keys outside of it.
 _LIFTED = frozenset(
@@ -133,8 +133,7 @@ def _is_tiny(values: Iterable[object]) -> bool:
 def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Request | None:
     """A text completion as a chat request; None for anything but texts.
 
-    If it `is_bridged`, LiteLLM makes one chat of all its texts. Otherwise the server answers each of them, and the
-    longest has to fit.
+    If it `is_bridged`, LiteLLM makes one chat of its texts. Otherwise each is answered, and the longest has to fit.
     """
     prompt = body.get("prompt")
     texts = prompt if isinstance(prompt, list) else [prompt]
@@ -202,7 +201,7 @@ def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str,
 
 
 def may_override(body: Mapping[str, Any]) -> bool:
-    """Returns False for arguments of which `without_overrides` takes nothing away, whatever their deployment is."""
+    """Returns False for arguments that `without_overrides` never changes, whatever their deployment is."""
     return body.get(_PROVIDER) is not None or bool(body.get(_EXTRA))
 
 
@@ -226,7 +225,7 @@ def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, An
 
 
 def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
-    """True if a body says what `request` does; LiteLLM may have written the same in other words."""
+    """True if a body equals `request`; LiteLLM may have written the same in other words."""
     tools = body.get("tools") or body.get("functions") or []
     if list(request.tools) != tools or extras_of(body) != request.extras:
         return False
@@ -348,8 +347,7 @@ def can_be_begun(body: Mapping[str, Any]) -> bool:
 def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, Any]:
     """A chat's body as that of a text completion; `can_be_begun` holds.
 
-    `end_of_turn` is the template's token that ends an answer, "" for none: a server that does not take it for an end
-    stops there all the same.
+    `end_of_turn` is the template's token that ends an answer, "" for none: servers that do not know it stop there.
     """
     kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
     ends = [*stops(body), *([end_of_turn] if end_of_turn else [])]
@@ -358,7 +356,7 @@ def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, A
 
 
 def not_served(original: Mapping[str, Any], route: str, *, keeps_responses: bool) -> NotServed | None:
-    """Finds what LiteLLM drops of a client's request on its way to a chat completion (1.106.2, 1.109.1).
+    """Finds parts of a client's request that LiteLLM drops on its way to a chat completion (1.106.2, 1.109.1).
 
     Args:
         original: the body as the client sent it.

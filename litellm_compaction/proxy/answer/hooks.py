@@ -4,8 +4,7 @@ Used if the transport cannot be installed. The first answer is the one that Lite
 is a call through the router, pinned to the same deployment.
 
 LiteLLM calls no hook if a client leaves before its stream is read, or while a whole answer is being written. So the
-task that asks the deployment is watched too, and the stream that it gives: room in a shared context is given back in
-any case.
+task that asks the deployment is watched too, and its stream: room in a shared context is always given back.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ class Answer:
             log_failure("learn", error)
 
     async def _harder(self, relay: Relay) -> PreparedRequest:
-        """The request after an overflow of which the client has seen nothing: compacted harder, once."""
+        """The request after an overflow that the client has not seen: compacted harder, once."""
         if self._has_retried:
             raise relay.error or UpstreamError(_STILL_TOO_LARGE)
         self._has_retried = True
@@ -369,7 +369,7 @@ class Answer:
     def _is_called_back(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if the answer has to stop since others wait for its room; a document or a call is not cut.
 
-        Nor is an answer of which the client has so little that it looks like a server's repetition.
+        Nor is an answer of which the client has too little to tell it from a server's repetition.
         """
         if not self._room.is_waited_for:
             return False
@@ -477,8 +477,9 @@ class Answer:
 
     def _is_overflow_of_all(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if a context that several answers fill was full, and not this answer's window; notes that.
-        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a shared
-        context even if the server lists none (four answers of 150 tokens over 4,096, 2026-11-22).
+
+        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
+        shared context even if the server lists none (four answers of 150 tokens over 4,096, 2026-11-22).
         """
         if relay.end != "overflow" or self._cuts >= _MAX_CUTS:
             return False

@@ -30,7 +30,7 @@ Choice: TypeAlias = Literal["auto", "content", "reasoning", "off"]
 
 # Open WebUI forwards the user's identity by headers of these names if ENABLE_FORWARD_USER_INFO_HEADERS is on.
 _CHAT_HEADER_PREFIX = "x-openwebui-"
-# Every browser begins so; Electron's programs too, of which many are editors with an agent inside.
+# Every browser begins so; Electron's programs too, and many of those are editors with an agent inside.
 _BROWSER_PREFIX, _NO_BROWSER = "mozilla/", "electron/"
 # Routes on which thoughts are a delta of their own. LiteLLM makes a malformed item of them on responses (1.106.2 and
 # 1.109.1), and text completions have none.
@@ -209,12 +209,12 @@ class UpstreamDropped(UpstreamError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """The way in which a server is made to go on with an answer.
+    """The way to make a server go on with an answer.
 
     Attributes:
         way: by a request of ours at the end of the messages, by their last one, or by `prompt`.
         prompt: instead of the messages, for the way `raw`; it ends inside the answer.
-        needs_word: the server has to be told that the last message goes on (vLLM).
+        needs_word: the server needs to be told that the last message goes on (vLLM).
         closing: fields of the body that make the server think no more; None for an answer that may think.
     """
 
@@ -243,7 +243,7 @@ class Upstream(Protocol):
 
     @property
     def ways(self) -> frozenset[Way]:
-        """Ways in which it can be made to go on."""
+        """Ways to make it go on."""
 
     def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
@@ -251,7 +251,7 @@ class Upstream(Protocol):
         """The chunks of an answer as they come; leaving the context aborts it.
 
         Args:
-            messages: what to send; None for the client's own list.
+            messages: None for the client's own list.
             max_tokens: bound on the answer.
             continuation: how an answer goes on; None for one that begins.
 

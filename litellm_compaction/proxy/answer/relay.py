@@ -109,7 +109,7 @@ class Relay:
         self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
         self.end: End | None = None
-        # The sent text may end inside a word: there was no need to hold it.
+        # The sent text may end inside a word: no other answer shared the window when it was sent.
         self.is_inside_a_word = False
         self.overflow: Overflow | None = None
         # The form of the server's overflow, in one word for logs.
@@ -186,7 +186,7 @@ class Relay:
         return self._sent({"content": f"\n{THINK_END}\n\n"}) if open_think(self._progress.sent_text) else []
 
     def whole_calls(self) -> list[Chunk]:
-        """The calls that are held, but for the last, in which the stream was cut."""
+        """The held calls but the last, in which the stream was cut."""
         return [{"tool_calls": self._calls[:-1]}] if self._calls[:-1] else []
 
     def finish(self) -> None:
@@ -247,7 +247,7 @@ class Relay:
 
     @property
     def is_left_running(self) -> bool:
-        """Returns True if it was we who ended the stream: the server learns of it a moment later."""
+        """Returns True if we ended the stream: the server learns of it a moment later."""
         return (self.gives_way or self.end in ("limit", "overthought")) and self.finish_reason is None
 
     @property
@@ -272,7 +272,7 @@ class Relay:
         return min(echo_tokens + self._generated.of(self._joiner.removed_text), self.completion_tokens())
 
     def outcome(self) -> Outcome | None:
-        """The lesson about the way by which the stream was asked for; None for none."""
+        """The lesson about the stream's way; None for none."""
         opening = self._judge.opening if self._judge is not None else "undecided"
         if opening == "undecided":
             return None
@@ -419,7 +419,7 @@ class Relay:
         """Returns True if a call's fragment is sent as it comes; decided once a call, never before an earlier call."""
         index = call.get("index", 0) if isinstance(call, Mapping) else 0
         has_room = self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
-        # A call that no client has begun to receive can be cut, and asked for again.
+        # A call that the client has not begun to receive can be cut, and asked for again.
         is_held = self._asked.is_whole or not has_room or self.is_near_the_end()
         if index not in self._flowing and not self._calls and not is_held:
             self._flowing.add(index)

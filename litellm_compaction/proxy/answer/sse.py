@@ -146,7 +146,7 @@ def unreadable(why: str) -> UpstreamError:
 
 
 def events_of(batch: Batch) -> bytes:
-    """Chunks as events: each as the bytes in which it came, if it goes on as it came."""
+    """Chunks as events: those that go on unchanged as the bytes that came."""
     return b"".join(map(event_of, batch))
 
 

@@ -1,8 +1,7 @@
 """The better carrier: an httpx transport below LiteLLM's OpenAI client, so that LiteLLM sees one ordinary call.
 
-LiteLLM is handed an `AsyncOpenAI` client over `GuardedTransport`. Everything that happens while a response is open
-happens here: the notice before the summary, abort and restart, streaming and not, on every route that LiteLLM bridges
-to chat completions.
+LiteLLM is handed an `AsyncOpenAI` client over `GuardedTransport`. All work in an open response happens here: the notice
+before the summary, abort and restart, streaming and not, on every route that LiteLLM bridges to chat completions.
 """
 
 from __future__ import annotations
@@ -375,7 +374,7 @@ async def _short_if_error(response: httpx.Response) -> httpx.Response:
 
 
 async def _passed_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
-    """An answer that is no stream, read within bounds; a longer body without its end."""
+    """An answer that is no stream, read within bounds; a body without an answer is cut to `ERROR_BYTES`."""
     if response.status_code >= 400:
         return await _short_if_error(response)
     try:

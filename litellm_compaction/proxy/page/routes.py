@@ -1,7 +1,6 @@
 """`/compaction` in the proxy: the rights to look and to write, and the effect of a form.
 
-LiteLLM decides whose key it is. A form saves or resets settings, or says why not; a form that another site makes a
-browser send is refused.
+LiteLLM decides whose key it is. A form saves or resets settings, or says why not; another site's form is refused.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Turns:
     def sent(
         self, turn: Turn | None, messages: Sequence[Message], context: RequestContext, prepared: PreparedRequest
     ) -> Turn | None:
-        """Notes what goes out for a client request; gives the turn that it belongs to, None if it has no messages.
+        """Notes the prepared request; gives the turn that it belongs to, None if it has no messages.
 
         Args:
             turn: of the same request, if something went out for it before.
@@ -192,7 +192,7 @@ class Turns:
         prompt_tokens: int,
         completion_tokens: int,
     ) -> None:
-        """Writes the turn with what an answer's usage says of it."""
+        """Writes the turn with the numbers of an answer's usage."""
         if prompt_tokens <= 0:
             return
         self._accuracies[context.target.key] = Accuracy(prepared.count.tokens, prompt_tokens)
