@@ -1,7 +1,6 @@
 """The command line: its commands with their options; errors become one line and an exit code.
 
-Each command's module is imported only when the command runs: `count` and `doctor` answer without LiteLLM, whose import
-takes seconds.
+Each command's module is imported only when it runs: without LiteLLM's import `count` and `doctor` save seconds.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class Report:
     def fates(self) -> list[Fate]:
         """One for each message.
 
-        `edited` is sent in its place, but shorter. `dropped` leaves no more than quotations: old reads that a later one
-        repeats, and everything covered if there is no summary. In a dry run a pruning model would choose from the
+        `edited` is sent in its place, but shorter. `dropped` leaves at most quotations: old reads that a later one
+        repeats, and everything covered if there is no summary. In a dry run a pruning model would choose from
         `offered`.
         """
         compaction = self.compaction

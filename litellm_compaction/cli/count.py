@@ -61,7 +61,7 @@ def count(
     asked = read_request(file)
     counted = asyncio.run(teller().count(model, asked.request))
     if as_json:
-        # Roles may hold what a terminal cannot show, such as lone surrogates.
+        # Roles may hold characters that a terminal cannot show, such as lone surrogates.
         print(json.dumps(_document(counted, asked), indent=2))
     else:
         print("\n".join(map(harmless, _lines(counted, asked, address))))

@@ -50,8 +50,7 @@ def listing_of(url: str, api_key: str | None) -> Listing | None:
 class ChatServer:
     """`/v1/chat/completions` of a server at `api_base`, with or without `/v1`.
 
-    If it cannot be used, that is a mistake to put right: a proxy would go on without a summary, this raises
-    `ServerUnavailable`.
+    A server that cannot be used raises `ServerUnavailable`, to be put right: a proxy would go on without a summary.
     """
 
     def __init__(self, api_base: str, api_key: str | None) -> None:
