@@ -118,8 +118,7 @@ class Ending(NamedTuple):
 class Generation:
     """The generation of `reply` for one request.
 
-    `max_tokens` is scaled (as the client counts). A `preset` ending, as for a prompt that does not fit, comes before
-    any delta.
+    `max_tokens` is scaled (as the client counts). A `preset` ending, as for too long a prompt, precedes all deltas.
     """
 
     simulator: Simulator

@@ -62,8 +62,7 @@ class Seat:
     def leave(self, answer: tuple[str, str, Sequence[tuple[str, str]]]) -> None:
         """Give the place back; the slot then holds the prompt and `answer` (reasoning, content, calls).
 
-        A client that leaves during prompt processing frees the place only when that is finished, as in LM
-        Studio (bt#1143).
+        A client that leaves during prompt processing frees the place only after that, as in LM Studio (bt#1143).
         """
         if self._is_left:
             return

@@ -218,7 +218,7 @@ def render_text(text: str, ids: tuple[int, ...] = ()) -> Prompt:
 
 
 def answer_segments(reasoning: str, content: str, calls: Iterable[tuple[str, str]]) -> tuple[Segment, ...]:
-    """The answer in the KV cache, in the same pieces in which a later prompt repeats it."""
+    """The answer in the KV cache, in the same pieces as a later prompt repeats it."""
     thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
     return tuple(Segment(text) for text in (thought, content, tool_calls_text(calls, bool(content))) if text)
 
@@ -307,8 +307,7 @@ def keep_tokens(prompt: Prompt, tokenizer: Tokenizer) -> int:
 def truncate_middle(prompt: Prompt, window_tokens: int, tokenizer: Tokenizer) -> Prompt:
     """The prompt with the middle dropped: system, first user message, and the newest messages that fit.
 
-    The newest message loses its front if it does not fit whole. The caller guarantees `keep_tokens(prompt, tokenizer) <
-    window_tokens`.
+    The newest message loses its front if it does not fit. `keep_tokens(prompt, tokenizer) < window_tokens` must hold.
     """
     return _with_newest(prompt, _head(prompt), window_tokens, tokenizer)
 

@@ -2,7 +2,7 @@
 
 Called by `server` for each WebSocket. Shapes and silences are those of lmstudio-js 6ec11db (2026-08-21): a message that
 is no JSON, or of no known type, is passed over; an unknown endpoint and a parameter of another shape get a warning
-without the id of the call, five for each connection; only what a handler raises is an `rpcError`.
+without the id of the call, five for each connection; only a handler's exception is an `rpcError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The parts that tests and demos plug into the simulator, their arguments, and its record of each request.
 
-The `Sdk` part is of the protocol that `rpc` speaks. Nothing there generates or loads; a request that would is a `fault`
-of the client.
+The `Sdk` part is of the protocol that `rpc` speaks. It generates and loads nothing; a request to do so is a `fault`.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ class Reply:
     """An answer that the model generates.
 
     `tool_calls` are (name, JSON arguments). `gate` holds the answer after `gate_after_tokens` generated tokens, 0 being
-    before the first delta; a plain `threading.Event` serves too. `status` or `raw_body` replace the whole generation by
-    a plain HTTP response.
+    before the first delta; a plain `threading.Event` serves too. `status` or `raw_body` replace the generation by plain
+    HTTP.
     """
 
     content: str = ""

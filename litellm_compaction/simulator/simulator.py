@@ -1,7 +1,6 @@
 """The simulated server as tests hold it: its settings, the loaded models, and the requests that it got.
 
-State only; the HTTP side is `server`, one request is `inference`. Settings may be changed while it serves; methods may
-be called from any thread.
+State only; the HTTP side is `server`, one request `inference`. Settings may change meanwhile; any thread may call.
 """
 
 from __future__ import annotations
