@@ -277,7 +277,7 @@ _Result = TypeVar("_Result")
 # ten. The wait goes in steps, so that an event loop that was held up itself does not take the server for slow: it sees
 # the answer in the next step.
 LIMIT_S, _STEPS = 0.25, 10
-# An operator who lists or deletes waits longer than a request does.
+# An operator's listing or deletion waits longer than a request does.
 PATIENT_LIMIT_S = 10.0
 _CONNECT_LIMIT_S = 2.0
 # The pauses between looks for a server: short at first, then longer. The spread keeps processes apart that lost it in
@@ -403,7 +403,7 @@ class RedisServer:
         raise self._rest(f"store {self.place} did not answer in {limit_s:g} s", key)
 
     async def aclose(self) -> None:
-        """Ends what is under way; any number of times."""
+        """Ends running commands; any number of times."""
         self._is_closed = True
         here = asyncio.get_running_loop()
         if running := [task for task in self._running if task.get_loop() is here]:

@@ -138,7 +138,7 @@ class MemoryRows:
         self._rows[scope, key] = Row(scope, key, body, now_s, now_s, size_bytes)
         self._bytes_by_scope[scope] += size_bytes
         while self._bytes_by_scope.total() > self._max_bytes and len(self._rows) > 1:
-            # One tenant's records take nothing from those who have fewer.
+            # One tenant's records take nothing from tenants with fewer.
             [(largest, _)] = self._bytes_by_scope.most_common(1)
             oldest = next(each for each in self._rows if each[0] == largest)
             self._drop(oldest if oldest != (scope, key) else next(iter(self._rows)))
@@ -354,7 +354,7 @@ class SteadyRows:
         if now_s < self._warned_s + (_WARN_AGAIN_S if self._is_told else _FLAPS_S):
             return
         self._warned_s, self._is_told = now_s, True
-        # Errors of others may quote what was stored.
+        # Errors of others may quote stored text.
         said = str(error) if isinstance(error, StoreError) else type(error).__name__
         logger.warning("store_failed %s; requests go on with the memory of this process", said)
 

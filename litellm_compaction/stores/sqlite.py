@@ -73,7 +73,7 @@ class SqliteRows:
     May be used from several event loops. The file is opened by the first call.
 
     Args:
-        create: whether to make and repair the file; if not, what is wrong with it is an error.
+        create: whether to make and repair the file; if not, its faults are errors.
         clock: seconds, the same in all processes.
         limit_s: seconds after which a call is no longer waited for.
     """
@@ -245,9 +245,9 @@ def _put(connection: sqlite3.Connection, scope: str, key: str, body: bytes, now_
 
 
 def _put_back(connection: sqlite3.Connection, now_s: float) -> None:
-    """Marks as used now what was used at a time that has not come: the clock has been set back.
+    """Marks as used now the rows with a last use in the future: the clock has been set back.
 
-    Otherwise it would outlive its time by as much, and everything that was used after it with it (`_evict`).
+    Otherwise they would outlive their time by as much, and everything that was used after them with them (`_evict`).
     """
     connection.execute("UPDATE entry SET used_s = :now_s WHERE used_s > :now_s", {"now_s": now_s})
 
@@ -255,7 +255,7 @@ def _put_back(connection: sqlite3.Connection, now_s: float) -> None:
 def _evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> bool:
     """Deletes expired rows; then the least recently used of the scope that has most, until the bound holds.
 
-    So one tenant's records take nothing from those who have fewer. True if anything was deleted.
+    So one tenant's records take nothing from tenants with fewer. True if anything was deleted.
     """
     used = connection.execute("SELECT bytes FROM usage").fetchone()
     if used is None or not isinstance(used[0], int):

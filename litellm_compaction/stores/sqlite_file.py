@@ -51,7 +51,7 @@ class SqliteFile:
     Args:
         path: need not exist; it and its folder are made for this user alone.
         migrations: the statements of each step; each leads to the next version.
-        create: whether to make and repair the file; if not, what is wrong with it is an error.
+        create: whether to make and repair the file; if not, its faults are errors.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The things that are kept, written once over rows and logs: compactions, facts, settings, events, and notes.
 
 The engine finds and puts, the history observer adds events, the command line lists and deletes. A compaction becomes
-bytes that survive upgrades, field by field as the dataclasses say: a missing field takes its default, an unknown one is
-passed over.
+bytes that survive upgrades, field by field as in the dataclasses: missing fields take defaults, unknown ones go.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ _NOTES = "notes"
 # Makes one fact of the old and the new. The order must not matter, nor how often the same comes: a write whose answer
 # was lost is made again. It gets any stored text, raises nothing, and may be called from any thread.
 Join: TypeAlias = Callable[[str, str], str]
-# Gets the others' notes, and gives the own new one, None for none, with what it means.
+# Gets the others' notes, and gives the own new one, None for none, with its meaning.
 Decide: TypeAlias = "Callable[[Sequence[bytes]], tuple[bytes | None, _Result]]"
 
 
 class StoredCompaction(NamedTuple):
-    """A compaction and what the store knows about it.
+    """A compaction and the store's facts about it.
 
     Attributes:
         created_s, used_s: wall clock, seconds since 1970.
@@ -217,7 +216,7 @@ class Board:
 
     Args:
         rows: of notes alone; all processes see the same clock there.
-        seal: signs notes on a server, where others may write, too; one that it has not signed for this topic, writer
+        seal: signs notes on a server, where others may write, too; a note that it has not signed for this topic, writer
             and end counts as none.
     """
 
