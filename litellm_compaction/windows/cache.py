@@ -19,8 +19,7 @@ from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, li
 from litellm_compaction.windows.other_servers import SILENT, Api, Served, list_served
 
 # Retry delay after a refused connection or a wrong API, so that requests do not queue for time limits. A server that
-# takes connections and does not answer is asked by each request: it is alive, and one late answer must not refuse all
-# later ones.
+# takes connections but does not answer is asked by each request: it is alive; one late answer must refuse only one.
 _RETRY_S = 1.0
 # It may be busy, as while it loads a model: just then the last number is the least sure, so its answer is waited for.
 _PATIENT_TIMEOUT_S = 30.0
@@ -30,7 +29,7 @@ _IDLE_S = 2.0
 _NOT_LMSTUDIO_S, _NO_ANSWER_S = 60.0, 5.0
 # A server that tells no window is asked again this seldom: another one may listen there some day.
 _SILENT_S = 60.0
-# Addresses and keys, of which clients may send their own.
+# Addresses and keys; clients may send keys of their own.
 _MAX_PLACES = 4096
 
 
@@ -39,7 +38,7 @@ class Reading(NamedTuple):
 
     Attributes:
         listing: the last good one; None when there has never been one.
-        read_s: clock value when its reading began: it says nothing of what came later.
+        read_s: clock value when its reading began: it says nothing of later changes.
         is_silent: whether it failed because the server did not answer.
         is_busy: whether it failed although the server took the connection: the next attempt need not wait.
         failure: why the newest attempt failed; "" when it succeeded. With one, `listing` may no longer hold.
@@ -66,7 +65,7 @@ class Listings:
     Args:
         cache_s: how long a listing is served without reading it again.
         http: the client to use; None makes one in the running loop, closed by `aclose`.
-        timeout_s: limit for a connection, and for finding out again what a server is.
+        timeout_s: limit for a connection, and for finding out a server's kind again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reads one JSON document from a server, and tells what went wrong if it cannot.
+"""Reads one JSON document from a server, and names the fault if it cannot.
 
 Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx. The limit on unfolding a body holds for
 answers too (`proxy/answer/transport.py`).

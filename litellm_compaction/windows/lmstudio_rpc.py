@@ -42,7 +42,7 @@ class CallRefused(ServerUnavailable):
 
 
 class _Failed(ServerUnavailable):
-    """The protocol does not pass; `advice` says what to change."""
+    """The protocol does not pass; `advice` names the remedy."""
 
     def __init__(self, failure: str, advice: str = "update LM Studio") -> None:
         super().__init__(failure)

@@ -126,7 +126,7 @@ class LocalServer(ABC):
         path: of the question; a GET that loads nothing.
         providers: LiteLLM's names for it, with the place where LiteLLM looks for it.
         cloud_hosts: hosts of a hosted service that LiteLLM reaches by the same names; those are never asked.
-        window_parameter: by which a deployment has each request allocate its window; "" for none.
+        window_parameter: by which each request allocates its window; "" for none.
         loads_on_request: whether a model that is not loaded is loaded by its first request.
         continues: whether it goes on with an answer whose end is the last message, and takes a prompt that is rendered
             here; `continues_when_told`: by vLLM's `continue_final_message` only.
@@ -283,7 +283,7 @@ class Ollama(LocalServer):
 
 
 _table: dict[Api, LocalServer] = {}
-# In the order in which an address that may be any of them is asked.
+# The order in which an address of an unknown kind is asked.
 SERVERS: Mapping[Api, LocalServer] = MappingProxyType(_table)
 
 
@@ -306,8 +306,7 @@ async def list_served(
         timeout_s: limit for each request, body included.
 
     Raises:
-        ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx, or llama.cpp's 503 while it
-            loads its model).
+        ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx, llama.cpp's 503 during a load).
     """
     for api in apis:
         server = Asked(http=http, api_base=api_base, api_key=api_key, timeout_s=timeout_s, api=api)
@@ -323,8 +322,7 @@ async def list_served(
 def find_served(served: Served, model: str) -> ServedModel | None:
     """The loaded model that a request for `model` reaches; None when it is not loaded or not known.
 
-    The exact name goes before one that differs in case. Ollama takes a name without a tag for `name:latest` (Ollama
-    docs, "Model names").
+    The exact name goes before one of another case. Ollama reads a bare name as `name:latest` (docs, "Model names").
     """
     for fold in (lambda name: name, str.casefold):
         wanted = {fold(model), fold(f"{model}:latest")}

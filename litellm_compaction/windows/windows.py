@@ -1,7 +1,7 @@
 """The context length that a deployment's model is loaded with: the number's source, and its largest age.
 
 The engine asks for every request: from memory in microseconds, over the network only when the value is old. Such a
-value is read again first, and if its server is silent, only what the operator wrote counts: a model may have been
+value is read again first, and if its server is silent, only the operator's number counts: a model may have been
 loaded anew with a smaller window, and LM Studio would cut silently.
 """
 
@@ -99,8 +99,8 @@ class Windows:
             ModelNotLoaded: LM Studio lists the model without a loaded instance. An operator's number does not help:
                 loading on request may use another context length (lmstudio-bug-tracker 1463). Ollama has not loaded
                 it, and its operator wrote no number.
-            WindowUnknown: there is no number; the message says which server was asked and what the answer was.
-            WindowOutdated: the server gave one, but does not answer any more, and nothing says what holds now.
+            WindowUnknown: there is no number; the message names the server that was asked and its answer.
+            WindowOutdated: the server gave one, but does not answer any more, and no source has the present one.
         """
         if target.api_base is None or not target.is_listed:
             return self._without_listing(target, "no server was asked")
@@ -294,7 +294,7 @@ class Windows:
         now_s = self._clock()
         operator = target.context_length if (target.context_length or 0) > 0 else None
         if operator is not None:
-            # What a server said of itself is worth more than a guess, however old it is.
+            # A server's own number is worth more than a guess, however old it is.
             holds = learned is not None and (now_s < learned.until_s or target.context_source in GUESSES)
             tokens = min(operator, learned.tokens) if learned is not None and holds else operator
         elif learned is not None:
@@ -325,7 +325,7 @@ class Windows:
         return window
 
 
-# LM Studio's API (`api/v1`, `api/v0`), a name in `SERVERS`, what the operator wrote (`operator`, `max_input_tokens`),
+# LM Studio's API (`api/v1`, `api/v0`), a name in `SERVERS`, the operator's number (`operator`, `max_input_tokens`),
 # LiteLLM's `model_map`, a `default`, or `learned` of an overflow error.
 Source: TypeAlias = str
 
@@ -339,7 +339,7 @@ class Target:
         model: as LM Studio knows it, without provider prefix.
         context_length: tokens that the operator wrote down; used only if the server does not say.
         context_source: the source of `context_length`.
-        apis: by which a server that is not LM Studio is asked for its window; empty leaves it in peace.
+        apis: ways to ask a server that is not LM Studio for its window; empty leaves it in peace.
         asked_tokens: the length that each request allocates (Ollama's `num_ctx`): its window is no larger.
         asker: its fingerprint: a limit from an overflow of its own holds for it first.
         tokenizer: of this deployment; "" follows the global setting (`sources.py`).
