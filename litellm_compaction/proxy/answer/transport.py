@@ -152,7 +152,7 @@ class GuardedTransport(ListTransport):
             return self._refused(TooDeep())
 
     async def aclose(self) -> None:
-        """Does nothing: the inner transport belongs to all."""
+        """Does nothing: the inner transport is shared."""
 
     async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; no part of it is a conversation."""
