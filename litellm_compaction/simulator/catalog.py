@@ -1,7 +1,7 @@
 """Lists models, those that are loaded, and the instance that a request's `model` means.
 
 The listings are those of the three generations of LM Studio's API. Requests to one instance share its slots, a failure
-that hits all of them, and its KV cache: a new prompt's beginning that equals that of a slot's last one is computed.
+that hits all of them, and its KV cache: the beginning that a new prompt shares with a slot's last is there.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def render_text(text: str, ids: tuple[int, ...] = ()) -> Prompt:
 
 
 def answer_segments(reasoning: str, content: str, calls: Iterable[tuple[str, str]]) -> tuple[Segment, ...]:
-    """The answer in the KV cache, in the same pieces as a later prompt repeats it."""
+    """The answer in the KV cache, in the pieces in which a later prompt repeats it."""
     thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
     return tuple(Segment(text) for text in (thought, content, tool_calls_text(calls, bool(content))) if text)
 

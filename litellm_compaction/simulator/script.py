@@ -87,8 +87,8 @@ class Reply:
     """An answer that the model generates.
 
     `tool_calls` are (name, JSON arguments). `gate` holds the answer after `gate_after_tokens` generated tokens, 0 being
-    before the first delta; a plain `threading.Event` serves too. `status` or `raw_body` replace the generation by plain
-    HTTP.
+    before the first delta; a plain `threading.Event` serves too. `status` or `raw_body` replace the whole generation by
+    a plain HTTP response.
     """
 
     content: str = ""
