@@ -195,7 +195,7 @@ class EventLog(_OverRows):
 
 
 class Store(CompactionStore, Facts, SettingStore, EventLog):
-    """Keeps compactions, learned facts, settings and the history; a caller that needs one of these asks for that alone."""
+    """Keeps compactions, learned facts, settings and the history; most callers ask for one of these alone."""
 
     async def aclose(self) -> None:
         """Ends it; any number of times."""
