@@ -30,7 +30,7 @@ from litellm_compaction.core.plan import (
 # larger share foresees more crossings (2026-11-23).
 _EXPECTED_SHARE = 0.90
 _LATEST_TURNS, _LEAST_ALIKE = 20, 3
-# A sentence or two, where nothing is known of a conversation's turns yet.
+# A sentence or two, if nothing is known of a conversation's turns yet.
 _USUAL_GROWTH_RATIO = 0.02
 
 
@@ -39,7 +39,7 @@ class Reading:
     """A prompt for the server to read while no client waits.
 
     Attributes:
-        decision: with what the next turn will be sent: a record that was written ahead, or an edit that has to be made.
+        decision: the record written ahead, or the edit to make, with which the next turn will be sent.
         is_certain: True if it is so in any case; else a record has to be put into effect.
     """
 
@@ -51,12 +51,12 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
     """A conversation as its next turn will begin with it.
 
     Args:
-        messages: what was answered.
-        answer: its text; "" where the model has called tools, whose results belong to the same round.
+        messages: the answered conversation.
+        answer: its text; "" if the model has called tools, whose results belong to the same round.
     """
     if not answer:
         return (*messages, parse_message({"role": "assistant", "content": ""}))
-    # Nobody's words: the person's last request stays the last.
+    # The user's message is empty: the person's last request stays the last.
     return (*messages, parse_message({"role": "assistant", "content": answer}), user_message(""))
 
 
@@ -92,11 +92,10 @@ def plan_ahead(
 def plan_reading(
     conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
 ) -> Reading | None:
-    """Plans what the server should read for the turn after `turn_ended`; None if its cache holds what will be sent.
+    """Plans the server's reading for the turn after `turn_ended`; None if its cache holds the next prompt.
 
-    If what the client usually adds would cross the trigger, that turn would wait until the server has read the
-    compacted conversation. Its cache holds one of the two, so what it was made to read has to be sent, though the turn
-    may end just below the trigger. Arguments as `plan`.
+    If the client's usual addition would cross the trigger, that turn would wait until the server has read the
+    compacted conversation. Its cache holds one of the two, so the one that it has read has to be sent, though the turn
     """
     now = plan(conversation, budget, options, stored)
     new = _new(now)
@@ -126,7 +125,7 @@ def expected_growth_tokens(conversation: Conversation, window_tokens: int) -> in
     """The tokens that the next turn will add to a conversation of `turn_ended`.
 
     By the steps between its latest answers, those after a call if the last answer has called tools. A few large steps
-    are most of what crosses a line: the expected step is one beyond which a tenth of all growth reaches.
+    cause most crossings: the expected step is one beyond which a tenth of all growth reaches.
     """
     steps = [(is_call, tokens) for is_call, tokens in _steps(conversation) if tokens]
     ends_in_call = conversation.messages[-1].role == "assistant"

@@ -17,23 +17,23 @@ MARGIN_MIN_RATIO = 0.02
 _BUFFER_CAP_RATIO = 0.10
 ROOM_ABOVE_FLOOR_RATIO = 0.15
 _WANTED_DIVISOR = 3
-# Of what a high floor leaves below the streaming limit: a half for what a compaction keeps, a third for the answer, the
-# rest to grow in. With a third to keep, .03 less of what the next step needs; with two thirds, 20 % more compactions
-# (seven recorded conversations at floors of 30 to 80 % of 4k to 16k, 2026-11-24).
+# Of the room between a high floor and the streaming limit: half for a compaction, a third for the answer, the rest to
+# grow in. With a third to keep, .03 less of what the next step needs; with two thirds, 20 % more compactions (seven
+# recorded conversations at floors of 30 to 80 % of 4k to 16k, 2026-11-24).
 _ROOM_DIVISOR = 2
 _ANSWER_DIVISOR = 3
 # An answer that is stopped after fewer tokens was not worth reading its prompt.
 _LEAST_START_TOKENS = 64
 # Of the window, for a summary that a client makes itself (issue 25, B3).
 _SUMMARY_ROOM_RATIO = 0.10
-# 60 % of the window by default (issue 15): what is written then has two or three turns to be ready.
+# 60 % of the window by default (issue 15): a record written then has two or three turns to be ready.
 _IN_SIGHT_RATIO = 0.75
-# All reserves together count for no more of a window: what is left has to hold a conversation. config.py refuses more.
+# All reserves together count for no more of a window: the rest has to hold a conversation. config.py refuses more.
 RESERVES_MAX_RATIO = 0.75
 
 
 def margin_tokens(prompt_tokens: int, error_ratio: float) -> int:
-    """Tokens kept free because a count is an estimate: max(64, 2 %), wider where the count is less certain."""
+    """Tokens kept free because a count is an estimate: max(64, 2 %), wider if the count is less certain."""
     return max(MARGIN_MIN_TOKENS, math.ceil(prompt_tokens * max(MARGIN_MIN_RATIO, error_ratio)))
 
 
@@ -41,9 +41,9 @@ def margin_tokens(prompt_tokens: int, error_ratio: float) -> int:
 class Rules:
     """The settings that shape a budget; ratios are shares of the window (0–1).
 
-    Which of them trigger a compaction: `threshold_tokens` above 0, else the reserves where one is above 0, else
-    `pre_request_ratio` with the output buffer. With `keeps_what_fits` nothing does but a prompt that leaves less than a
-    tenth of the window for the answer, and no more of it goes than has to.
+    A compaction is triggered by `threshold_tokens` if that is above 0, else by the reserves if one is above 0, else by
+    `pre_request_ratio` with the output buffer. With `keeps_what_fits` the prompt has to leave less than a tenth of the
+    window for the answer, and no more of it goes than has to.
     """
 
     pre_request_ratio: float
@@ -65,12 +65,11 @@ class Budget:
 
     Attributes:
         window_tokens: context length as loaded.
-        floor_tokens: system, tools and protected messages: what no compaction can shrink.
+        floor_tokens: of system, tools and protected messages, which no compaction can shrink.
         error_ratio: the true prompt is at most (1 + error_ratio) times the estimate.
         fixed_tokens: system messages and tools, which a reserve may have been made for; part of the floor.
-        is_wanted: True if the client wants a compaction whatever the fill: then it goes deep where little is used, too.
-        own_error_ratio: the same as `error_ratio` for the request as it came, where the server has counted its
-            beginning; None where that is no different.
+        is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
+        own_error_ratio: of the request as it came, if the server has counted its beginning; None for no difference.
     """
 
     rules: Rules
@@ -83,7 +82,7 @@ class Budget:
 
     @cached_property
     def own(self) -> Budget:
-        """The budget of the request as it came; the other one is of whatever is made of it."""
+        """The budget of the request as it came; this one is for anything made of it."""
         return self if self.own_error_ratio is None else replace(self, error_ratio=self.own_error_ratio)
 
     @cached_property
@@ -102,9 +101,7 @@ class Budget:
 
     @cached_property
     def usable_tokens(self) -> int:
-        """The conversation's room: the window without reserves, or the tokens that `threshold_tokens` is the trigger
-        of.
-        """
+        """The conversation's room: the window without reserves, or the room whose trigger is `threshold_tokens`."""
         if self.rules.threshold_tokens:
             return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
         return self.window_tokens - self.reserved_tokens
@@ -116,7 +113,7 @@ class Budget:
 
     @cached_property
     def _summary_limit_tokens(self) -> int:
-        """The largest prompt beside which a summary that the client makes has its room."""
+        """The largest prompt that leaves room for a summary that the client makes."""
         least_tokens = math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens)
         return self._limit_tokens(max(self.rules.answer_min_tokens, least_tokens))
 
@@ -199,7 +196,7 @@ class Budget:
     def is_narrow(self) -> bool:
         """True if the floor leaves less than twice the usual room below the trigger: one turn may take all of it.
 
-        Not where everything triggers, since the server has shown that what was let through is too much.
+        Not if everything triggers: then the server has shown that too much was let through.
         """
         is_pressed = self.rules.pre_request_ratio <= self.rules.target_ratio
         if is_pressed or self.is_wanted or self.rules.keeps_what_fits:
@@ -222,9 +219,7 @@ class Budget:
 
     @cached_property
     def _room_tokens(self) -> int:
-        """The room that a compaction leaves above the floor: 15 % of the window, at most half of the rest below the
-        limit.
-        """
+        """A compaction's room above the floor: 15 % of the window, at most half of the rest below the limit."""
         room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
         if self._span_tokens < _LEAST_START_TOKENS:
             return room
@@ -236,11 +231,11 @@ class Budget:
         return min(self.floor_tokens + self._room_tokens, self.latest_start_tokens)
 
     def target_tokens(self, prompt_tokens: int) -> int:
-        """To how many tokens a prompt is compacted.
+        """The size to which a prompt is compacted.
 
         min(target_ratio of the window, half of the prompt), at least the floor and room for a record, and never so much
         that the answer would be stopped at once. With reserves or a threshold: of what the conversation may fill, and
-        of the conversation. Where the client wants it, no more than a third of what can be compacted stays.
+        of the conversation. If the client wants it, no more than a third of what can be compacted stays.
         """
         if self.rules.keeps_what_fits:
             return min(max(self._summary_limit_tokens, self.floor_tokens), self.prompt_limit_tokens)

@@ -72,7 +72,7 @@ def stub(result: Message, call: ToolCall | None) -> str:
 
 
 def called(call: ToolCall | None) -> str:
-    """A call in a few words; None is one that is not known."""
+    """A call in a few words; None for an unknown one."""
     return "an earlier call" if call is None else f"{call.name}({_short(render_arguments(call.arguments))})"
 
 
@@ -84,7 +84,7 @@ def image_parts(message: Message) -> list[JsonValue]:
 
 
 def stubs(messages: Sequence[Message]) -> dict[int, str]:
-    """The text in place of each result and each message with attached data, by position, where that is shorter.
+    """The shorter text in place of each result and each message with attached data, by position.
 
     Superseded reads come first, then the oldest.
     """
@@ -108,7 +108,7 @@ def with_data(messages: Sequence[Message], positions: Iterable[int]) -> tuple[in
 def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:
     """The positions of results that a later call of the same tool with the same arguments (normal form) repeats.
 
-    The newest says what holds now. A result whose call is unknown supersedes nothing and is not superseded.
+    The newest holds. A result whose call is unknown supersedes nothing and is not superseded.
     """
     calls = calls_by_position(messages)
     newest = {(call.name, canonical_arguments(call.arguments)): position for position, call in calls.items()}

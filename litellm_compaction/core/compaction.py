@@ -68,14 +68,11 @@ class PartialCoverage:
 
 
 def part_covered_by(text: str) -> PartialCoverage | None:
-    """Returns what is begun by an answer that opens with `text` (without our notices) and goes on.
-
-    None for nothing that a later turn would show.
-    """
+    """Returns `text`, without our notices, as the beginning of a longer answer; None if no later turn shows it."""
     # Inside a reasoning block everything so far belongs to the block, which is no part of a normal text.
     if open_think(text):
         return None
-    # Something to stand behind it: the white space before the next word is part of what was covered.
+    # With a sign after it: white space before the next word is part of what was covered.
     seen = normal_text(parse_message({"role": "assistant", "content": f"{text}|"}))[:-1]
     return PartialCoverage(chars=len(seen), text_hash=_hash(seen)) if seen else None
 
@@ -87,12 +84,12 @@ def begins(message: Message, part: PartialCoverage) -> bool:
 
 
 def behind(message: Message, part: PartialCoverage) -> Message:
-    """`message` from there on; its calls stay."""
+    """`message` after that part; its calls stay."""
     return with_text(message, normal_text(message)[part.chars :])
 
 
 def shown_behind(messages: Sequence[Message], position: int, part: PartialCoverage | None) -> Sequence[Message]:
-    """The same messages; of the one at `position` only what is behind `part`."""
+    """The same messages; of the one at `position` only the rest after `part`."""
     if part is None or position >= len(messages):
         return messages
     return [*messages[:position], behind(messages[position], part), *messages[position + 1 :]]
@@ -119,12 +116,11 @@ class Compaction:
         covered_messages: how many messages after the leading system ones it replaces or edits.
         covered_hash: the chain entry of exactly those messages.
         pinned: positions after the prefix of covered messages that stay verbatim, in their place or with the record:
-            the user's in its message; behind it a call and its results, whose answer was carried over the limit.
+            the user's in its message; after it a call and its results, whose answer was carried over the limit.
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
-        level: how the newest part was condensed: by a strategy, by its name; `edit` without a model; `truncate` if no
-            model gave anything usable.
+        level: of the newest part: a strategy's name, `edit` without a model, `truncate` if no model's text was usable.
         window_tokens: of the window that it was made for.
         provisional: made while one huge result left hardly any room; good for this very conversation, but the next
             compaction goes on from an earlier, richer one.
@@ -132,14 +128,14 @@ class Compaction:
             replaced by the record. None: all are replaced.
         shown: of the messages that are sent, but not as they are; ascending by position. Only a stub's position may be
             one of those that the record replaces, if it is pinned.
-        omissions: what a pruning model says of messages that are gone or shorter; it covers nothing on its own, so a
+        omissions: a pruning model's words about messages that are gone or shorter; it covers nothing on its own, so a
             later summary reads the originals.
-        covered_part: how much of the first message that is shown the record stands for as well, or None: an answer was
-            carried over the limit inside it.
+        covered_part: the beginning of the first shown message if the record stands for it as well, else None: an answer
+            was carried over the limit inside that message.
         ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
         early: was `ahead`, and takes effect at once, since the server was made to read what it leaves; not used yet.
         images: those of covered messages that are sent all the same, by positions after the prefix: in their place, or
-            beside the record where that stands for their message. Those of pinned messages are not among them.
+            beside the record if that stands for their message. Those of pinned messages are not among them.
     """
 
     covered_messages: int
@@ -203,7 +199,7 @@ class Compaction:
 
 
 def is_sound(compaction: Compaction) -> bool:
-    """Returns True if all positions lie within the covered messages: a shared store may give anybody's compaction."""
+    """Returns True if all positions lie within the covered messages: a shared store may hold anything."""
     covered, start = compaction.covered_messages, compaction.replaced_messages
     positions = (*compaction.pinned, *(at for at, _ in compaction.shown), *(at for at, _ in compaction.images))
     return (
@@ -224,14 +220,14 @@ def compaction_id(scope: str, covered_hash: str) -> str:
 def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | None = None) -> tuple[Message, ...]:
     """The conversation as the model gets it: prefix, record in the first user message, kept tail.
 
-    Where covered messages are edited (rung 1, or pruned) they stand behind the record, with their ids.
+    Edited covered messages (rung 1, or pruned) stand after the record, with their ids.
     The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection, 2026-11).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
 
     Args:
         messages: the original conversation.
         compaction: made for a conversation that begins with the same messages.
-        record: what travels in place of the compaction's own record, or None.
+        record: travels in place of the compaction's own record, or None.
     """
     prefix = system_prefix_length(messages)
     start = compaction.replaced_messages
@@ -270,7 +266,7 @@ def _carrier(record: str, behind: Sequence[Message], images: Sequence[JsonValue]
 
 
 def _labelled(rest: Sequence[Message], places: Sequence[ImagePlace]) -> list[JsonValue]:
-    """Images, each behind a few words that say where it came from; those words are data like the record's."""
+    """Images, each after a few words about its origin; those words are data like the record's."""
     if not places:
         return []
     calls = calls_by_position(rest)

@@ -1,4 +1,4 @@
-"""A conversation: its messages, what they weigh, and the facts that every decision goes by.
+"""A conversation: its messages, their sizes, and the facts that every decision goes by.
 
 The engine makes one of each request; the planner asks it for every candidate. Tokens throughout.
 """
@@ -43,7 +43,7 @@ class Conversation:
         fixed_tokens: tools and what the template adds once.
         count_text: tokens of a text.
         hashes: chain entries, one more than there are messages after the leading system ones.
-        own_tokens: the whole prompt as it came, where it is known better than by its parts; else None.
+        own_tokens: the whole prompt as it came, if it is known better than by its parts; else None.
         staying: indices of messages that stay verbatim although a compaction may cover them.
         words_sizes: of requests with data attached to them: their tokens without it, by index.
     """
@@ -256,7 +256,7 @@ def newest_images(
 def without_oldest_images(
     conversation: Conversation, images: Collection[ImagePlace], over_tokens: int
 ) -> tuple[tuple[ImagePlace, ...], int]:
-    """Returns the images that stay if what they weigh has to shrink by `over_tokens`, and what is then still over."""
+    """Returns the images that stay if their tokens have to shrink by `over_tokens`, and the tokens still over."""
     left = set(images)
     for place in _going_order(conversation, {at for at, _ in images}):
         if over_tokens <= 0:
@@ -295,7 +295,6 @@ def _covered_part_tokens(conversation: Conversation, compaction: Compaction) -> 
 
 
 def _edited_sizes(conversation: Conversation, compaction: Compaction) -> list[int]:
-    """Tokens of the edited messages, in their order."""
     prefix, shown = conversation.prefix, edited_part(conversation.rest, compaction)
     indices = range(prefix + compaction.replaced_messages, prefix + compaction.covered_messages)
     sizes = zip(indices, shown, strict=True)

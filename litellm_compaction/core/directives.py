@@ -28,7 +28,7 @@ _QUESTION_ENDS = ("?", "？", "؟")
 _SHORT_CHARS = 12
 # Prose repeats few of its words.
 _LEAST_WORDS, _DISTINCT_RATIO = 20, 0.25
-# Nobody writes a longer sentence.
+# No person writes a longer sentence.
 _LONGEST_CHARS = 600
 _SHORT_RATIO = 0.3
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
@@ -36,7 +36,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _PROSE_RATIO = 0.75
 _AROUND_WORDS = ".,:;!?()'\""
 _LEAST_PLAIN_WORDS, _PLAIN_WORDS_RATIO = 4, 0.7
-# Only what nobody begins a sentence with: "import the data first" and "$ 500" are said by people.
+# Only signs with which no sentence begins: "import the data first" and "$ 500" are people's words.
 _BULK_LINE = re.compile(
     r"\s*(?:\d{4}-\d\d-\d\d[T ]\d\d:|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|TRACE)\b|Traceback \(|File \"|at \S{1,200}\(|"
     r">>> |\$ [a-z./]|\+\+\+ |--- |@@ |\||#include|import [\w.]{1,80}(?: as \w{1,40})?;?\s*$|"
@@ -47,13 +47,13 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
 # Where a sentence of plain letters may end.
 _MAY_END = (". ", "! ", "? ", "; ", "\t", "\x1f")
 _PLAIN_ASCII = (string.ascii_letters + " ").encode()
-# Blanks in place of what no word has.
+# Blanks in place of signs that no word has.
 _NO_WORDS = bytes(sign if chr(sign) in string.ascii_letters + "'" else ord(" ") for sign in range(256))
 # Of scripts that set no words apart.
 _WIDE = re.compile("[\u2e80-\U0010ffff]")
 _FENCE = "```"
 _SHORT_FENCE_LINES = 4
-# A rule's word says so much less at most where every sentence has it; prose without a word of its own so much.
+# The least factors: for a rule's word that every sentence has, and for prose without a word of its own.
 _LEAST_RARITY, _LEAST_NEWS = 0.2, 0.3
 # From where on a word is rare among a person's sentences; three that stand in no other are news, seven are more.
 _RARE_FROM, _NEWS, _MOST_NEWS = 0.5, 1.5, 2.0
@@ -65,7 +65,7 @@ _COMMON = {name: frozenset(each["common"].split()) for name, each in _LANGUAGES.
 
 
 class _Signals:
-    """Words, phrases of several words, and parts of words where blanks set none apart, of one kind in all languages."""
+    """Words, phrases, and parts of words in scripts without blanks, all of one kind, in all languages."""
 
     def __init__(self, kind: str) -> None:
         languages = _LANGUAGES.values()
@@ -107,7 +107,7 @@ def sentences(text: str) -> Iterator[Sentence]:
     lines = text.splitlines()
     fences = [at for at, line in enumerate(lines) if line.lstrip().startswith(_FENCE)] if _FENCE in text else []
     borders = set(fences)
-    # One that is never closed encloses nothing, and a command or two are what somebody wants to have used.
+    # One that is never closed encloses nothing, and a person wants a command or two to be used.
     fenced = {
         at
         for begin, end in zip(fences[::2], fences[1::2], strict=False)
@@ -170,7 +170,7 @@ class Weight(NamedTuple):
 
 
 class Talk:
-    """The words a person uses all the time: where every third sentence has a "not", that forbids nothing."""
+    """The words a person uses all the time: if every third sentence has a "not", that forbids nothing."""
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
         times: Counter[str] = Counter()

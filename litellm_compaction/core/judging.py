@@ -1,9 +1,9 @@
 """Decides if what a model wrote as a summary may be used, and leaves out those of its lines that may not.
 
 Small models say their instruction back, write one sentence again and again, go on with the dialogue, tell another
-story, or state values and rules that nobody gave: so did all of 29 summaries of a model with 135 million parameters,
-and each left an assistant with less than no summary at all (2026-11). Where such lines are most of a summary, it is not
-used, and its room goes to the ledger.
+story, or state values and rules of their own: so did all of 29 summaries of a model with 135 million parameters, and
+each left an assistant with less than no summary at all (2026-11). If such lines are most of a summary, it is not used,
+and its room goes to the ledger.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TIT
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "language", "invented", "empty"]
 
 _FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD, NAMES_HEAD)
-# A line is the instruction's own where more than half of its runs of so many words stand there.
+# A line is the instruction's own if more than half of its runs of so many words stand there.
 _RUN_WORDS = 4
 # So much of the beginning is enough to know an instruction by.
 _ECHO_CHARS = 60
 _ECHO_SHARE = 0.5
-# Of so many sentences nobody says only three in five once.
+# Of so many sentences no writer says only three in five once.
 _LEAST_SENTENCES = 6
 _LEAST_DISTINCT_RATIO = 0.6
 # Prose takes a third to a half of its bytes, one phrase again and again a tenth.
@@ -49,7 +49,7 @@ _LETTERS_CHARS = 20_000
 # A text is in the language whose commonest words it has most of, by a margin: neighbours share many.
 _LEAST_COMMON_WORDS, _LANGUAGE_MARGIN = 6, 1.5
 _KNOWN_LANGUAGE_RATIO = 0.15
-# So few bytes of different words say nothing where none of them is of a source that is so many times as long.
+# So few bytes of different words say nothing if none of them is of a source that is so many times as long.
 # (The shortest of forty good summaries has 21, and is of its source.)
 _FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
 _WITHOUT_SPACES = "\u2e80"
@@ -118,7 +118,7 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
 
 
 class Unfolding:
-    """Looks at a summary while it is written, so that one of which the rest says nothing can be ended.
+    """Looks at a summary while it is written, so that it can be ended once the rest would say nothing.
 
     By the same signs as `judged`, which looks at what there is then: the beginning of a summary whose writer goes on
     with the dialogue may well be used.
@@ -233,7 +233,7 @@ def _runs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _is_told(words: tuple[str, ...], told: frozenset[tuple[str, ...]]) -> bool:
-    """A line is made of the instruction's own words; one of a few words may be anybody's."""
+    """A line is made of the instruction's own words; one of a few words may be any writer's."""
     runs = _runs(words)
     return bool(runs) and sum(run in told for run in runs) > _ECHO_SHARE * len(runs)
 
@@ -260,7 +260,7 @@ def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
 
 
 def _pieces(word: str) -> Iterator[str]:
-    """By what a word is known again: a number whole, a long word by its beginning, a script without spaces by any."""
+    """The signs of a word: a whole number, a long word's beginning, any part in a script without spaces."""
     if word.isdecimal():
         yield word
     elif word[0] >= _WITHOUT_SPACES:

@@ -2,10 +2,10 @@
 
 Messages are divided into pieces of at most a line. A piece is worth what it names (numbers with the words next to them,
 ids, paths, identifiers, names, what is set off) that neither the prompt nor the ledger shows already, and more if it is
-the user's. Who says little is read first and counts more, whatever the role: a tenth of a long chat is the user's, and
-that tenth is what is asked for later. Breadth goes before depth: each piece taken of a message makes its others count
-less. A third of the room is for sentences in which the user rules or decides something. Names that were in use follow
-as a bare list, a long one where tools are called: the next call takes them up again.
+the user's. The role that says little is read first and counts more: a tenth of a long chat is the user's, and that
+tenth is asked for later. Breadth goes before depth: each piece taken of a message makes its others count less. A third
+of the room is for sentences in which the user rules or decides something. Names that were in use follow as a bare list,
+a long one if tools are called: the next call takes them up again.
 
 Deterministic, in any language (what names something is a matter of its form), in time bounded by the room. Measured by
 `benchmarks/quality/compaction.py` and `benchmarks/quality/questions.py`, on conversations that nothing was tuned on.
@@ -31,30 +31,30 @@ from litellm_compaction.core.stretches import divided
 WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
 NAMES_HEAD = "Names and values that were in use, the latest last:"
 ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
-# What stands for a stretch that is left out of a message of the user's.
+# In place of a stretch that is left out of a user's message.
 _GAP = "[…]"
 _REDACTOR = redactor(())
 _LEAST_ROOM_TOKENS = 32
 # Of one giant message the two ends say what it was and how it came out.
 _READ_PER_MESSAGE_CHARS, _READ_PER_WORDS_CHARS, _READ_PER_CALL_CHARS = 12_000, 40_000, 4_000
-# Who says little is read first; after so many characters no message is read any more. Twice as many change no figure.
+# The role that says little is read first; no message is read after so many characters. Twice as many change no figure.
 _READ_CHARS = 100_000
 # In UTF-8, so that a piece holds about as many tokens in any script. A clause of a person's says one thing (with 160
 # three questions of a hundred less), a line of output needs its end.
 _CLAUSE_BYTES, _LINE_BYTES = 120, 160
-# Where a long line is divided: behind a sentence, an item, a word.
+# A long line is divided after a sentence, an item, a word.
 _SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", "，", "、", " ")
 _LEAST_LINE_CHARS = 4
 # What a piece costs its reader apart from its text.
 _PIECE_COST_BYTES = 60
 # A dash, a line break or a mark.
 _ITEM_TOKENS = 3
-# Who says it. Messages of more characters count less in all that they say: an answer of 2,000 a tenth.
+# By writer. Messages of more characters count less in all that they say: an answer of 2,000 a tenth.
 _USER, _RESULT, _ASSISTANT, _CALL, _PASTED = 3.0, 3.0, 2.0, 1.0, 0.5
 _SHORT_CHARS, _LEAST_BREVITY = 400, 0.05
 # The first sentence of a person's message says what it is about.
 _OPENING = 1.3
-# How a step came out is what comes first behind its result, and all of a short one.
+# How a step came out: the first words after its result, and all of a short one.
 _OUTCOME = 1.0
 _LEAST_STATEMENT_CHARS = 30
 # A number or an id says most; a name says where to look again. Moving one of them by half changes no figure of the
@@ -62,7 +62,7 @@ _LEAST_STATEMENT_CHARS = 30
 _NUMBER, _ID, _ERROR, _PATH, _IDENTIFIER, _NAME = 3.0, 3.0, 3.0, 2.0, 1.5, 1.0
 _RESULT_NUMBER = 1.0
 # Of the room: for sentences with a word that makes rules (without it every second of them is lost; with more,
-# questions for values lose what rules gain), for bare names where tools are called (0.5 to 0.7 are the same), and in
+# questions for values lose what rules gain), for bare names if tools are called (0.5 to 0.7 are the same), and in
 # chats (none loses .03 of the next answer's names, a seventh loses .03 of the questions).
 _RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
 # Half of the room would do, were it divided evenly among the user's messages; of others a line or two.
@@ -73,13 +73,13 @@ _REUSE = 2.0
 # Of rows of an output that differ in their digits only, each older one counts so much of the next.
 _ROW_RATIO = 0.7
 _DIGITS = str.maketrans("123456789", "000000000")
-# Behind so many that found no room hardly any will.
+# After so many that found no room hardly any will.
 _MOST_MISSES = 200
-# What ends so says little without the line behind it.
+# A line that ends so says little without the next one.
 _ANNOUNCES = (":", "：")
 _MOST_ANNOUNCING_CHARS = 100
 # How likely a name is needed again that stands in 0, 1, or more of the assistant's messages; a bare figure is half as
-# likely, a plain word less; and up to seven times as likely where it was named in the last few messages.
+# likely, a plain word less; and up to seven times as likely if it was named in the last few messages.
 _AGAIN = (1.0, 10.0, 15.0)
 _NUMBER_RATIO, _PLAIN_RATIO = 0.5, 0.3
 _FRESH, _FRESH_MESSAGES = 6.0, 5
@@ -116,7 +116,7 @@ class _Piece(NamedTuple):
     names: Mapping[str, float]
     # What it says apart from its names.
     base: float
-    # How much it counts for who says it.
+    # How much it counts for its writer.
     ratio: float
     # It is the user's, to be quoted.
     is_words: bool = False
@@ -142,7 +142,7 @@ def ledger(
         known: stays visible in the prompt, and need not be repeated.
         redact: takes secrets out of what is read; `plain` keeps them.
     """
-    # Our requests to go on are nobody's words, and what a client has put among the user's is a tool's.
+    # Our requests to go on are no words of the user's, and what a client has put among those is a tool's.
     messages = [part for message in messages if not message.asks_to_go_on for part in divided(message)]
     if budget_tokens < _LEAST_ROOM_TOKENS or not messages:
         return ""
@@ -268,11 +268,11 @@ class _Selection:
             chance = _AGAIN[min(times[name], len(_AGAIN) - 1)] * ratio
             return chance * (1 + _FRESH / (1 + (ages[name] / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
 
-        # A bare figure that nobody took up says nothing, and what is set off in several words is no name.
+        # A bare figure that was not taken up says nothing, and what is set off in several words is no name.
         names = [
             name
             for name in ages
-            # "ALWAYS" is written so for its weight: among the names it would order something that nobody said.
+            # "ALWAYS" is written so for its weight: among the names it would order something that was never said.
             if not (name in shown or " " in name or name.casefold() in RULE_WORDS)
             and (times[name] or not _is_number(name))
         ]
@@ -399,7 +399,7 @@ def _clauses(at: int, parts: Sequence[Sentence], talk: Talk) -> Iterator[_Piece]
 def _joined(parts: Sequence[Sentence]) -> Iterator[Sentence]:
     """Sentences, with one that ends in a colon ("Run exactly this:") together with the next; few words as one."""
     if sum(_bytes(part.text) for part in parts) <= _CLAUSE_BYTES:
-        # Who says little says one thing, and has written it.
+        # Few words say one thing, and were written, not pasted.
         yield from [Sentence(_together(parts), pasted=False, opens_line=True)] if parts else []
         return
     held: Sentence | None = None

@@ -40,7 +40,7 @@ _NOTICES = regex.compile(
     )
     + r")(?:\n\n|\n?\Z|\n(?=</think))"
 )
-# A client that writes thoughts into its text leaves this where they were a notice only.
+# A client that writes thoughts into its text leaves this if they were a notice only.
 _EMPTY_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>\s*</think(?:ing)?>\s*")
 _AS_IT_READS = json.JSONEncoder(ensure_ascii=False, default=str)
 _ESCAPED = json.JSONEncoder(default=str)
@@ -164,7 +164,7 @@ def merged(messages: Sequence[Message], text: str, parts: Sequence[JsonValue] = 
 
 
 def with_text(message: Message, text: str) -> Message:
-    """`message` with its text replaced; parts that are not text stay, behind the text."""
+    """`message` with its text replaced; parts that are not text stay, after the text."""
     content = message.raw.get("content")
     if isinstance(content, list):
         others = [part for part in content if not is_text_part(part)]
@@ -207,7 +207,7 @@ def round_end(messages: Sequence[Message], start: int) -> int:
 def open_round_start(messages: Sequence[Message]) -> int | None:
     """The start of the tool round whose results no assistant message follows, or None.
 
-    Other messages may stand behind the results: agents put reminders there, as `user` or as `system`.
+    Other messages may follow the results: agents put reminders there, as `user` or as `system`.
     """
     last = last_assistant_index(messages)
     result = next((index for index in range(last + 1, len(messages)) if messages[index].role == "tool"), None)
@@ -215,7 +215,7 @@ def open_round_start(messages: Sequence[Message]) -> int | None:
 
 
 def newest_user_index(messages: Sequence[Message]) -> int | None:
-    """The index of the newest message with the role `user` that is not ours, whoever wrote it, or None."""
+    """The index of the newest message with the role `user` that is not ours, of any writer, or None."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].role == "user" and not messages[index].is_synthetic:
             return index
@@ -409,7 +409,7 @@ def _json(value: object) -> bytes:
 
 
 def canonical_arguments(arguments: str) -> str:
-    """Tool arguments in normal form: without the accidents of how their JSON was written, where they are not huge."""
+    """Tool arguments in normal form: without the accidents of how their JSON was written, unless they are huge."""
     if len(arguments) > _MOST_PARSED_CHARS:
         return arguments
     try:

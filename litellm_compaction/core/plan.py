@@ -38,7 +38,7 @@ _WORTH_SAYING_RATIO = 0.50
 # A summary costs the most of what stays, and says the least of what the next step needs (benchmarks, 2026-11-23).
 _SUMMARY_WINDOW_RATIO = 0.08
 _SUMMARY_SHARE = 0.20
-# Where those shares are too small for any summary: requests of a fifth of a window, restarts in small ones.
+# If those shares are too small for any summary: requests of a fifth of a window, restarts in small ones.
 _SUMMARY_MOST_WINDOW_RATIO, _SUMMARY_MOST_SHARE = 0.15, 0.40
 _LEDGER_SHARE = 0.55
 _EDIT_LEDGER_SHARE = 0.15
@@ -48,7 +48,7 @@ _WORDS_TARGET_RATIO = 0.25
 _WORDS_SHARE = 0.50
 _WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
-# Of the target, where all that stays is read again and every change costs that: a quarter of the window by default.
+# Of the target, if all that stays is read again and every change costs that: a quarter of the window by default.
 _DEEP_RATIO = 0.65
 # Of images beside a record; the rest is for what was said.
 _IMAGES_SHARE = 0.50
@@ -250,7 +250,7 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
         fresh = records[0]
         does_gain = fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
         if not does_gain and now_tokens > budget.latest_start_tokens:
-            # Its answer would be stopped at once, so less gain will do. A model is asked where there is much to say.
+            # Its answer would be stopped at once, so less gain will do. A model is asked if there is much to say.
             new_tokens = conversation.span_tokens(rich.covered_messages if rich else 0, fresh.covered_messages)
             does_gain = not fresh.provisional and new_tokens >= _WORTH_SAYING_RATIO * budget.window_tokens
             records = records if does_gain else planner.records(asks=False)
@@ -289,7 +289,7 @@ def _plan_client_summary(
     """Decides about a request for a summary that the client goes on with in place of its history.
 
     What fits beside the room for that summary stays as it is. Else what is known of the oldest part stands for as much
-    of it as has to go, whole and without a model call; where nothing is known, the oldest results become stubs.
+    of it as has to go, whole and without a model call; if nothing is known, the oldest results become stubs.
     """
     if not budget.own.triggers(conversation.tokens):
         return Keep()
@@ -336,7 +336,7 @@ class Planner:
         return (keeping,) if whole.provisional else (whole, keeping)
 
     def summary(self, *, growth_tokens: int | None = None, asks: bool = True) -> Summarize | None:
-        """The summary that reaches the target; one that covers all there is, if so much is still to come behind it.
+        """The summary that reaches the target; one that covers all there is, if so much is still to come after it.
 
         Unless it `asks` a model, it is provisional.
         """
@@ -454,7 +454,7 @@ class Planner:
     def edit(self) -> Edit | None:
         """The edit that reaches the target with as few stubs as possible; less would be followed by another edit."""
         target = self.budget.target_tokens(self.conversation.tokens)
-        # Where one turn could fill what is left, an edit goes deeper if it can: a stub costs nothing.
+        # If one turn could fill the rest, an edit goes deeper if it can: a stub costs nothing.
         targets = (min(target, self.budget.narrow_target_tokens), target) if self.budget.is_narrow else (target,)
         edits = (self._edit_up_to(cut, each) for each in dict.fromkeys(targets) for cut in self._edit_cuts())
         return next(filter(None, edits), None)
@@ -485,10 +485,9 @@ class Planner:
         )
 
     def prune(self, fresh: Summarize, now_tokens: int) -> Prune | None:
-        """The question that a pruning model may be asked before `fresh` is made; None if even the best answer would
-        leave too much.
+        """The question for a pruning model before `fresh` is made; None if even the best answer leaves too much.
 
-        Not while an answer goes on: its client waits, and the messages of ours are no one's to judge.
+        Not while an answer goes on: its client waits, and our messages are not to be judged.
         """
         conversation, budget, name = self.conversation, self.budget, self.options.strategy.name
         if fresh.provisional or conversation.messages[-1].is_synthetic:
@@ -594,5 +593,4 @@ class Planner:
 
 
 def _least_summary_tokens(window_tokens: int) -> int:
-    """The shortest summary that is worth asking for."""
     return min(max(int(_LEAST_SUMMARY_WINDOW_RATIO * window_tokens), _LEAST_SUMMARY_TOKENS), _GOOD_SUMMARY_TOKENS)

@@ -40,7 +40,7 @@ _NUMBER_KEYS = ("n", "number", "message")
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
 # Reasoning may hold drafts; more of them than this are noise.
 _MAX_OBJECTS = 64
-# A string (without its closing quote where the answer ends in it), or a sign that JSON is built of.
+# A string (without its closing quote if the answer ends in it), or a sign that JSON is built of.
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*("?)|[\[\]{},]', re.DOTALL)
 _CLOSERS = {"{": "}", "[": "]"}
 # An answer's deepest value are the arguments of a call.
@@ -62,7 +62,7 @@ _MAX_PLAN_TOKENS = 768
 # Tool results give way first, as for a summary.
 _WEIGHT = 4
 _LEAST_TOKENS = 16
-# Where there are many short messages, their sizes and first words say enough to choose by.
+# If there are many short messages, their sizes and first words say enough to choose by.
 _LEAST_BRIEF_TOKENS = 3
 
 
@@ -259,7 +259,7 @@ def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]
         for at in _positions(each, choices):
             if at not in dropped:
                 shortened[at] = _shown_chars(rest[at], text if isinstance(text, str) else None)
-    # Who drops a call means its results too, but for those that are to stay in part.
+    # A model that drops a call means its results too, but for those that are to stay in part.
     results = {of for at in dropped if rest[at].calls for of in range(at + 1, round_end(rest, at))}
     return Wishes(dropped=frozenset(dropped | (results & set(choices) - set(shortened))), shortened=shortened)
 
@@ -297,7 +297,7 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
     found: set[int] = set()
     shortened: dict[int, int] = {}
     left = list(choices)
-    # Nobody has asked about these; a model that writes down all that stays may name them.
+    # These were not asked about; a model that writes down all that stays may name them.
     stays = {_identity(rest[at]) for at in set(range(len(rest))).difference(choices)}
     reworded: list[Message] = []
     gaps: list[tuple[list[Message], range]] = []
@@ -407,7 +407,7 @@ def pruning_prompt(
     limit_tokens: int,
     count: Callable[[str], int],
 ) -> str:
-    """One user message that asks what may go; "" where not even short excerpts of the messages fit.
+    """One user message that asks what may go; "" if not even short excerpts of the messages fit.
 
     Args:
         prompt: the instruction, with placeholders.

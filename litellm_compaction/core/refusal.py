@@ -1,4 +1,4 @@
-"""Names what is too large to fit, by tokens, or shortens it where the operator allows that."""
+"""Names what is too large to fit, by tokens, or shortens it if the operator allows that."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Sha
 
 
 def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens: int) -> DoesNotFit:
-    """The error for a request that cannot be made to fit: numbers, who takes them, and what to change.
+    """The error for a request that cannot be made to fit: numbers, what takes them, and what to change.
 
     The first sentence has the wording that agents recognize as "context length exceeded".
     """
@@ -76,7 +76,7 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
 
 
 def unprepared(model: str, tokens: int, window_tokens: int) -> DoesNotFit:
-    """The error for a request that is known to be too long, where making it shorter failed by a fault of ours."""
+    """The error for a request that is known to be too long, if making it shorter failed by a fault of ours."""
     return DoesNotFit(
         f"This model's maximum context length is {window_tokens} tokens. However, your messages resulted in {tokens} "
         "tokens (context_length_exceeded), and compacting them failed: the proxy's log has the error. Send the request "
@@ -100,7 +100,7 @@ def shortened(
         conversation: does not fit.
         budget: of its window.
         tool_results: results in the open tool round may be cut.
-        user_message: user messages that nobody has answered, and the requests, may be cut.
+        user_message: unanswered user messages, and the requests, may be cut.
     """
     messages, sizes, count = conversation.messages, conversation.sizes, conversation.count_text
     open_tail = range(conversation.latest_cut, len(messages))
@@ -127,7 +127,7 @@ def shortened(
 
 
 def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
-    """The messages with less of the data that is attached to those that nobody has answered; None if all may stay.
+    """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
     A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
     tokens of a window of 16k (2026-11-23). It gives way oldest first, each to a line but the last, of which head and

@@ -71,7 +71,7 @@ _OPTION = re.compile(
     r"|(?<!\S)--?(?:password|passwd|passphrase|token|api-?key|secret)[ \t]{1,2}"
     r"(?P<value>(?!\[secret)(?!-)[^\s\"'$<\[]{4,400})"
 )
-# What commands and files give a password in, where no name and sign stand before it.
+# Commands and files that give a password without a name and sign before it.
 _COMMAND = re.compile(
     r"(?i)\b(?:mysql\w{0,10}|mariadb(?:-\w{1,10})?)[ \t](?:[^\n|;&]{0,200}?[ \t])?"
     r"-p(?P<mysql>(?!\[secret)[^\s\"'$<-][^\s\"'$]{2,200})"
@@ -134,7 +134,7 @@ _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,]|\\n){0,20000}")
 _KEY_TAIL = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,80}\r?\Z")
 _KEY_ENDS, _KEY_CHARS = "-----END", 20_000
-# What stands behind such a name in code, types and templates.
+# Follows such a name in code, types and templates.
 _NO_SECRETS = frozenset(
     (
         *("none", "null", "nil", "true", "false", "undefined", "str", "string", "bytes", "int", "integer", "bool"),
@@ -188,7 +188,7 @@ _OWN_LIMIT_S = 0.2
 
 
 def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
-    """`text` with a marker in place of each secret; the very same text where there is none.
+    """`text` with a marker in place of each secret; the very same text if there is none.
 
     Args:
         text: any.
@@ -197,7 +197,7 @@ def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
     """
     shown = _unhidden(text)
     if shown is not text:
-        # Colours and widths are given up where they hid a secret alone.
+        # Colours and widths are given up only if they hid a secret.
         return text if (searched := redacted(shown, patterns)) == shown else searched
     if _holds(text, _KEY_HINTS):
         text = _without_keys(text)
@@ -222,12 +222,12 @@ def redactor(patterns: tuple[str, ...]) -> Redact:
 
 
 def plain(text: str) -> str:
-    """`text` as it is, where nothing is to be redacted."""
+    """`text` as it is, if nothing is to be redacted."""
     return text
 
 
 def _unhidden(text: str) -> str:
-    """`text` without colour codes and characters that have no width; the very same text where there are none."""
+    """`text` without colour codes and characters that have no width; the very same text if there are none."""
     if not any(map(text.__contains__, _ESCAPES if text.isascii() else (*_ESCAPES, *_NO_WIDTH))):
         return text
     found = "".join(_HIDDEN.sub("", piece) for piece in _pieces(text))
@@ -242,7 +242,7 @@ def _holds(text: str, hints: Sequence[str]) -> bool:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text in its order, cut behind lines, else behind words."""
+    """A text in its order, cut after lines, else after words."""
     start = 0
     while len(text) - start > _SLICE_CHARS:
         least, most = start + _SLICE_CHARS // 2, start + _SLICE_CHARS

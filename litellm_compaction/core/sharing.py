@@ -1,7 +1,7 @@
 """The requests that may run at the same time in one loaded context, of one process or of several that send to it.
 
 The only rules there are: what runs never outgrows the window, first come, first served, restarts before new entries,
-what was lent is called back. `engine/sharing/pool.py` asks for a process alone; of several each tells its part to the
+loans are called back. `engine/sharing/pool.py` asks for a process alone; of several each tells its part to the
 others first, and all apply the same rules, one after the other, to the same parts.
 """
 
@@ -90,7 +90,7 @@ def settle(
     """
     mine = _with_tickets(mine, others)
     used_tokens = sum(part.held_tokens for part in (mine, *others))
-    # Whoever wants more is answered by every verdict that knew of it, and by no other.
+    # A request that wants more is answered by every verdict that knew of it, and by no other.
     grants = {wish.number: wish.tokens for wish in more}
     granted: list[Wish] = []
     head: Wish | None = None

@@ -2,7 +2,7 @@
 
 Clients put files that they have read again, outputs of commands and reminders under the role `user`, often into the
 message with the person's words. `clients.toml` says by which forms they are known. Data shrinks as tool results do and
-is never quoted as the person's; a note stays where it is, and is not quoted either (promise P2). Where the form leaves
+is never quoted as the person's; a note stays where it is, and is not quoted either (promise P2). If the form leaves
 a doubt, text counts as the person's, so that it stays; it is quoted as the person's only without one.
 """
 
@@ -36,13 +36,13 @@ _SUMMARIES = tuple(text for rule in _RULES["summaries"] for text in rule["begins
 _LITELLMS_NOTE = "Operator note (not from the user)"
 # No client describes a turn in more.
 _MAX_HEADER_CHARS = 10_000
-# Those of data stand after the person's words, too, where they cannot be mistaken.
+# Those of data stand after the person's words, too, if they cannot be mistaken.
 _INNER_OPENING = re.compile(
     "\n(?=" + "|".join(re.escape(text) for text, kind in _OPENINGS.items() if kind == "data" and text[0] != "<") + ")"
 )
 _NAMES = "|".join(map(re.escape, sorted(_ELEMENTS, key=len, reverse=True)))
 _TAG = re.compile(rf"<(?:/(?P<closes>{_NAMES})|(?P<opens>{_NAMES})(?:[ \t][^<>\n]{{0,1000}})?)>")
-# With what a result of a tool begins, inside a note.
+# The beginning of a tool's result, inside a note.
 _RESULT = re.compile("|".join(begin for rule in _RULES["results"] for begin in rule["begins"]))
 # Codex: a heading before the wrapped contents of AGENTS.md (codex-rs/core/src/user_instructions.rs).
 _AGENTS_FILE = re.compile(r"\s*# AGENTS\.md instructions[^\n]{0,1000}\s*\Z")
@@ -64,7 +64,7 @@ _MAX_CHARS = 2_000_000
 # What is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80
 _MOST_HEAD_CHARS = 200
-# What stands in the place of data takes, in any vocabulary.
+# Of the text in place of data, in any vocabulary.
 REMOVED_TOKENS = 32
 _REMOVED = "[About {tokens} tokens that were attached here were removed. Read it again if it is needed.]"
 
@@ -92,7 +92,7 @@ def own_words(message: Message) -> str:
 def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -> bool:
     """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
 
-    A quotation of such a request in mid-text is none, nor is one with an answer behind it.
+    A quotation of such a request in mid-text is none, nor is one with an answer after it.
 
     Args:
         messages: oldest first.
@@ -104,7 +104,7 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -
         return False
     if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
         return True
-    # Claude Code 2.1.197 sends a reminder as a system message behind its instruction (on the wire, 2026-11-24).
+    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire, 2026-11-24).
     newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(_LITELLMS_NOTE)))
     last = next(newest, messages[-1])
     words = [text[each.start : each.end].strip() for text, each in _found(last) if each.kind in ("words", "doubted")]
@@ -143,7 +143,7 @@ def data_of(message: Message) -> Message | None:
 
 
 def without_data(message: Message) -> Message:
-    """`message` with one line for each stretch of data in it; the same object where that would save nothing."""
+    """`message` with one line for each stretch of data in it; the same object if that would save nothing."""
     return with_shorter_data(message, lambda _: "")
 
 
@@ -170,7 +170,7 @@ def stretches(text: str) -> list[Stretch]:
     if begin == len(text):
         return []
     if len(text) > _MAX_CHARS:
-        # One of millions of characters is the person's, but nobody has looked.
+        # One of millions of characters is the person's, but was not looked at.
         return [Stretch("doubted", 0, len(text))]
     if "</" not in text and text[begin] not in _BEGINNINGS:
         # So is most of what people write.

@@ -1,1 +1,1 @@
-"""Going on with an answer that was stopped: the request for it, and what of the reply is new."""
+"""Continues an answer that was stopped: writes the request for it, and joins the new part of the reply."""

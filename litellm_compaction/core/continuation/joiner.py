@@ -1,10 +1,10 @@
 """Joins a partial answer and what the model was made to add to it: no word lost, none twice.
 
-Called by the relay, which sends what `Joiner.feed` returns. From the beginning of a continuation go a reasoning block
-(of one inside which the partial ends only the tag), a role label, an announcement ("Sure, continuing from where I left
-off:"), a reopened fence, an ellipsis for the cut, and what says the end of the partial again. Each way in which a model
-starts again (last words, line, paragraph, everything) is the same event: the continuation begins with an end of the
-partial. White space is not compared, since models lose and collapse it at the seam.
+Called by the relay, which sends what `Joiner.feed` returns. The beginning of a continuation loses a reasoning block
+(only its tag if the partial ends inside one), a role label, an announcement ("Sure, continuing from where I left
+off:"), a reopened fence, an ellipsis for the cut, and a repeat of the partial's end. Each way in which a model starts
+again (last words, line, paragraph, everything) is the same event: the continuation begins with an end of the partial.
+White space is not compared, since models lose and collapse it at the seam.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _OTHERS = _set(
 )
 _WORDS = _ASSENTS | _GOING_ON | _OTHERS
 _WORD = re.compile(r"[^\W\d_]+")
-# Signs with which a line of an answer may open where an announcement does not.
+# Signs that may open a line of an answer, but not an announcement.
 _FIRST_WORD = re.compile(r"[*_(\[（]*([^\W\d_]+)")
 _COLON_INSIDE = re.compile(r"[:：](?=.)")
 _LABEL = re.compile(r"(?:### )?(\*\*)?(?:Assistant|ASSISTANT|Assistent|助手)(?(1)(?:\*\*[:：]|[:：]\*\*)|[:：])")
@@ -94,7 +94,7 @@ class Joiner:
         partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character of the
             answer is not white space. The model should be shown at most its last 8,000 characters or all of it, so that
             a repeat from the beginning of what it was shown is found.
-        shown: the end of the partial with which a server was told to go on itself; "" where the model was asked to.
+        shown: the end of the partial with which a server was told to go on itself; "" if the model was asked to.
         is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
 
     Attributes:
@@ -118,7 +118,7 @@ class Joiner:
         self._ending = Ending(partial)
         self._starts: list[tuple[int, _Overlap]] = []
         self._ended = False
-        # Of a text that repeats itself nobody can tell an echo from the next round.
+        # In a text that repeats itself an echo looks like the next round.
         dense = "".join(shown.split())
         is_telling = len(dense) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(dense)
         self._echo = dense if is_telling else ""
@@ -142,8 +142,8 @@ class Joiner:
         Not called before a further restart: what is held then was never sent, and the next continuation brings it.
 
         Args:
-            is_complete: the model says that this was all: of a reasoning block that it opened and never closed nobody
-                can tell where the answer begins, and none of it is lost.
+            is_complete: the model says that this was all. A reasoning block that it never closed may hold the answer,
+                so none of it is lost.
         """
         self._ended = True
         is_unclosed = self._stage == self._drop_thought
@@ -294,8 +294,7 @@ class _Scene:
 
 
 def _starts(head: str, scene: _Scene, *, ended: bool) -> list[int]:
-    """The places at which a continuation may start after its opening, ascending; [] while one of its first lines is not
-    complete.
+    """The places where a continuation may start after its opening, ascending; [] while a first line is incomplete.
 
     Before the first place all goes: the partial could hardly be followed by it. Before a later one it only goes if the
     text from there on repeats the partial's end.
@@ -340,7 +339,7 @@ def _announcement(line: str, is_whole: bool, scene: _Scene) -> _Parts:
     is_known = not (scene.invites_speech or line.strip() in scene.tail)
     colon = _COLON_INSIDE.search(line)
     if colon is not None and _may_announce(before := line[: colon.end()]):
-        # On one line with its announcement, new text is only believed to be new where no sentence could start.
+        # On one line with its announcement, new text is only believed to be new if no sentence could start there.
         yield colon.end(), is_known and scene.ends_inside_sentence and _announces(before)
     if is_whole and _may_announce(line):
         yield len(line), is_known and _announces(line)
@@ -382,12 +381,12 @@ def _announces(line: str) -> bool:
 
 
 class Ending:
-    """The end of a partial answer, and which of its ends are a restart when they come again.
+    """The end of a partial answer; tells which of its ends are a restart when they come again.
 
     The longest end counts that is telling: 12 characters without white space (letters of scripts without spaces count
     two) or 3 words with letters, from a word's start (inside one 24); or inside the unfinished last line, but for a
-    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else: nobody doubles a word not
-    used before, unless other words were doubled. It is repetition all the same, and stays, if the partial shows that it
+    table's, all of the line's words, 2 or more, or 6 characters, if they stand nowhere else: a word not used before is
+    not doubled, unless other words were. It is repetition all the same, and stays, if the partial shows that it
     comes repeatedly: twice in a row, or as rows of a table or list that have come twice in a row.
 
     Ambiguous by nature: the *first* time that a telling block is legitimately repeated back to back and the cut falls

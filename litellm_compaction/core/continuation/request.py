@@ -35,7 +35,7 @@ _GO_ON_THINKING = (
     "You were interrupted by the length limit while you were thinking. Your last thoughts are quoted below; "
     "do not start over. Finish thinking briefly, then answer.\n\n{thoughts}"
 )
-# Behind the thoughts: the last words are what a model follows.
+# After the thoughts: a model follows the last words.
 _CLOSE_THINKING = (
     "You were interrupted by the length limit while you were thinking. The end of your thoughts is quoted here.\n\n"
     "{thoughts}\n\nDo not think any further: answer now, with what you have.{switch}"
@@ -53,7 +53,7 @@ class Partial:
     Attributes:
         text: the visible text, as the client has it.
         reasoning: thinking that came in a field of its own.
-        is_json: the answer is structured output, where nothing but the document may come.
+        is_json: the answer is structured output: nothing but the document may come.
         closes: the model is told to think no more; `is_thoughts` holds.
     """
 
@@ -119,10 +119,10 @@ def asked_to_go_on(messages: Sequence[Message], partial: Partial) -> tuple[Messa
 
 
 def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
-    """`compaction` as the client's next turn finds it, where the whole answer is one message.
+    """`compaction` as the client's next turn finds it, with the whole answer in one message.
 
     The client does not send our requests again, so the record is keyed by the client's own messages, and says how much
-    of the answer behind them it stands for. `compaction` was made for `messages`, with the chain `hashes`.
+    of the answer after them it stands for. `compaction` was made for `messages`, with the chain `hashes`.
     """
     prefix = system_prefix_length(messages)
     ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), None)

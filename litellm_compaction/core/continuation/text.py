@@ -29,7 +29,7 @@ _WATCHED_STOP_CHARS = 128
 _CONTEXT_CHARS = 128
 _PUNCTUATION = frozenset(string.punctuation)
 # A character as people see it (UAX #29); what a joiner or a first half of a surrogate pair ends in goes on, and nothing
-# starts with a mark or a joiner, not even behind a line break.
+# starts with a mark or a joiner, not even after a line break.
 _CHARACTER = regex.compile(r"(?:[\ud800-\udbff][\udc00-\udfff]|\X)(?:[\p{M}\u200d]|(?<=\u200d)\X)*")
 # Scripts written without spaces (UAX #14), CJK punctuation, emoji, halves of surrogate pairs.
 _NO_SPACE = regex.compile(
@@ -109,11 +109,11 @@ def without_think_tags(text: str) -> str:
 def settled_length(text: str) -> int:
     """The number of leading characters of `text` that may be sent: everything up to the start of its last word.
 
-    The character behind the cut is never white space, so the sent part holds all white space that stands before the
+    The character after the cut is never white space, so the sent part holds all white space that stands before the
     next word. In scripts without spaces a word is one character as people see it. Of a word of more than 64 characters
     (base64, a URL) all but the last 16 are settled, at such a character and not inside a run of ASCII punctuation.
 
-    `text` is the unsent tail of a stream; what is left of it each time is one word with the white space behind it.
+    `text` is the unsent tail of a stream; what is left of it each time is one word with the white space after it.
     """
     word_end = len(text.rstrip())
     earliest = word_end - _LONGEST_WORD_CHARS
@@ -134,7 +134,7 @@ def unstopped_length(text: str, stops: Sequence[str]) -> int:
     """The number of leading characters of `text` that may be sent so that no stop string has begun in them.
 
     A server that goes on with an answer knows nothing of what was sent before: a stop string that had begun there
-    would end it nowhere. Held back, it comes whole from the continuation, and the server sees it. Of each string the
+    would not end it. Held back, it comes whole from the continuation, and the server sees it. Of each string the
     first 128 characters count.
     """
     begun = (stop[:size] for stop in stops for size in range(1, min(len(stop), _WATCHED_STOP_CHARS + 1)))

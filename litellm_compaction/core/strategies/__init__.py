@@ -1,7 +1,7 @@
 """Condenses the old part of a conversation: one object for each strategy, found by its name.
 
-With which words a model is asked, and what of the conversation makes way. A further strategy is a prompt in a Markdown
-file and one `Strategy` in the table below, or a `register` from anywhere else (docs/contributing.md has an example).
+A strategy has the words for a model, and says which messages make way. A further one is a prompt in a Markdown file and
+one `Strategy` in the table below, or a `register` from anywhere else (docs/contributing.md has an example).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Strategy:
             other placeholders become numbers.
         brief_prompt: the same in a few words, for windows in which the prompt would take the room of what it is about;
             "" if the prompt serves there, too.
-        keeps_recent: the recent messages stay behind the record. If not, all but the protected tail makes way, and each
+        keeps_recent: the recent messages stay after the record. If not, all but the protected tail makes way, and each
             record is a whole one: no segment is added to an earlier one.
         writer: the strategy whose prompt writes the record; "" is this one. If it is another one, the model is asked
             first which messages may go, with this strategy's prompt (`core/pruning.py` reads the answer), and the
@@ -104,7 +104,7 @@ def register(strategy: Strategy) -> Strategy:
 
 
 def strategy_of(name: str, own_prompt: str = "") -> Strategy:
-    """The strategy by that name, with the operator's prompt where there is one.
+    """The strategy by that name, with the operator's prompt if there is one.
 
     Raises:
         KeyError: there is none; settings are checked when they are read.
@@ -134,7 +134,7 @@ def lead_in(level: str) -> str:
 
 
 def without_lead_in(text: str) -> str:
-    """The user's words behind a record, without what a strategy has put before them."""
+    """The user's words after a record, without what a strategy has put before them."""
     found = next((each.lead_in for each in _table.values() if each.lead_in and text.startswith(each.lead_in)), "")
     return text.removeprefix(found)
 
