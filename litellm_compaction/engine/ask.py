@@ -1,6 +1,6 @@
 """Asks pruning models for a summary or an edit plan, each inside its own window.
 
-Append mode sends the served conversation again with the instruction behind it, so that a server's prefix cache holds
+Append mode sends the served conversation again with the instruction after it, so that a server's prefix cache holds
 nearly all of it (LM Studio 0.3 and 0.4 keep the KV cache of a slot's last prompt, in both engines). It is tried first;
 reformat mode sends the text in one message. `core/pruning.py` checks edit plans against the original.
 """
@@ -291,7 +291,7 @@ class SummaryClient:
     async def _upstream(self, measured: MeasuredRequest, decision: Summarize, job: SummaryJob) -> Upstream | None:
         """Returns the conversation to send again in append mode; None if it does not fit, or does not show everything.
 
-        A record without stubs, and without a gap behind its last summary, shows all that has to be summarized.
+        A record without stubs, and without a gap after its last summary, shows all that has to be summarized.
         """
         base, conversation = decision.base, measured.conversation
         if base is not None and (base.edited_from is not None or base.summarized_messages != base.covered_messages):
@@ -312,7 +312,7 @@ class SummaryClient:
         media_tokens = math.ceil(counted.media_tokens * counted.media_factor)
         if max(counted.tokens + doubt_tokens, (told or 0) + media_tokens) > job.prompt_limit_tokens:
             return None
-        # What else the client's answers are asked with is not sent here.
+        # The client's other parameters are not sent here.
         return Upstream(
             messages=asked,
             tools=measured.request.tools,
@@ -355,7 +355,7 @@ class SummaryClient:
 def _in_append_mode(
     messages: Sequence[Message], base: Compaction | None, cut: int, job: SummaryJob
 ) -> tuple[Sequence[Message], tuple[Message, ...]]:
-    """The conversation up to `cut` as the server was last sent it, and the same with the instruction behind it."""
+    """The conversation up to `cut` as the server was last sent it, and the same with the instruction after it."""
     current = apply(messages, base) if base else messages
     prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
     earlier: Literal["none", "stays", "goes"]
@@ -415,7 +415,7 @@ def _question(
     conversation, compaction = measured.conversation, decision.compaction
     limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
     if is_same:
-        # What is reserved of a shared context for a summary has to do for this, too.
+        # The room reserved in a shared context for a summary has to do for this, too.
         limit_tokens = min(limit_tokens, measured.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
     prefix = conversation.prefix
     shown = edited_part(conversation.rest, compaction)

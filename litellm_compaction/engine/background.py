@@ -1,12 +1,12 @@
-"""Writes the record that a conversation's next compaction will need, while nobody waits.
+"""Writes the record that a conversation's next compaction will need, while no client waits.
 
 `proxy/answer/loop.py` tells of every answer that has ended, `compactor.py` of every request that comes. After an answer
 that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary is asked for
-behind the very conversation that the server's cache holds, and stored as a compaction that takes effect at the trigger
+after the very conversation that the server's cache holds, and stored as a compaction that takes effect at the trigger
 (`core/plan.py`, `plan_ahead`). If the next turn is expected to cross it, the server is made to read the compacted
-conversation, too (`plan_reading`). Whoever comes meanwhile has the engine at once: the call is ended.
+conversation, too (`plan_reading`). A request that comes meanwhile has the engine at once: the call is ended.
 
-It costs no user's time, but electricity, and its owner's money where calls are paid for. So there is one call at a time
+It costs no user's time, but electricity, and its owner's money if calls are paid for. So there is one call at a time
 for each server, and some in an hour for each tenant and model.
 """
 
@@ -98,7 +98,7 @@ class Background:
 
         Args:
             request: the conversation, as the client sent it.
-            answer: its text; "" where the model has called tools.
+            answer: its text; "" if the model has called tools.
             used_tokens: of the window, with the answer.
         """
         if (
@@ -132,7 +132,6 @@ class Background:
         await ended(self._tasks)
 
     async def _when_quiet(self, name: str, request: Request, context: RequestContext, answer: str) -> None:
-        """Writes for a conversation whose server stays idle for a moment."""
         task = asyncio.current_task()
         names = {name, *(str(model.target.api_base) for model in context.pruning_models)}
         try:
@@ -144,7 +143,7 @@ class Background:
             await self._write(request, context, answer)
         except CompactionError as error:
             logger.debug("background reason=%s", type(error).__name__)
-        except Exception as error:  # noqa: BLE001 - nobody waits for it, and nobody must suffer by it (P8)
+        except Exception as error:  # noqa: BLE001 - no request waits for it, and none must suffer by it (P8)
             logger.warning("background error=%s; the record is written when it is needed", type(error).__name__)
         finally:
             for tasks in (self._waiting, self._writing):
@@ -161,7 +160,7 @@ class Background:
         if context.has_siblings and not Reservation(self._admission, context).is_shared(measured.window):
             return
         if await self._windows.is_busy(context.target):
-            # Somebody uses the model without this proxy, such as in LM Studio's own window.
+            # Another program uses the model without this proxy, such as LM Studio's own window.
             return
         stored = await self._store.find(context.scope, measured.conversation.hashes[1:])
         same = next((model for model in context.pruning_models if model.is_same), None)
@@ -214,10 +213,9 @@ class Background:
         return True
 
     async def _read(self, measured: MeasuredRequest, compaction: Compaction, model: PruningModel) -> None:
-        """Has the server read what the next turn begins with: what its cache holds will not be sent any more.
+        """Has the server read the next turn's beginning: its cache holds text that will not be sent any more.
 
-        That is made certain before the server begins: from then on its cache has lost the chat, however soon somebody
-        comes.
+        That is made certain before the server begins: then its cache has lost the chat, however soon a request comes.
         """
         prepared = await self._measurer.applied(measured, compaction, "reused")
         sent = prepared.messages or ()
@@ -267,7 +265,7 @@ def _planned_ahead(
     measured: MeasuredRequest, stored: Sequence[Compaction], same: PruningModel | None
 ) -> Summarize | None:
     if measured.rereads and same is not None and not measured.budget.own.triggers(measured.count.tokens):
-        # Behind the instruction the server cannot go back to the conversation: it would read all of the next turn.
+        # After the instruction the server cannot go back to the conversation: it would read all of the next turn.
         return None
     return plan_ahead(measured.conversation, measured.budget, measured.options, stored)
 
@@ -275,6 +273,6 @@ def _planned_ahead(
 def _to_read(measured: MeasuredRequest, stored: Sequence[Compaction]) -> Reading | None:
     reading = plan_reading(measured.conversation, measured.budget, measured.options, stored)
     if reading is not None and measured.rereads and not reading.is_certain:
-        # Behind what it was made to read the server cannot go on with another ending: it would read all of it again.
+        # After the text that it was made to read the server cannot go on with another ending: it would read all again.
         return None
     return reading

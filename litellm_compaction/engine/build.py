@@ -75,7 +75,7 @@ class CompactionBuilder:
 
     Args:
         quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
-        earlier_quotes: what the ledger of an earlier record quotes, which the messages carried.
+        earlier_quotes: quotes of an earlier record's ledger, which the messages carried.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CompactionBuilder:
         self._earlier_quotes = earlier_quotes
 
     async def find(self, measured: MeasuredRequest) -> list[Compaction]:
-        """Returns what is stored for the beginnings of a request's conversation."""
+        """Returns the compactions that are stored for the beginnings of a request's conversation."""
         try:
             return await self._store.find(measured.context.scope, measured.conversation.hashes[1:])
         except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
@@ -104,9 +104,9 @@ class CompactionBuilder:
         stored: Sequence[Compaction],
         attempt: Callable[[Sequence[Compaction]], Awaitable[_Result]],
     ) -> _Result:
-        """`attempt(stored)`; if that raises what is no error of a request, without what is stored.
+        """`attempt(stored)`; if that raises anything but a request's error, again without `stored`.
 
-        A record may have been written by anybody who writes to a shared store, or by another version. If it goes well
+        A record may have been written by any writer to a shared store, or by another version. If it goes well
         without, the record is deleted.
         """
         try:
@@ -228,7 +228,7 @@ class CompactionBuilder:
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
         kept = keyed(measured.conversation.messages, measured.conversation.hashes, compaction)
         is_poorer = decision.provisional and base is not None and base.covered_hash == kept.covered_hash
-        # What nobody needs is not kept without a summary; what nobody needs yet is kept by who has it written.
+        # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
         if not is_poorer and not decision.ahead and not (level == "truncate" and measured.is_voluntary):
             await self._put(measured, kept)
         return BuiltCompaction(compaction, kept, effort)
@@ -269,7 +269,7 @@ class CompactionBuilder:
     ) -> str:
         """The verbatim part of a record besides its summaries and the messages that stay.
 
-        `texts` gives what the model sees no more, and what it sees; it reads `read`, in a thread if these are long.
+        `texts` gives the texts that are hidden from the model, and that it sees; it reads `read`, in a thread if long.
         """
         redact = _redact(measured)
 
@@ -341,7 +341,7 @@ def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int
 
 
 def _shortened(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
-    """The base's summaries as one segment, cut to what there is room for."""
+    """The base's summaries as one segment, cut to the room."""
     if base is None or not base.segments:
         return ()
     return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)

@@ -53,17 +53,17 @@ from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
-# Tenants of which is known whether a small conversation of theirs was compacted, because a client wanted it.
+# Tenants that are known to have, or not to have, a small conversation compacted at a client's wish.
 _MAX_WANTED = 4096
 _WANTED_FACT = "wanted"
 # So long a tenant without any counts as such: another process may be asked for its first.
 _UNWANTED_S = 1.0
-# A store that does not answer delays nobody again soon.
+# A store that does not answer delays no request again soon.
 _STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
 
 
 class _Shared(NamedTuple):
-    """A compaction, for whose request it was made, and if it was found in the store after all."""
+    """A compaction, the request for which it was made, and if it was found in the store after all."""
 
     measured: MeasuredRequest
     built: BuiltCompaction
@@ -145,7 +145,7 @@ class Compactor:
         Before requests come in: making a vocabulary holds the interpreter lock for 0.1 to 0.5 s, 1 s for Gemma 4's.
 
         Raises:
-            ModelNotLoaded, WindowUnknown: nobody uses it yet.
+            ModelNotLoaded, WindowUnknown: no client uses it yet.
         """
         window = await self.windows.resolve(target)
         source = await self.sources.source(target, window.architecture, window.wanted, patient=True)
@@ -161,7 +161,7 @@ class Compactor:
             room: what the answer holds of a shared context; a summary waits for room in its place.
 
         Raises:
-            WindowUnknown: nobody says how large the window is.
+            WindowUnknown: no source says how large the window is.
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
             DoesNotFit: the protected messages alone are too large.
             Overloaded: there was no room for a summary in time.
@@ -285,7 +285,7 @@ class Compactor:
         measured = needed.measured
         shared = await self._shared(alike(measured, levels), needed, levels, room)
         if shared.measured is not measured and not await self._does(shared, measured, levels[0]):
-            # It begins alike and goes on differently: somebody else's compaction is not for it.
+            # It begins alike and goes on differently: another request's compaction is not for it.
             shared = await self._shared(same(measured, levels), needed, levels, room)
         built = shared.built
         if built.compaction.level == "truncate" and measured.is_voluntary:
@@ -307,7 +307,7 @@ class Compactor:
         outcome: Outcome = "fallback" if is_fallback else "compacted"
         if shared.measured is not measured or shared.is_found:
             reused = self._reusing(measured, prepared, built.kept)
-            # What was there before, and only came late, is told as what it is.
+            # A record that was there before, and only came late, is told as a reuse.
             return replace(reused, action="reused") if shared.is_found else reused
         base = None if isinstance(levels[0], Edit) else levels[0].base
         known = next(iter(usable(measured.conversation, needed.stored)), None)
@@ -319,7 +319,7 @@ class Compactor:
     async def _shared(
         self, key: Hashable, needed: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
     ) -> _Shared:
-        """The one compaction that all who need it at this time wait for."""
+        """The one compaction for which all requests that need it now wait."""
         if room is not None and self._compactions.is_under_way(key):
             room.pause()
         return await self._compactions.join(key, lambda: self._make(needed, levels, room))
@@ -349,9 +349,7 @@ class Compactor:
             return _Shared(measured, found, is_found=True)
 
     async def _built_meanwhile(self, needed: CompactionNeeded) -> BuiltCompaction | None:
-        """A compaction that another request has stored since this one was planned: it may have waited, or come a moment
-        late.
-        """
+        """A compaction that another request has stored since this one was planned; it may have waited, or come late."""
         measured = needed.measured
         stored = await self._builder.find(measured)
         if all(each in needed.stored for each in stored):
@@ -431,7 +429,7 @@ class Compactor:
     async def aclose(self) -> None:
         """Ends what is written ahead, what other processes would wait for, the clients and the store."""
         await self.background.aclose()
-        # First: a store that hangs keeps nobody else waiting.
+        # First: a store that hangs keeps no other process waiting.
         if self._coordination is not None:
             await self._coordination.aclose()
         await self.replies.aclose()

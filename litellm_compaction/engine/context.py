@@ -36,7 +36,7 @@ class Measure(Protocol):
 
 
 async def nothing() -> None:
-    """Loads no model; tells nobody."""
+    """Loads no model; tells no observer."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Attempts:
         told_hash: covered hash of the compaction that an event last told of, "" for none.
         questions_left: how often a part or all of it may still be sent to be counted only.
         seats: places that it holds in a context that several requests fill.
-        has_compacted: what the client wanted compacted at once is.
+        has_compacted: the compaction that the client wanted at once is made.
         too_long: the error for a client if anything of ours fails now: by the newest count it may not be sent as it
             came (promise P8); None if it may, or nothing is counted yet.
     """
@@ -103,11 +103,11 @@ class RequestContext:
         target: the deployment.
         settings: in force for this deployment.
         scope: who may share a stored compaction (promise P9).
-        tenant: fingerprint of who asks, for events.
+        tenant: fingerprint of the client, for events.
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
-        measure: has the server count a request; None if nobody may ask.
-        may_write_ahead: says if its owner may have a model called when nobody waits for it; None if nothing is written
+        measure: has the server count a request; None if it may not be asked.
+        may_write_ahead: says if its owner may have a model called while no client waits; None if nothing is written
             ahead.
         has_siblings: other processes of the proxy ask the same servers: this one sees them only in shared contexts.
         asked_tokens: the client's limit for the answer; None for none.
@@ -190,7 +190,7 @@ class MeasuredRequest:
         rereads: the server reads a whole prompt again after any change, as far as is known.
         is_long: a walk over its messages takes some ms.
         is_shortened: its messages are excerpts of the client's, so that they must be sent in any case.
-        floor_count: of what no compaction can shrink, as a request of its own, if the server was asked for it.
+        floor_count: of the part that no compaction can shrink, as a request of its own, if the server was asked for it.
         started_s: of the compactor's monotonic clock.
     """
 
@@ -224,7 +224,7 @@ class MeasuredRequest:
 
     @property
     def phase(self) -> Phase:
-        """Why the request is large: an answer outgrows it, tool results have come in, or it has just grown."""
+        """The cause of the request's size: an answer outgrows it, tool results have come in, or it has just grown."""
         if self.context.goes_on:
             return "streaming"
         return "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
@@ -266,10 +266,9 @@ class PreparedRequest:
         round: of the compaction that was applied, 0 for none.
         way: how the server is made to go on with an answer; None for a request that starts one.
         prompt: all of it as it is to be sent, for the way `raw`.
-        is_trusted: the server has gone on by this way before, so that what it says is nothing but the rest.
-        closing: what of the body has the server think no more, which it may know nothing of; None for an answer that
-            may think.
-        tell: has observers told, and keeps what is in effect from now on; called once, if this is what is sent.
+        is_trusted: the server has gone on by this way before, so that it says nothing but the rest.
+        closing: the body's fields that have the server think no more, if it knows them; None if an answer may think.
+        tell: has observers told, and keeps what is in effect from now on; called once, if this is sent.
     """
 
     action: Action

@@ -1,7 +1,7 @@
 """Measures a request: counts, budget, and the context length that a warm-up may have to bring.
 
-Every request is measured, and what is going to be sent of it again: its own messages, or what a compaction leaves of
-them, counted as it is sent.
+Every request is measured, and so is the list that is sent for it: its own messages, or those that a compaction leaves,
+counted as they are sent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from litellm_compaction.tokens.count import holding
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.windows import Target, Window, Windows
 
-# By so much what is added to a floor that the server has counted may be more than planned.
+# Messages added to a floor that the server has counted may be larger than planned by so much.
 _PLANNED_ERROR = 0.10
 # No vocabulary has a longer token (128 blanks in cl100k and o200k; 2026-11), so more text than this for each token of
 # the window fits by no count: all of it would only cost time, 0.15 s a megabyte.
@@ -74,7 +74,7 @@ class RequestMeasurer:
         """Returns the request with its sizes, its window and its budget, still without hashes.
 
         Raises:
-            WindowUnknown: nobody says how large the window is.
+            WindowUnknown: no source says how large the window is.
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
             OwnTemplate: the client brings a template, and the server is not LM Studio, which has its own in any case.
         """
@@ -142,7 +142,7 @@ class RequestMeasurer:
             words_sizes={index: math.ceil(size * ratio) for index, size in conversation.words_sizes.items()},
             fixed_tokens=math.ceil(conversation.fixed_tokens * ratio),
         )
-        # Of what is made, only what is added is still in doubt, as much as fits; it is counted again before it is sent.
+        # In the result only the added part is still in doubt, as much as fits; it is counted again before it is sent.
         share = min(1.0, count.tokens / max(1, replace(budget, error_ratio=0.0).prompt_limit_tokens))
         rest_ratio = min(budget.error_ratio, _PLANNED_ERROR)
         floor_ratio = 0.0 if count.is_told else count.error_ratio
@@ -175,7 +175,7 @@ class RequestMeasurer:
     async def applied(
         self, measured: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
     ) -> PreparedRequest:
-        """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
+        """The request with a compaction in place of the messages that it covers; the caller asks if that fits."""
         covered = measured.conversation.messages
         messages = await off_loop_if(measured.is_long, lambda: _with_every_result(apply(covered, compaction)))
         count = await self.count_request(measured, replace(measured.request, messages=messages))
@@ -195,7 +195,7 @@ class RequestMeasurer:
         )
 
     async def text_counter(self, context: RequestContext) -> tuple[Window, Callable[[str], int]]:
-        """Returns a case's window, and how its model counts text.
+        """Returns a context's window, and its model's counter of text.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `measure`.
@@ -205,7 +205,7 @@ class RequestMeasurer:
         return window, self._counter.text_counter(context.target.key, family, asker=context.target.asker)
 
     async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
-        """Returns the window of a case's target, after a warm-up if that is needed and wanted.
+        """Returns the window of a context's target, after a warm-up if that is needed and wanted.
 
         Of `prompt_tokens` that a smaller window would cut LM Studio says at once if it still holds them.
 
@@ -260,7 +260,7 @@ class RequestMeasurer:
         started_s: float,
     ) -> MeasuredRequest:
         count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker)
-        # What is made of the request begins otherwise: there the server's number for its beginning is no help.
+        # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.text_ratio) for size in count.sizes)
         conversation = Conversation(
             messages=request.messages,

@@ -41,8 +41,8 @@ logger = logging.getLogger("litellm_compaction")
 _PART_RATIO, _LEAST_SAMPLE_TOKENS = 0.95, 200
 # Each part that is asked for narrows what the whole may take.
 _MOST_ROUNDS, _MOST_CUTS = 6, 4
-# Of our count, what the server's is at least: of any text, of text like what it has counted, and of the rest of a
-# prompt beside what it has counted of it, which may be images (the matrix of tests/integration/test_replay_foreign.py).
+# The server's count is at least this share of ours: for any text, for text like what it has counted, and for the rest
+# of a prompt that it has counted in part, which may be images (the matrix of tests/integration/test_replay_foreign.py).
 _LEAST_RATIO, _LEAST_KNOWN_RATIO, _LEAST_REST_RATIO = 0.45, 0.85, 0.7
 # What a number before a text adds to it at most.
 _OTHER_TOKENS = 16
@@ -88,7 +88,7 @@ class Prober:
     async def settled(self, measured: MeasuredRequest) -> MeasuredRequest:
         """`measured` by the server's own count if that decides: it has to be compacted, or its answer is cut short.
 
-        Otherwise, and if nobody answers, `measured` as it is.
+        Otherwise, and if no server answers, `measured` as it is.
         """
         if not _decides(measured.budget.own, measured.count, measured.context.asked_tokens):
             is_told = self._is_worth_a_call(measured) and await self._has_told(
@@ -124,10 +124,9 @@ class Prober:
         return None if _may_be_cut(again.budget.own, again.count) else again
 
     async def with_floor(self, measured: MeasuredRequest) -> MeasuredRequest | None:
-        """`measured` by the count of what no compaction can shrink as a request of its own; None if that is known.
+        """`measured` by the count of its floor as a request of its own; None if that is known.
 
-        The server's own if it can be asked, else by what it has counted of such text: never by what the whole prompt
-        had too much.
+        The server's own if it can be asked, else by its counts of such text: never by the whole prompt's excess.
         """
         if measured.floor_count is not None:
             return None
@@ -205,7 +204,7 @@ class Prober:
             return False
         request = replace(measured.request, messages=prepared.messages)
         budget, count = prepared.budget, prepared.count
-        # Where the floor had to be asked about, there is nothing smaller to send.
+        # If the floor had to be asked about, there is nothing smaller to send.
         is_last = measured.floor_count is not None and not budget.fits(count.tokens)
         is_refused_by_doubt = is_last and _certain(budget).fits(int(least_tokens(count)))
         if is_refused_by_doubt or _may_be_cut(budget, count) or _decides(budget, count, measured.context.asked_tokens):
@@ -249,7 +248,7 @@ class Prober:
     ) -> bool:
         """Returns True if the server has said what it counts for exactly this, so that it is counted anew.
 
-        One question for all who ask the same at the same time; with `is_free` none that has it read the prompt.
+        One question for all requests that ask the same at once; with `is_free` none that has it read the prompt.
         """
         key = (measured.context.target.key, count.fingerprint or id(request), is_free)
         return await self._questions.join(key, lambda: self._ask(measured, request, count, is_free=is_free))
@@ -291,8 +290,7 @@ class Prober:
     async def _told_for_nothing(
         self, measured: MeasuredRequest, request: Request, count: Count
     ) -> tuple[int | None, Count]:
-        """The count of a request by the server's tokenizer, None if there is none to ask; and the count that learns
-        from it.
+        """A request's count by the server's tokenizer, None without one to ask; and the count that learns from it.
 
         LM Studio's protocol says nothing of images, which cost what answers have taught. Reasoning is counted on top as
         the template shows it. Nothing is learned of either.
@@ -393,7 +391,7 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
     if budget.triggers(count.tokens):
         return not certain.triggers(least)
     if asked_tokens is None or asked_tokens < 0 or asked_tokens > certain.max_output_tokens(least, None):
-        # What the window cannot give in any case is no wish that doubt cuts short.
+        # Doubt does not cut short a wish that the window cannot grant in any case.
         asked_tokens = budget.output_buffer_tokens(count.tokens)
     best_tokens = certain.max_output_tokens(least, asked_tokens)
     return best_tokens - budget.max_output_tokens(count.tokens, asked_tokens) > worth_tokens
@@ -463,7 +461,7 @@ def _cut(measured: MeasuredRequest, request: Request, count: Count, limit_tokens
 
 
 def _limit_tokens(measured: MeasuredRequest, count: Count) -> int:
-    """With so many tokens by our count a part of a request is certainly shorter than the window."""
+    """The tokens by our count with which a part of a request is certainly shorter than the window."""
     return int(_PART_RATIO * measured.window.tokens * count.tokens / most_tokens(count))
 
 

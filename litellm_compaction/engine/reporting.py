@@ -25,7 +25,7 @@ _OVERFLOW = "overflow"
 
 
 class Reporter:
-    """Tells observers what was decided; nothing of what was only supposed. The wall clock is for the history."""
+    """Tells observers of decisions, never of mere plans. The wall clock is for the history."""
 
     def __init__(
         self, observers: Sequence[Observer], *, clock: Callable[[], float], wall_clock: Callable[[], float]
@@ -54,7 +54,7 @@ class Reporter:
             compaction: what was made, and applied if something is sent.
             effort: what making it took, if it is new.
             base: what it continues.
-            known: what the conversation was sent with until now.
+            known: the compaction with which the conversation was sent until now.
             reason: one word, if nothing was made.
         """
         if prepared is not None and compaction is not None:

@@ -24,7 +24,7 @@ logger = logging.getLogger("litellm_compaction")
 
 _FACT_KEY = "calibration:"
 _WRITE_EVERY_S = 10.0
-# What other workers learned meanwhile, of a deployment that is asked for: a read of a millisecond, behind a request.
+# What other workers learned meanwhile, of a deployment that is asked for: a read of a millisecond, in the background.
 _READ_EVERY_S = 60.0
 _STORE_TIMEOUT_S = 10.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
@@ -179,7 +179,7 @@ class UsageFeedback:
         try:
             self._tasks.begin(measured)
         except RuntimeError:
-            # Nobody waits for a store outside an event loop.
+            # Outside an event loop nothing waits for a store.
             measured.close()
             kept.is_busy = False
 

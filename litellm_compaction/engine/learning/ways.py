@@ -40,7 +40,7 @@ WAYS_IN_WORDS: Mapping[Way, str] = {
 }
 # LM Studio goes on with a last message of the assistant (lmstudio-bug-tracker 2041) and puts no template around the
 # prompt of a text completion (its documentation, "Completions"); so does llama.cpp (15 of 15 and 8 of 8 answers,
-# 2026-11), and vLLM where it is told to (`continue_final_message`).
+# 2026-11), and vLLM if it is told to (`continue_final_message`).
 _LMSTUDIO: frozenset[Source] = frozenset(("api/v1", "api/v0"))
 # A server that was updated may do what it did not do before.
 _FORGET_S = 24 * 3600.0
@@ -57,7 +57,7 @@ _MAX_KNOWN = 4096
 class Record:
     """The times at which one way has led on at one server, and at which it has not; s since 1970, 0 for never.
 
-    Times, not numbers: those of several processes are one record, whoever writes first.
+    Times, not numbers: those of several processes are one record, in any order of writing.
 
     Attributes:
         went_on_s: last.
@@ -154,7 +154,7 @@ class KnownWays:
     async def ways(self, target: Target, source: Source) -> tuple[Way, ...]:
         """Returns the ways that are worth a try, best first; the last one always is.
 
-        `source` is who says how large the window is.
+        `source` tells the window's size.
         """
         records = await self.records(target)
         now_s = self._wall_clock()
@@ -183,7 +183,7 @@ class KnownWays:
         return self._known.setdefault(key, parsed(text or "{}"))
 
     async def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
-        """Takes note of what came of a continuation; it is written in the background. `label` is for logs."""
+        """Takes note of a continuation's outcome; it is written in the background. `label` is for logs."""
         known = await self.records(target)
         now_s = self._wall_clock()
         before = known.get(way, Record())
@@ -220,7 +220,7 @@ def can_go_on_itself(target: Target, source: Source) -> bool:
 
 
 def without_thoughts(target: Target, source: Source, family: str) -> Mapping[str, JsonValue]:
-    """Returns what of a request's body has a server think no more; empty if nothing is known to.
+    """Returns the fields of a request's body that have a server think no more; empty if none is known.
 
     LM Studio takes `reasoning_effort: none` on chats since 0.4.17 (its bug tracker 2057, by the vendor); gpt-oss knows
     no other efforts than low, medium and high.

@@ -1,6 +1,6 @@
-"""Agrees with the other processes that share a store on who does what all of them would do.
+"""Agrees with the other processes that share a store on which one does the work of all.
 
-`admission.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary. A board
+`pool.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary. A board
 that cannot be reached is no error: the process then goes on as if it were alone.
 """
 
@@ -34,21 +34,21 @@ logger = logging.getLogger("litellm_compaction")
 # dead as well; what it holds counts again as soon as it goes on.
 LEASE_S = 10.0
 RENEWED_EVERY_S = 2.5
-# What may be told to others only behind a lease's own work, as a record that is stored, is there by then.
+# What may be told to others only after a lease's own work, as a record that is stored, is there by then.
 _LINGERS_S = 1.0
-# How often is looked for what another process does: first, and later.
+# The pauses between looks at another process's work: at first, and later.
 _LOOKS_EVERY_S = (0.1, 0.5)
-# A board that worked and fails is asked again soon, and for so long nobody acts as if alone: what others hold is held
-# still, and a context that two fill at once loses the answers of both.
+# A board that worked and fails is asked again soon, and for so long no process acts as if alone: others still hold what
+# they held, and a context that two fill at once loses the answers of both.
 _HICCUP_S, _ASKED_AGAIN_S = 2.0, 0.25
-# One that is lost is left alone for so long: nobody waits for it in vain with every request.
+# One that is lost is left alone for so long: no request waits for it in vain.
 _RETRY_S = 5.0
 # So long a process that ends tells the others what they need not wait for; what they do not hear ends by itself.
 _FAREWELL_S = 2.0
 _WARN_AGAIN_S = 3600.0
 # What leads to another server from another machine or container, and what to one and the same from all containers of a
 # machine.
-_OWN_HOSTS = ("", "localhost", "0.0.0.0", "::", "::1")  # noqa: S104 - nobody listens here
+_OWN_HOSTS = ("", "localhost", "0.0.0.0", "::", "::1")  # noqa: S104 - no server listens here
 _CONTAINERS_HOSTS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -68,14 +68,14 @@ class Coordination:
         self.wait = wait
         self._name = uuid.uuid4().hex
         self._silent_until_s = -1.0
-        # Whether it has failed for so long that this process is to go on as if it were alone. Nothing is known of
-        # others before it has worked once.
+        # True if it has failed for so long that this process goes on as if it were alone. Nothing is known of others
+        # before it has worked once.
         self.is_lost = False
         self._has_worked = False
         self._failing_since_s: float | None = None
         self._warned_s: float | None = None
         self._is_told = False
-        # What nothing waits for.
+        # Tasks for which nothing waits.
         self.tasks = Tasks()
         self._held: dict[asyncio.Task[None], Callable[[], Coroutine[Any, Any, None]]] = {}
 
@@ -120,10 +120,10 @@ class Coordination:
     async def one_of_all(
         self, topic: str, look: Callable[[], Awaitable[_Result | None]], *, limit_s: float
     ) -> AsyncGenerator[_Result | None, None]:
-        """Lets one process do what several need: gives what another one has done, or None to the one that has to do it.
+        """Lets one process do what several need: gives another one's result, or None to the one that has to do it.
 
-        Whoever gets None has the right to it until the block ends. If its owner fails or is killed, or after `limit_s`,
-        the next one does it. `look` finds what another process has done.
+        None is the right to it until the block ends. If its owner fails or is killed, or after `limit_s`, the next one
+        does it. `look` finds what another process has done.
         """
         lease, is_done = self.lease(topic), False
         try:
@@ -168,7 +168,7 @@ class Coordination:
 
     def _note_failure(self, error: Exception) -> None:
         now_s = self._clock()
-        # Of what was before a time in which nobody asked nothing is known.
+        # Failures from before a time without questions do not count.
         if self._failing_since_s is None or now_s > self._silent_until_s + _HICCUP_S:
             self._failing_since_s = now_s
         self.is_lost = self.is_lost or not self._has_worked or now_s >= self._failing_since_s + _HICCUP_S
@@ -207,7 +207,7 @@ class Lease:
         except StoreError:
             return self._coordination.is_lost
         except BaseException:
-            # Whether it was taken is not known.
+            # It may have been taken or not.
             self._coordination.tasks.begin(self._give_back(0.0))
             raise
         if is_mine:

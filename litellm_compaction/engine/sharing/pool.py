@@ -1,4 +1,4 @@
-"""Decides which requests may run at the same time in one loaded context, and who is next.
+"""Decides which requests may run at the same time in one loaded context, and which is next.
 
 LM Studio ≥ 0.4 shares the loaded context among its parallel slots, and when the running requests together outgrow it,
 all of them die (lmstudio-bug-tracker 1628, 1757, 2201). So a request takes a seat before it is sent, and the seats of
@@ -12,10 +12,10 @@ ended, and four answers overflowed (2026-11-22). What follows from it:
   with what is free by then (`exchange`).
 - Every request is promised only the least with which it is worth beginning. What is free beyond that is lent to it:
   all of it to one that is alone, up to an even part beside others, nothing while another waits.
-- What was lent is called back when another waits for it (`must_give_way`): an answer that can be cut is stopped at its
+- A loan is called back when another waits for it (`must_give_way`): an answer that can be cut is stopped at its
   next chunk, and goes on with what it needs. It is stopped only if that lets the next in the queue in, and never twice
   for the same.
-- Room is free when the server has stopped, not when the proxy has: who leaves says when that is (`leave_later`).
+- Room is free when the server has stopped, not when the proxy has: `release_later` frees it then.
 
 `core/sharing.py` decides, for one process and for several that send to one context. If the others cannot be reached,
 each process decides for itself.
@@ -45,7 +45,7 @@ _STOPPING_S = 0.6
 # answer is given up before this.
 _ANSWERED_S, _ANSWER_AGAIN_S = 3.5, 0.02
 _MOST_WAIT_S = 86_400.0
-# Whoever waits looks this often whether there is room, whoever runs beside others whether one of theirs waits.
+# A waiting request looks this often if there is room, a running one if another process's request waits.
 _WAITING_S = 0.1
 _RUNNING_S = 0.25
 # So long others count as there after they were last seen. Before they are known they wait for a renewal.
@@ -60,7 +60,7 @@ _NOTHING_HEARD = settle(Part(), (), 0)
 class Admission:
     """Seats by pool, first come, first served; not for use from several event loops.
 
-    The queue is strict: a small request never overtakes a large one, so nobody starves; as many from its head are
+    The queue is strict: a small request never overtakes a large one, so none starves; as many from its head are
     admitted together as fit. Restarts (`Seat.exchange`) stand before new entries: their client is in the middle of
     an answer.
 
@@ -81,9 +81,9 @@ class Admission:
         self._clock = clock
         self._coordination = coordination
         self._pools: dict[str, _Pool] = {}
-        # Answers by instance where nothing is shared.
+        # Answers by instance if nothing is shared.
         self.present: Counter[str] = Counter()
-        # Who gives the engine back to an answer that comes; not called for what is written ahead.
+        # Gives the engine back to an answer that comes; not called for what is written ahead.
         self.make_way: Callable[[str], Coroutine[Any, Any, None]] | None = None
 
     def running(self, pool: str) -> int:
@@ -105,7 +105,7 @@ class Admission:
 
         Args:
             pool: the loaded instance; named in errors.
-            window_tokens: its context length; the newest that was given counts. A smaller one stops nobody who runs.
+            window_tokens: its context length; the newest that was given counts. A smaller one stops no running request.
             tokens: prompt and what is reserved for the answer, ≥ 1. More than the whole window is admitted into an
                 empty pool only: to refuse it is the budget's business.
             timeout_s: for the wait; with 0, room must be free now.
@@ -148,15 +148,15 @@ class Admission:
 
 
 class Seat:
-    """One running request's share of a pool; used by one task at a time, left by whoever entered.
+    """One running request's share of a pool; used by one task at a time, left by the one that entered.
 
     Leave it when the server is done with the request: a closed upstream may still finish its prefill.
 
     Attributes:
         tokens: what it holds; 0 while it waits, after an exchange that failed, and after it has left.
-        needed_tokens: what it would hold if it were stopped now and went on; None where its answer cannot be cut.
+        needed_tokens: what it would hold if it were stopped now and went on; None if its answer cannot be cut.
         gives_way: it was told to stop, so that what it was lent is as good as free.
-        leaves_at_s: by the event loop's clock, where it is left when its server has stopped; else infinite.
+        leaves_at_s: by the event loop's clock, if it is left when its server has stopped; else infinite.
         turn: set while it waits for `wanted_tokens`, or, if these are 0, for what it is lent on top of its own.
         number: of this wait, in the order of waits.
         ticket: its place in the queue of all processes; 0 until it has one.
@@ -179,13 +179,13 @@ class Seat:
 
     @property
     def has_company(self) -> bool:
-        """Returns True if anybody else runs in the pool or may wait for room; asked for each chunk of each answer."""
+        """Returns True if others run in the pool or may wait for room; asked for each chunk of each answer."""
         pool = self._pool
         return len(pool.seats) > 1 or pool.heard.others_seats > 0 or pool.heard.is_waited_for
 
     @property
     def is_waited_for(self) -> bool:
-        """Returns True if anybody waits for room in its pool."""
+        """Returns True if a request waits for room in its pool."""
         return self._pool.heard.is_waited_for
 
     @property
@@ -216,7 +216,7 @@ class Seat:
         """Makes it hold `tokens` (≥ 1), more or fewer, for another upstream request in place of the one before.
 
         What fits into the room that it holds is exchanged at once. For more it first gives back everything and then
-        waits, before all entries and behind earlier exchanges: it holds nothing while it waits, so restarts cannot
+        waits, before all entries and after earlier exchanges: it holds nothing while it waits, so restarts cannot
         block each other however many wait. The upstream before must have ended. On any exception it holds nothing
         and may exchange again. Up to `most_tokens` it is lent, as in `Admission.enter`.
 
@@ -306,7 +306,7 @@ class _Pool:
         return others_tokens == 0 or others_tokens + tokens <= self.window_tokens
 
     def changed(self) -> None:
-        """Gives free room to those who wait, and calls back what was lent: here, or when the others have been asked."""
+        """Gives free room to waiting requests, and calls back loans: here, or when the others have been asked."""
         if self.others is not None:
             self.others.wake()
         if not self.is_shared:
@@ -356,12 +356,12 @@ class _Pool:
         return _Stance(part, self.window_tokens, loans, tuple(more))
 
     def apply(self, verdict: Verdict) -> None:
-        """Gives those who wait what all processes have agreed on, and tells those that have to give way."""
+        """Gives waiting requests what all processes have agreed on, and tells those that have to give way."""
         tickets = {wish.number: wish.ticket for wish in verdict.part.wishes}
         waiting = {seat.number: seat for seat in self.waiting()}
         for number, seat in waiting.items():
             seat.ticket = tickets.get(number, seat.ticket)
-        # In their order. Whoever is not in it came while the others were asked, and is answered by the next one.
+        # In their order. A request that is not in it came while the others were asked; the next verdict answers it.
         for number, tokens in verdict.grants.items():
             if (granted := waiting.get(number)) is not None and granted.turn is not None:
                 granted.tokens = tokens
@@ -395,7 +395,7 @@ class _Pool:
             # Cancelled or admitted in this very turn of the loop.
             return
         if self.is_shared and not seat.ticket and self.clock() < since_s + _ANSWERED_S:
-            # Whether there is room now is not known yet.
+            # It is not known yet if there is room now.
             asyncio.get_running_loop().call_later(_ANSWER_AGAIN_S, self._expire, seat, turn, since_s)
             return
         turn.set_exception(
@@ -412,7 +412,7 @@ class _Pool:
 class _Others:
     """Tells this process's part in a context to the others that send to it, and hears what it may do.
 
-    One look at the board answers all who came since the last: nothing is asked while nothing changes, but for the
+    One look at the board answers all that came since the last: nothing is asked while nothing changes, but for the
     renewals, and more often while others are there. `topic` names the context to all processes alike.
     """
 
@@ -447,7 +447,7 @@ class _Others:
                     return
                 await self._change(pause_s)
         except BaseException:
-            # The process ends; whoever is still served is served by itself.
+            # The process ends; a request that is still served is served by it alone.
             self.has_ended = True
             self._go_on_alone()
             if not self._pool.stance().part.seats:
@@ -455,7 +455,6 @@ class _Others:
             raise
 
     async def _change(self, limit_s: float) -> None:
-        """Waits for a change, or for so long."""
         # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a change.
         timer = self._loop.call_later(limit_s, self._changed.set)
         try:
@@ -472,7 +471,7 @@ class _Others:
             await self._coordination.update(self._topic, lambda _: (note, None), lease_s=lease_s)
 
     async def _settled(self, stance: _Stance) -> float:
-        """Tells the others and does what is allowed; how long that is good for while nothing changes, in s."""
+        """Tells the others and does what is allowed; gives the seconds for which that holds if nothing changes."""
 
         def decide(others: Sequence[bytes]) -> tuple[bytes | None, Verdict]:
             verdict = stance.beside(_parts(others))

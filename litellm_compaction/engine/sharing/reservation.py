@@ -1,7 +1,7 @@
-"""Holds what one answer takes of its instance's context, from its first request to its last.
+"""Holds one answer's part of its instance's context, from its first request to its last.
 
 If nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
-takes a seat (`admission.py`) for each request that is sent, a summary's too, and gives the bound for the server.
+takes a seat (`pool.py`) for each request that is sent, a summary's too, and gives the bound for the server.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from litellm_compaction.windows.windows import Window
 SUMMARY_EXTRA_TOKENS = 2100
 # As slow as a machine may be that people wait for; a faster one gives its room back later than it could.
 _SLOW_S_PER_TOKEN = 0.05
-# Most answers are far shorter than their bound: no request waits longer for one that nobody reads.
+# Most answers are far shorter than their bound: no request waits longer for one without a reader.
 _MOST_ABANDONED_S = 10.0
-# What makes a model go on, and what the template puts around the answer so far.
+# Our request to go on, and the template's text around the answer so far.
 _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
 _MAX_DOUBLINGS = 12
@@ -47,7 +47,7 @@ class Reservation:
         self._admission = admission
         self._context = context
         self._seat: Seat | None = None
-        # By its count, which stays the same object where a carrier tells the rest of it anew.
+        # By its count, which stays the same object if a carrier tells the rest of it anew.
         self._taken_for: Count | None = None
         self._limit_tokens = 0
         self._is_running = False
@@ -61,7 +61,7 @@ class Reservation:
         return shares_context(self._context.settings.admission, window.parallel)
 
     def check(self, prepared: PreparedRequest, limit_tokens: int, *, answers: int, prompts: int) -> None:
-        """Refuses what `acquire` would refuse whoever else is there; arguments as there.
+        """Refuses what `acquire` would refuse in an empty context, too; arguments as there.
 
         Raises:
             DoesNotFit: so many answers never fit the context.
@@ -115,8 +115,8 @@ class Reservation:
     async def for_summary(self, window: Window, history_tokens: int) -> AsyncGenerator[None, None]:
         """Waits for room for a summary of so much history, in place of what is held now.
 
-        A summary may have more readers than the answer whose room this is: whoever leaves meanwhile leaves when it is
-        made.
+        A summary may have more readers than the answer whose room this is: if its client leaves meanwhile, the room is
+        held until the summary is made.
 
         Raises:
             Overloaded: there was none in time.
@@ -254,7 +254,7 @@ class Reservation:
         return prompts if self._context.target.is_lmstudio else prompts * answers
 
     def _reserve_tokens(self, prepared: PreparedRequest) -> int:
-        """With how much of an answer it starts; after each share that was spent with the double, up to the window."""
+        """The tokens of an answer with which it starts; double after each share that was spent, up to the window."""
         budget = prepared.budget
         reserve = max(budget.output_buffer_tokens(prepared.count.tokens), budget.rules.answer_min_tokens)
         return min(reserve << min(self._cuts, _MAX_DOUBLINGS), prepared.window.tokens)
@@ -290,7 +290,7 @@ def _prompt_tokens(prepared: PreparedRequest) -> int:
 def _least_of_several(
     prepared: PreparedRequest, limit_tokens: int, least_tokens: int, *, prompts: int, written: int
 ) -> int:
-    """Returns with how much each of several answers starts, so that all of them fit the context together.
+    """Returns the tokens with which each of several answers starts, so that all of them fit the context together.
 
     Raises:
         DoesNotFit: not even the shortest do.
