@@ -28,7 +28,7 @@ from litellm_compaction.windows.windows import Target, Windows
 # `litellm.acompletion`, `AsyncOpenAI().chat.completions.create`, or a function of the caller's.
 Completion: TypeAlias = Callable[..., Awaitable[object]]
 
-# A pruning, and the summary that is made where it does not do.
+# A pruning, and the summary that is made if it does not do.
 _MOST_JOBS = 2
 # The store lives for one call, and holds one compaction or two.
 _STORE_S, _STORE_BYTES = 86_400.0, 1 << 24
