@@ -34,14 +34,14 @@ class Scale:
     """Tokens up to any character of a prompt; inside a text in proportion to its characters.
 
     Segments follow one another, so each is where the one before it ends. They are kept as numbers: as objects, those of
-    40,000 messages were half of what a collection of garbage looks at, in which everybody waits (2026-11-23).
+    40,000 messages were half of what a collection of garbage looks at, in which all requests wait (2026-11-23).
     """
 
     def __init__(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
         self._ends = [segment.end for segment in segments]
         self._is_special = bytearray(segment.is_special for segment in segments)
         self._tokens = [0]
-        # The end of the special token that the prompt begins with; 0 where it begins with text.
+        # The end of the special token that the prompt begins with; 0 if it begins with text.
         self.first_special_end = self._ends[0] if self._is_special[:1] == b"\x01" else 0
         remaining = iter(lengths)
         for segment in segments:
@@ -160,7 +160,7 @@ def _find(text: str, wanted: str, position: int, scale: Scale) -> int:
     forms = {probe, json.dumps(probe, ensure_ascii=False)[1:-1]}
     last = len(text)
     if len(probe) < _TELLING_CHARS:
-        # It may stand inside others: its own place is behind a header, or at least nearby.
+        # It may stand inside others: its own place is after a header, or at least nearby.
         found = text.find(probe, position)
         far = last if found > position + _NEAR_CHARS else position + _WINDOW_CHARS
         for _ in range(_MAX_PLACES):

@@ -21,13 +21,13 @@ from litellm_compaction.tokens.samples import Samples, Stamps
 EXACT_ERROR = 0.02
 # Below this the template's constants decide the ratio, not the vocabulary.
 TINY_TOKENS = 200
-# Nobody loads a model with a context length below this, so nothing was cut from a shorter prompt.
+# No model is loaded with a context length below this, so nothing was cut from a shorter prompt.
 MIN_TRUNCATED_TOKENS = 1024
 _KEPT = 16
 # Text that is a little shorter than we count looks like tools that take less than nothing.
 _TOOLS_TOLERANCE = 0.2
 _DOUBTS = 6
-# Where a server cuts prompts to its window or to a part of it, the longer one keeps a clearly smaller share: at 0.8,
+# If a server cuts prompts to its window or to a part of it, the longer one keeps a clearly smaller share: at 0.8,
 # prompts that differ by a quarter are 5 % apart if the cut takes the same text from both.
 _OTHER_SIZE, _SAME_RATIO, _MIN_CUT_RATIO = 1.25, 0.02, 0.5
 _MIN_RATIO, MAX_RATIO = 0.3, 4.0
@@ -110,11 +110,11 @@ class Calibration:
     The event loop teaches it while threads that count texts ask it.
 
     Attributes:
-        media: what images and sound took, where no stand-in counts; of the whole deployment.
-        growths: what new messages took, where a stand-in counts.
+        media: what images and sound took, if no stand-in counts; of the whole deployment.
+        growths: what new messages took, if a stand-in counts.
         kept: all that it has learned, by name.
         since_us: when it was last found that this server counts otherwise than its samples said; 0 for never. Samples
-            from before are another template's or server's, whoever still has them.
+            from before are another template's or server's, whichever process still has them.
     """
 
     def __init__(self, stamps: Stamps | None = None, media: MediaPrices | None = None) -> None:
@@ -298,7 +298,7 @@ def is_plausible(ratio: float) -> bool:
 
 
 class Calibrations:
-    """A deployment's calibrations by basis: the way in which prompts were counted, which says nothing about others.
+    """A deployment's calibrations by counting method: one says nothing about others.
 
     Attributes:
         has_warned: the log says that the deployment's exact family is off.
@@ -329,7 +329,7 @@ class Calibrations:
         return (*prices, *sorted((counting_method, found.change_key()) for counting_method, found in self._learned()))
 
     def as_json(self) -> str:
-        """All that was learned, for another process; no text of anybody."""
+        """All that was learned, for another process; no text of any conversation."""
         learned = {counting_method: found.as_json() for counting_method, found in self._learned()}
         return json.dumps({"version": _VERSION, "calibrations": learned, "media": self.media.samples.as_json()})
 
@@ -348,7 +348,7 @@ class Calibrations:
 
     def _learned(self) -> list[tuple[str, Calibration]]:
         """Those that know something, as many as are kept, the newest last."""
-        # A copy at once: a thread that counts a text may add a basis meanwhile.
+        # A copy at once: a thread that counts a text may add a method meanwhile.
         known = list(self._by_method.items())
         learned = [(found.newest_us, counting_method, found) for counting_method, found in known if found.newest_us]
         return [

@@ -144,7 +144,7 @@ class Count:
         tokens: overhead_tokens + tools_tokens + sum(sizes).
         sizes: sizes[i] belongs to messages[i].
         tools_tokens: the schemas and the instructions that come with them.
-        overhead_tokens: what the template puts around the conversation.
+        overhead_tokens: of the template, around the conversation.
         error_ratio: true count ≤ tokens × (1 + error_ratio).
         text_error_ratio: the same for other prompts of this kind of text, whose beginning the server has not counted.
         text_ratio: by how much sizes and tools_tokens may be larger in such prompts, as a factor of at least 1.
@@ -231,7 +231,7 @@ def solid_tokens(count: Count) -> float:
 def holding(count: Count, known: Sequence[Count]) -> Count:
     """The count of a prompt that holds the texts of others, which the server has counted: only the rest is in doubt.
 
-    Unlike an anchor it need not begin with them. Errs high by what templates put around each of the others; `count`
+    Unlike an anchor it need not begin with them. Errs high by the templates' text around each of the others; `count`
     itself if that says more.
 
     Args:
@@ -246,7 +246,7 @@ def holding(count: Count, known: Sequence[Count]) -> Count:
     known_tokens = sum(part.tokens for part in known)
     rest_tokens = max(0.0, rest_raw_tokens) * max(1.0, count.tokens / count.raw_tokens)
     tokens = known_tokens + ceil(rest_tokens)
-    # The doubt of a count with an anchor lies in what is behind that, which may be all of the rest.
+    # The doubt of a count with an anchor lies in the part after that, which may be all of the rest.
     most_ratio = count.tokens / count.raw_tokens * (1 + max(count.error_ratio, count.text_error_ratio))
     wrong_tokens = sum(part.tokens * part.error_ratio for part in known)
     wrong_tokens += max(0.0, max(0.0, rest_raw_tokens) * most_ratio - rest_tokens)

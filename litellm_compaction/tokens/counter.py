@@ -56,7 +56,7 @@ _THREAD_CHARS = 1_000_000
 _EXTRAS_THREAD_CHARS = 250_000
 # Whole counts, of about 30 bytes per message.
 _MAX_RECENT = 256
-# What a compaction may leave of a prompt.
+# The part of a prompt that a compaction may leave.
 _COMPACTED_RATIO = 0.25
 # A longer text by itself is estimated by pieces of it, which take 10 to 20 ms.
 _EXACT_TEXT_CHARS = 262_144
@@ -69,8 +69,8 @@ _WHOLE_RATIO = 0.9
 _LEAST_EXACT_RATIO = 0.15
 # With more images than this a number says little of the text beside them.
 _MOST_MEDIA_RATIO = 1 / 3
-# What a running answer's text is counted by at once: an encoding of everything again would be quadratic, and a count of
-# chunks wrong by up to 75 % where several tokens come in one.
+# A running answer is counted by so many characters: an encoding of everything again would be quadratic, and a count of
+# chunks wrong by up to 75 % if several tokens come in one.
 _SETTLED_CHARS = 256
 # Between two counts: what the last pieces took, and never less than English takes.
 _CHARS_PER_TOKEN = 4.0

@@ -54,14 +54,14 @@ _MAX_ENTRIES = 65_536
 _SLICE_CHARS = 65_536
 _DIGIT = re.compile(r"[0-9]")
 _DIGIT_GROUP = re.compile(r"[0-9]{1,3}")
-# What a template puts around each tool's schema.
+# Of a template, around each tool's schema.
 _TOOL_TOKENS = 8
 # The part of a family's instructions for tools that a template may do without.
 _TOOLS_ALLOWANCE_RATIO = 0.5
 # Characters beyond ASCII take about three times as many tokens of cl100k as others (12 languages, 2026-11).
 _OTHER_WEIGHT = 3
 
-# A text as it is, as a JSON string, as indented JSON; or as it is behind a special token of a prompt.
+# A text as it is, as a JSON string, as indented JSON; or as it is after a special token of a prompt.
 Form: TypeAlias = Literal["plain", "escaped", "indented", "in prompt"]
 _Key: TypeAlias = tuple[int, int]
 
@@ -232,7 +232,7 @@ class TextCounts:
         return _grouped(groups, self.complete(lookup))
 
     def look_up_in_prompt(self, vocabulary_name: str, texts: Iterable[str]) -> Lookup:
-        """Looks up texts that stand behind special tokens: about 0.5 ms per MB."""
+        """Looks up texts that stand after special tokens: about 0.5 ms per MB."""
         return self.look_up(vocabulary_name, list(zip(texts, repeat("in prompt"))))
 
     def look_up(self, vocabulary_name: str, texts: Sequence[tuple[str, Form]]) -> Lookup:

@@ -43,7 +43,7 @@ class Profile(NamedTuple):
 
     Attributes:
         tokens: of the stand-in vocabulary.
-        digit_tokens: how many more they are where every digit stands alone.
+        digit_tokens: how many more they are if every digit stands alone.
         other_chars: characters beyond ASCII.
         messages: how many there are.
         calls: tool calls in them.

@@ -3,10 +3,10 @@
 Vision models pay by area (Qwen-VL, Pixtral) or a fixed price; only inline images show their size. Nothing is decoded
 but the header, whose layout is the formats' own (PNG 1.2 §11.2.2, JPEG ITU T.81 B.2.2, GIF89a §18, RIFF WebP).
 
-Real prices are learned from a deployment's usage. They differ by server and settings (an
-image scaled down before it is seen, a model that sees none), never much between two images of one client; the highest
-of late counts. Four conversations with an image in every third message, priced in six ways (2026-11-23): error 0.0 % at
-the 90th percentile, and 13 of 2,496 counts too low; by the estimate alone 7.5 % and 76.
+Real prices are learned from a deployment's usage. They differ by server and settings (an image scaled down before it is
+seen, a model that sees none), never much between two images of one client; the highest of late counts. Four
+conversations with an image in every third message, priced in six ways (2026-11-23): error 0.0 % at the 90th percentile,
+and 13 of 2,496 counts too low; by the estimate alone 7.5 % and 76.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADER_CHARS = 128 * 1024
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _LEAST_TOKENS = 64
 # An image at an address of the web may be of any size; usual ones are about a million pixels, 1,000 to 1,300 tokens of
-# 28 pixels a side. The server's own number corrects it, and is asked for where that decides.
+# 28 pixels a side. The server's own number corrects it, and is asked for if that decides.
 _REMOTE_TOKENS = 1024
 # Published frame rates, not measured: Qwen2-Audio 25 tokens a second, Voxtral 12.5, Gemma 3n 6.25.
 _TOKENS_PER_SECOND = 25

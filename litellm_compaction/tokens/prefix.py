@@ -95,7 +95,7 @@ def fingerprints(request: Request, asker: str = "") -> Fingerprints:
 
 
 def _content(message: Message) -> Sequence[str]:
-    """All of a message, its text without a copy where it is plain."""
+    """All of a message, its text without a copy if it is plain."""
     content = message.raw.get("content")
     if not isinstance(content, str):
         return (json.dumps(message.raw),)
@@ -120,7 +120,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Anchored:
-    """Reads counts from anchors, and learns from them, for prompts of one deployment and basis."""
+    """Reads counts from anchors, and learns from them, for prompts of one deployment and counting method."""
 
     _calibrations: Calibrations
     _counting_method: str
@@ -284,7 +284,7 @@ class Anchored:
         calibration.media.note(media_tokens, price_tokens, doubt_tokens, images=images)
 
     def _factors(self, raw: RawCount, tokens: float, text_factor: float) -> tuple[float, float]:
-        """By what text and media are to be multiplied to make `tokens`: text as it usually is, the rest is media's."""
+        """The factors of text and media that make `tokens`: text as it usually is, the rest is media's."""
         if not raw.media:
             return (tokens / raw.tokens if raw.tokens > 0 else 1.0), 1.0
         most_tokens = raw.media_tokens * self.price(raw).factor

@@ -39,7 +39,7 @@ class BegunPrompt(NamedTuple):
 
     Attributes:
         text: without the token with which the server begins every prompt itself.
-        end_of_turn: what ends the answer in the template; "" where it names no token for that.
+        end_of_turn: the template's end of the answer; "" if it names no token for that.
     """
 
     text: str
@@ -86,7 +86,7 @@ def begun_prompt(
     Args:
         family: of the model.
         messages: of a request without tools; the last one is an assistant's, of text.
-        now: what templates that write the date write.
+        now: the date, for templates that write it.
         by_server: `needed_renderings` as the server writes them, for models without a template here, too.
         adds_bos: the server puts the token that begins every prompt before it, if the vocabulary says so.
     """

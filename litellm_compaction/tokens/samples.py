@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-# A clock that was ahead when it learned must not keep everybody's later samples away.
+# A clock that was ahead when it learned must not keep all other processes' later samples away.
 _AHEAD_US = 3600 * 10**6
 _MAX_NUMBER = 1e15
 
@@ -59,7 +59,7 @@ class Samples(Generic[_Sample]):
         stamps: of the deployment.
         most: so many are kept.
         parse: makes a sample of its numbers; None if no process can have learned it.
-        digits: behind the point, of what is written.
+        digits: after the point, as written.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Samples(Generic[_Sample]):
         self._keep(self._newest(learned, self._kept))
 
     def as_json(self) -> list[list[float]]:
-        """All of them, each behind its stamp."""
+        """All of them, each after its stamp."""
         return [[each.stamp_us, *(round(number, self._digits) for number in each.value)] for each in self._kept]
 
     @property
@@ -116,7 +116,7 @@ class Samples(Generic[_Sample]):
         for group in groups:
             for each in group:
                 known = found.setdefault(each.stamp_us, each)
-                # Rounded and not, or two processes in the same microsecond: the same one, whoever comes first.
+                # Rounded and not, or two processes in the same microsecond: the same one, in any order.
                 if known.value != each.value and repr(known.value) < repr(each.value):
                     found[each.stamp_us] = each
         return tuple(found[stamp_us] for stamp_us in sorted(found)[-self._most :])
