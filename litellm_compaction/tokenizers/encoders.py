@@ -1,16 +1,16 @@
-"""The programs behind a vocabulary: tiktoken where its algorithm is the vocabulary's own, else `tokenizers`.
+"""The programs behind a vocabulary: tiktoken if its algorithm is the vocabulary's own, else `tokenizers`.
 
 Each is made once per vocabulary from neutral data (`VocabularyData`), wherever that was read from. Both count pieces
 of text without holding the interpreter lock for long; neither knows special tokens.
 
-Where a byte-level BPE vocabulary may not merge is told by llama.cpp's regular expressions (`llm_tokenizer_bpe` in
+llama.cpp's regular expressions tell where a byte-level BPE vocabulary may not merge (`llm_tokenizer_bpe` in
 src/llama-vocab.cpp, as vendored in llama-cpp-python 0.3.36; for tekken and gpt-4o these differ from the published ones
 on combining marks).
 
 For vocabularies of the `tokenizers` package in which words can be told apart, short text is counted word by word: the
 model alone is asked, without the steps around it, which take two thirds of the time for short text, and words that
 come again are remembered (2026-11, for two texts of 1,600 characters: 0.15 against 0.45 ms for Mistral v3, 0.22
-against 1.24 ms for Gemma 4; 0.23 and 0.43 ms where no word is known).
+against 1.24 ms for Gemma 4; 0.23 and 0.43 ms if no word is known).
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class VocabularyData:
         bos_id: None if there is none.
         eos_id: None if there is none.
         adds_bos: the engine puts it before a prompt that does not begin with it.
-        strips_after_special: white space after a special token disappears; None where it was not said.
-        adds_space_prefix: a text gets a space in front, spm only; None where it was not said.
+        strips_after_special: white space after a special token disappears; None if it was not said.
+        adds_space_prefix: a text gets a space in front, spm only; None if it was not said.
     """
 
     kind: Literal["bpe", "spm"]
@@ -141,12 +141,12 @@ def patterns(pre: str) -> tuple[str, ...]:
 
 
 def tiktoken_pattern(pre: str) -> str | None:
-    """The one expression with which tiktoken does the same, or None where it cannot."""
+    """The one expression with which tiktoken does the same, or None if it cannot."""
     return _TIKTOKEN.get(_NAMES.get(pre, ""))
 
 
 def has_whole_words(pre: str) -> bool:
-    """If a piece that is a token as a whole is taken without looking at merges (llama.cpp: `ignore_merges`)."""
+    """Returns True if a piece that is a whole token is taken without looking at merges (llama.cpp: `ignore_merges`)."""
     return _NAMES.get(pre) in {"llama-bpe", "tekken", "gpt-4o"}
 
 
@@ -154,14 +154,14 @@ class Words:
     """Tokens of words, the most recently used ones remembered; safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: str, across: Sequence[str]) -> None:
-        """Takes what divides text into words, and the tokens that reach over the space between two of them."""
+        """Takes the pattern that divides text, and the tokens that reach over the space between two of them."""
         self._words = re.compile(pattern)
         self._across = across
         self._tokenize = tokenizer.model.tokenize
         self._length = lru_cache(maxsize=_MAX_WORDS)(self._new_length)
 
     def lengths(self, texts: Sequence[str]) -> list[int] | None:
-        """None where there is too much text, or a token may reach over a space."""
+        """None if there is too much text, or a token may reach over a space."""
         if sum(map(len, texts)) > _MAX_CHARS:
             return None
         texts = [text.replace(" ", SPACE) for text in texts]
@@ -184,7 +184,7 @@ def words_of(tokenizer: Tokenizer, tokens: Iterable[str], *, pattern: str) -> Wo
     Args:
         tokenizer: writes spaces as `▁`, and does nothing else to text before it is divided.
         tokens: all that ordinary text may become.
-        pattern: what divides text into words; it must cut wherever the tokenizer does.
+        pattern: divides text into words; it must cut wherever the tokenizer does.
     """
     across = [token for token in tokens if SPACE in token.lstrip(SPACE)]
     return Words(tokenizer, pattern, across) if len(across) <= _MAX_ACROSS else None
@@ -244,7 +244,7 @@ class TokenizersEncoder:
     """A vocabulary of the `tokenizers` package; its `encode` would hold the interpreter lock, its batches do not.
 
     Attributes:
-        words: counts short text where words can be told apart.
+        words: counts short text if words can be told apart.
     """
 
     def __init__(self, tokenizer: Tokenizer, words: Words | None = None) -> None:
@@ -265,7 +265,7 @@ class TokenizersEncoder:
 
 
 def is_foreign_failure(exc: BaseException) -> bool:
-    """If a vocabulary that cannot be built raised this, and not what is to end the program.
+    """Returns True if a vocabulary that cannot be built raised this, and nothing that is to end the program.
 
     `tokenizers` raises bare Exception; the Rust side of both packages panics with a BaseException without an import.
     """
@@ -273,7 +273,7 @@ def is_foreign_failure(exc: BaseException) -> bool:
 
 
 def _ranks_follow_ids(data: VocabularyData) -> bool:
-    """If merges come in the order of the tokens that they make, as they do where tiktoken made them."""
+    """Returns True if merges come in the order of the tokens that they make, as they do if tiktoken made them."""
     if not data.merges:
         return True
     ids = {token: index for index, token in enumerate(data.tokens)}

@@ -4,7 +4,7 @@ The tables are data (`families.toml`). Families with a template are counted by r
 template refuses, by the costs there, which err high until the server's own numbers correct them
 (`tokens/calibration.py`).
 
-Summaries and prunings ask for no thinking, where thinking only costs time. LM Studio 0.4 takes `reasoning_effort` on
+Summaries and prunings ask for no thinking, which would only cost time. LM Studio 0.4 takes `reasoning_effort` on
 `/v1/chat/completions` and does nothing with it (its bug tracker: 988, 1990, 2413): only a model's own switch is left.
 """
 
@@ -38,8 +38,8 @@ class Family:
 
     Attributes:
         vocabulary: the name of the vocabulary that is used (`registry.py`).
-        template: the name of the chat template that is rendered (`template.py`); "" where there is none at hand.
-        tool_template: of the one for requests with tools; "" where `template` serves them too.
+        template: the name of the chat template that is rendered (`template.py`); "" if there is none at hand.
+        tool_template: of the one for requests with tools; "" if `template` serves them too.
         owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
         exact: the vocabulary is the model's own and the template, or its costs, are known.
         reasons: the model thinks before it answers, so an answer needs more room.
@@ -53,7 +53,7 @@ class Family:
         tools_tokens: the instructions that it adds once when the request has tools.
         renders_most: tool results count as JSON strings, and the ids of calls are counted.
         image_tokens: one part that is not text, at the usual upper limit of its size.
-        image_patch_px: pixels on a side of what one image token sees; 0 where every image costs the limit.
+        image_patch_px: pixels on a side of what one image token sees; 0 if every image costs the limit.
         rereads: a server reads a whole prompt of it again after any change (sliding windows, running states).
         error_ratio: before any calibration, true count ≤ count × (1 + this).
     """
@@ -154,7 +154,7 @@ HEURISTIC = _KNOWN.families["heuristic"]
 
 
 def stand_in(family: Family) -> Family:
-    """The family that counts where the own vocabulary cannot be loaded: another one, and if that fails too, none."""
+    """The family that counts if the own vocabulary cannot be loaded: another one, and if that fails too, none."""
     if family.vocabulary == _UNKNOWN.vocabulary:
         return replace(HEURISTIC, reasons=family.reasons)
     return replace(_UNKNOWN, reasons=family.reasons)
@@ -162,7 +162,7 @@ def stand_in(family: Family) -> Family:
 
 @lru_cache(maxsize=1024)
 def family_of(architecture: str, model: str) -> Family:
-    """The family of a model: by LM Studio's architecture where that is telling, else by name, else `unknown`.
+    """The family of a model: by LM Studio's architecture if that is telling, else by name, else `unknown`.
 
     Args:
         architecture: as LM Studio lists it; "" when it was not asked.
@@ -195,8 +195,7 @@ def _named(name: str, *, within: Family | None) -> Family:
 
 
 def no_thinking_switch(model: str) -> str:
-    """The words that end a user message for a model that must not think; "" if it has no such switch, or does not
-    think.
+    """The end of a user message for a model that must not think; "" if it has no such switch, or does not think.
 
     Args:
         model: as LM Studio names it, with its publisher or without.

@@ -34,14 +34,14 @@ _MAX_BYTES = 128 * 2**20
 _MAX_SIDE_BYTES = 8 * 2**20
 # A normalizer may make more characters of one: U+FDFA becomes 18 under NFKC, a space three bytes' worth of `▁`.
 _MOST_GROWTH = 64
-# What every tokenizer is tried with: runs, on which patterns backtrack, and a bit of everything.
+# Every tokenizer is tried with these: runs, on which patterns backtrack, and a bit of everything.
 _PROBES = (
     *(char * 512 for char in (" ", "a", "0", ".", "\n", "中", "é", "_")),
     "a1 " * 170 + "!",
     "".join(map(chr, range(32, 1024))) + "😀\u200d️ﷺ",
 )
 _MOST_TOKENS_PER_BYTE, _MOST_PROBE_S = 4, 2.0
-# What the process that examines a file does, and how its answer begins.
+# The job of the process that examines a file, and the beginnings of its answer.
 _EXAMINED = f"{__name__}:examined"
 _TAME, _WILD = b"+", b"-"
 _TOO_MUCH = "it took more than 1 GiB of memory or 5 s of processor time to read"
@@ -49,7 +49,7 @@ _CONTROL = 3
 _MAX_FILES = 256
 _Identity = tuple[str, int, int]
 _files: Bounded[_Identity, TokenizerFile] = Bounded(_MAX_FILES)
-# Hashes of what has ended its process: it is not tried again before a restart.
+# Hashes of files that have ended their process: none is tried again before a restart.
 _died: Bounded[str, None] = Bounded(_MAX_FILES)
 _lock = threading.Lock()
 
@@ -146,7 +146,7 @@ def _examined_apart(raw: bytes) -> bytes:
     digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
     if digest in _died:
         raise Malformed(_TOO_MUCH)
-    # One of its own: 413 MB of 1 GiB stay with it where the file is Gemma's.
+    # One of its own: 413 MB of 1 GiB stay with it if the file is Gemma's.
     process = Contained()
     try:
         answer = process.run(_EXAMINED, raw)
@@ -247,7 +247,7 @@ def _longest_of(charsmap: object) -> str:
 
 
 def _encode(tokenizer: Tokenizer, text: str, *, special: bool) -> Encoding | None:
-    """The tokens of a text; None where the file's own rules fail on it (no unknown token, a bad post-processor)."""
+    """The tokens of a text; None if the file's own rules fail on it (no unknown token, a bad post-processor)."""
     try:
         return tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
     except BaseException as exc:
@@ -313,9 +313,9 @@ class TokenizerFile:
 
     Attributes:
         vocabulary: its name in `registry.py`, loaded; files with the same tokens share it.
-        template: its name in `template.py`; "" where the file has none that can be rendered.
-        tool_template: of the one for requests with tools; "" where `template` serves them too.
-        rereads: whether its model reads a whole prompt again after any change, as far as the file says.
+        template: its name in `template.py`; "" if the file has none that can be rendered.
+        tool_template: of the one for requests with tools; "" if `template` serves them too.
+        rereads: True if its model reads a whole prompt again after any change, as far as the file says.
     """
 
     path: Path

@@ -94,7 +94,7 @@ class Fields:
         data: the file from its beginning, at least as far as the metadata reaches.
 
     Raises:
-        CutShort: the metadata goes on behind `data`.
+        CutShort: the metadata goes on after `data`.
         Malformed: anything else that the format does not allow.
     """
 
@@ -161,7 +161,7 @@ class Fields:
         return tuple(map(float, self._numbers(field))) if field is not None else None
 
     def has_any(self, beginning: str) -> bool:
-        """If there is a field whose name begins so."""
+        """Returns True if there is a field whose name begins so."""
         return any(key.startswith(beginning) for key in self._fields)
 
     def _array(self, key: str, kinds: frozenset[int], max_count: int) -> _Field | None:
@@ -260,7 +260,7 @@ class GgufHeader:
     """The part of a .gguf file's header that concerns counting.
 
     Attributes:
-        chat_template: the default one, also where there are named ones; "" if none.
+        chat_template: the default one, even if there are named ones; "" if none.
         tool_chat_template: the template named "tool_use", which llama.cpp takes for requests with tools; "" if none.
         rereads: layers with a sliding window or a running state, which cannot go back to an earlier place: a prompt of
             which anything changed is read again from its beginning (llama.cpp, docs of `--swa-full`; issue 13194).
@@ -288,7 +288,7 @@ def read_gguf(path: Path) -> GgufHeader:
 
 @contextmanager
 def refusals_of(path: Path) -> Iterator[None]:
-    """Has whatever is wrong with a file raised as `UnusableModelFile`."""
+    """Raises anything that is wrong with a file as `UnusableModelFile`."""
     try:
         yield
     except Malformed as exc:

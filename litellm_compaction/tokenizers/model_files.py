@@ -1,8 +1,8 @@
 """The file on this machine that holds the vocabulary of a model that LM Studio lists.
 
-Called off the event loop, where LM Studio may run on the proxy's own machine. LM Studio's layout is `<models
+Called off the event loop, if LM Studio may run on the proxy's own machine. LM Studio's layout is `<models
 folder>/<publisher>/<repository>/<file>.gguf` (LM Studio docs, "Import models"). A wrong vocabulary is worse than none,
-so nothing is chosen where names leave more than one repository.
+so nothing is chosen if names leave more than one repository.
 
 LM Studio does not document its own notes, so whatever is absent or has another shape says nothing. Seen with LM Studio
 0.3.31–0.4.25: `~/.lmstudio-home-pointer` (lmstudio-js, findLMStudioHome), `settings.json` ("downloadsFolder") and
@@ -25,13 +25,13 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 # What repositories and files add to a model's name besides its quantization.
 _FORMAT = re.compile(r"(?:[-._](?:gguf|mlx|ud|i1|imatrix|\d+bit))+$")
-# Projectors for images, draft heads, and matrices for quantizers carry no vocabulary, or one nobody talks to.
+# Projectors for images, draft heads, and matrices for quantizers carry no vocabulary, or one that serves no chat.
 _COMPANION = re.compile(r"^(?:mmproj|mtp|imatrix)[-._]|[-._]mmproj[-._]|^mmproj", re.IGNORECASE)
 _MAX_BYTES = 32 * 2**20
 _MAX_POINTER_BYTES = 4096
 _MAX_ROWS = 10_000
 _NOWHERE = Path("/nonexistent")
-# Somebody may have pointed the setting at a whole disk.
+# The operator may have pointed the setting at a whole disk.
 _MAX_ENTRIES = 20_000
 # Large quantizations lie in a subfolder each.
 _PLACES = ("*/*/*", "*/*/*/*")
@@ -51,7 +51,7 @@ class _Candidate(NamedTuple):
         return root / self.publisher / self.repository / self.file
 
     def is_named(self, name: str, quantization: str) -> bool:
-        """If the file has the name, or its repository has it and holds nothing but that model."""
+        """Returns True if the file has the name, or its repository has it and holds nothing but that model."""
         file = self.file.rpartition("/")[2].lower()
         if plain_name(file, quantization) == name:
             return True
@@ -100,7 +100,7 @@ def plain_name(name: str, quantization: str = "") -> str:
 
 
 def holds_vocabulary(file_name: str) -> bool:
-    """If a file of this name is a model's .gguf, or the first part of one."""
+    """Returns True if a file of this name is a model's .gguf, or the first part of one."""
     stem = file_name[:-5]
     if not file_name.lower().endswith(".gguf") or _COMPANION.search(file_name):
         return False

@@ -94,8 +94,8 @@ def read_pack(name: str) -> VocabularyData:
         bos_id=data["bos_id"],
         eos_id=data["eos_id"],
         adds_bos=data["adds_bos"],
-        # llama.cpp strips behind Phi-3's special tokens only where a file's name says "Phi-3", which converters write
-        # as "Phi 3"; without the file the higher count stands.
+        # llama.cpp strips after Phi-3's special tokens only if a file's name says "Phi-3", which converters write as
+        # "Phi 3"; without the file the higher count stands.
         strips_after_special=False,
     )
 
@@ -139,17 +139,17 @@ def install_vocabulary(name: str, made: Vocabulary) -> None:
 
 
 def is_loaded(name: str) -> bool:
-    """If `vocabulary(name)` returns at once."""
+    """Returns True if `vocabulary(name)` returns at once."""
     return name in _loaded
 
 
 def is_broken(name: str) -> bool:
-    """If `vocabulary(name)` has failed, and so fails at once."""
+    """Returns True if `vocabulary(name)` has failed, and so fails at once."""
     return name in _broken
 
 
 def why_broken(name: str) -> str:
-    """Why `vocabulary(name)` has failed, and what to do; "" where it has not."""
+    """The reason for which `vocabulary(name)` has failed, and what to do; "" if it has not."""
     return _broken.get(name, "")
 
 

@@ -1,6 +1,6 @@
-"""By which vocabulary and template a deployment is counted; the one module that knows the order of sources.
+"""Finds the vocabulary and template that count a deployment; the one module that knows the order of sources.
 
-The order: what the operator wrote; the server's own file of the model, LM Studio's or llama.cpp's, where it is on this
+The order: what the operator wrote; the server's own file of the model, LM Studio's or llama.cpp's, if it is on this
 machine; the packs of this package, by family; a stand-in that usage corrects. Settings that cannot be followed are
 found at start, and by `doctor`, before a request finds them.
 """
@@ -38,7 +38,7 @@ logger = logging.getLogger("litellm_compaction")
 # A header takes 0.1–0.4 s to read: worth this much of one request's time, since a stand-in might compact it for
 # nothing. Whatever takes longer, or comes from a slow disk, is counted with by later requests.
 _WAIT_S = 0.3
-# Where the pack that would count instead is not loaded either: loading both would take longer than the file alone.
+# If the pack that would count instead is not loaded either: loading both would take longer than the file alone.
 _COLD_WAIT_S = 2.0
 # How often folders are looked at for new files.
 _RECHECK_S = 60.0
@@ -53,7 +53,7 @@ _FILE_SUFFIXES = (".gguf", ".json")
 class _Question(NamedTuple):
     """The facts that decide about a source: the operator's word, LM Studio's, and the model's name.
 
-    `wanted` is None where no file can be here.
+    `wanted` is None if no file can be here.
     """
 
     written: str
@@ -117,12 +117,12 @@ class Sources:
         """Returns the source that counts a deployment's prompts: from memory in microseconds. Never raises.
 
         A file is read in a thread, once. While that lasts, requests wait for 0.3 s from its beginning at most, 2 s
-        where the next source would have to be loaded too; then the next source counts, which is exact or errs high.
+        if the next source would have to be loaded too; then the next source counts, which is exact or errs high.
 
         Args:
             target: the deployment.
-            architecture: as LM Studio lists it; "" where it was not asked.
-            wanted: as LM Studio lists the model; None where it was not asked.
+            architecture: as LM Studio lists it; "" if it was not asked.
+            wanted: as LM Studio lists the model; None if it was not asked.
             patient: wait until all has been read.
         """
         question = self._question(target, architecture, wanted)
@@ -201,7 +201,7 @@ class Sources:
         if path is not None:
             yield "operator", path
         if question.wanted is not None and question.wanted.path:
-            # Relative to the folder in which the server was started, which nobody knows.
+            # Relative to the folder in which the server was started, which is not known.
             own = Path(question.wanted.path)
             if own.is_absolute() and own.suffix.lower() == ".gguf" and own.is_file():
                 yield "server_file", own
@@ -221,7 +221,7 @@ def _may_have_file(question: _Question) -> bool:
 
 @lru_cache(maxsize=_MAX_QUESTIONS)
 def _without_file(question: _Question) -> TokenizerSource:
-    """The source where no file is at hand, or not yet."""
+    """The source if no file is at hand, or not yet."""
     base = family_of(question.architecture, question.model)
     if question.written == HEURISTIC.name:
         return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons, rereads=base.rereads))
@@ -243,9 +243,9 @@ class TokenizerSource:
     """The vocabulary and the template that count a deployment's prompts.
 
     Attributes:
-        kind: where the vocabulary comes from.
+        kind: the vocabulary's origin.
         family: counts with it.
-        path: of the file; None where the vocabulary is not from one.
+        path: of the file; None if the vocabulary is not from one.
         failures: what is wrong with the sources that should have come before it, and what to do.
     """
 
@@ -256,14 +256,14 @@ class TokenizerSource:
 
     @property
     def template(self) -> Literal["file", "package", "formula"]:
-        """If the chat template is the file's, this package's, or a formula stands for it."""
+        """The chat template's origin; a formula may stand for it."""
         if not self.family.template:
             return "formula"
         return "file" if self.family.template.startswith("file:") else "package"
 
 
 def with_file(base: Family, file: TokenizerFile) -> Family:
-    """The family counted with a file: exactly, where the file has the template too.
+    """The family counted with a file: exactly, if the file has the template too.
 
     Args:
         base: its costs stand for what the template refuses.
@@ -300,7 +300,7 @@ def check_tokenizer(value: str, place: str) -> None:
         place: how the key is called in errors.
 
     Raises:
-        ConfigError: there is no such file, it cannot be used, or nobody knows such a model.
+        ConfigError: there is no such file, it cannot be used, or no such model is known.
     """
     if value in (AUTO_TOKENIZER, HEURISTIC.name):
         return
@@ -336,7 +336,7 @@ def check_sources(settings: Settings, place: str) -> None:
 
 
 def tokenizer_path(value: str) -> Path | None:
-    """The path that a `tokenizer:` setting is; None where it is `auto`, `heuristic` or a model."""
+    """The path that a `tokenizer:` setting is; None if it is `auto`, `heuristic` or a model."""
     if value in (AUTO_TOKENIZER, HEURISTIC.name):
         return None
     looks_like_path = "/" in value or "\\" in value or value.lower().endswith(_FILE_SUFFIXES)
@@ -345,7 +345,7 @@ def tokenizer_path(value: str) -> Path | None:
 
 @lru_cache(maxsize=256)
 def is_this_machine(api_base: str | None) -> bool:
-    """If an address certainly leads to the machine that the proxy runs on."""
+    """Returns True if an address certainly leads to the machine that the proxy runs on."""
     if not api_base:
         return False
     try:

@@ -87,7 +87,7 @@ class Vocabulary:
         return segments
 
     def has_control(self, text: str) -> bool:
-        """If `text` names a control token: in a prompt that is sent as it is, that would be the token itself."""
+        """Returns True if `text` names a control token: in a prompt sent as it is, that would be the token itself."""
         return self._controls is not None and self._controls.search(text) is not None
 
     def defused(self, text: str) -> str:
@@ -160,12 +160,12 @@ def _pieces(text: str, boundary: re.Pattern[str]) -> Iterator[str]:
 
 
 def _last_boundary(text: str, first: int, last: int, boundary: re.Pattern[str] = _BOUNDARY) -> int:
-    """The last boundary between two characters, or `last`; from behind: all of them take 40 ms per MB."""
+    """The last boundary between two characters, or `last`; from the end: all of them take 40 ms per MB."""
     size = _LOOK_BACK_CHARS
     upper = last
     while upper > first:
         lower = max(first, upper - size)
-        # Up to `last` each time: a boundary shows in the character behind it.
+        # Up to `last` each time: a boundary shows in the character after it.
         end = -1
         for found in boundary.finditer(text, lower, last):
             if found.end() > upper:
