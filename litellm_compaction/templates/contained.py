@@ -1,4 +1,4 @@
-"""A process for work with strangers' files, which the system ends where it takes too much time or memory.
+"""A process for work with strangers' files, which the system ends if it takes too much time or memory.
 
 Chat templates that are none of this package's are rendered there (`template.py`), and each tokenizer.json is read there
 first (`tokenizers/files.py`): an abort of the library's Rust side is no exception. Of 222 hostile templates 25 passed
@@ -38,7 +38,7 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 
 class Died(Exception):
-    """The process ended, by its limits, ours, or whatever."""
+    """The process ended, by its limits, ours, or another cause."""
 
 
 class Contained:
@@ -189,7 +189,7 @@ def _limit_cpu(cpu_s: float) -> None:
         import resource
     except ImportError:
         return
-    # Finer than seconds; the limit behind it is what no interrupted call can miss.
+    # Finer than seconds; no interrupted call can miss the limit after it.
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + cpu_s))

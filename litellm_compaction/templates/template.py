@@ -5,7 +5,7 @@ The template may come from a stranger's model file: one that is none of this pac
 
 Messages reach a template in the shape in which an engine hands them over. The rules are llama.cpp's server's
 (common/chat.cpp and common/parsers in llama-cpp-python 0.3.36): texts are joined by newlines unless the template does
-it, arguments become objects where the template reads them, and so on.
+it, arguments become objects if the template reads them, and so on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _REFUSES_EMPTY = (
     "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
     "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
 )
-# Where Gemma 4's template leaves the model's next turn out, llama.cpp begins it (common/parsers/gemma4.cpp).
+# If Gemma 4's template leaves the model's next turn out, llama.cpp begins it (common/parsers/gemma4.cpp).
 _GEMMA_CALL, _GEMMA_END, _GEMMA_BEGIN = "'<|tool_call>call:'", "<turn|>\n", "<|turn>model\n"
 _NEEDLE = "zq7"
 _USER: JsonObject = {"role": "user", "content": "x"}
@@ -117,7 +117,7 @@ class Template:
             tools: schemas; none are given to the template when empty.
             bos: text of the token that begins a prompt.
             eos: text of the token that ends an answer.
-            now: for templates that write the date; None where only its length matters.
+            now: for templates that write the date; None if only its length matters.
 
         Raises:
             TemplateRefusal: for any reason.
@@ -161,61 +161,59 @@ class Template:
         return parts
 
     def expected_ms(self, messages: int) -> float:
-        """The expected time for so many messages, by the last rendering; some templates look at all messages for each
-        one.
-        """
+        """The expected time, by the last rendering; some templates look at all messages for each of them."""
         last_ms, last_messages = self._last
         return last_ms * max(1.0, messages / last_messages) ** 2
 
     @cached_property
     def is_usable(self) -> bool:
-        """If the simplest conversation can be rendered."""
+        """True if the simplest conversation can be rendered."""
         return bool(self._attempt((_USER,), ()))
 
     @cached_property
     def renders_tools(self) -> bool:
-        """If tool schemas end up in the prompt."""
+        """True if tool schemas end up in the prompt."""
         return _NEEDLE in self._attempt((_USER,), (_TOOL,))
 
     @cached_property
     def renders_calls(self) -> bool:
-        """If tool calls and their results end up in the prompt."""
+        """True if tool calls and their results end up in the prompt."""
         rendered = self._attempt(_CALLS, (_TOOL,)) or self._attempt(_with_text_arguments(_CALLS), (_TOOL,))
         return _NEEDLE + "r" in rendered
 
     @cached_property
     def renders_text_beside_calls(self) -> bool:
-        """If an answer's text ends up in the prompt although it has calls; in Llama 3.1's and Mistral's not."""
+        """True if an answer's text ends up in the prompt although it has calls; in Llama 3.1's and Mistral's not."""
         says = tuple({**each, "content": f"{_NEEDLE}t"} if "tool_calls" in each else each for each in _CALLS)
         rendered = self._attempt(says, (_TOOL,)) or self._attempt(_with_text_arguments(says), (_TOOL,))
         return f"{_NEEDLE}t" in rendered
 
     @cached_property
     def takes_objects(self) -> bool:
-        """If arguments of tool calls are to be given as objects, as llama.cpp does where a template reads them."""
+        """True if arguments of tool calls are to be objects, as llama.cpp does if a template reads them."""
         rendered = self._attempt(_CALLS, (_TOOL,))
         return rendered.count(_NEEDLE) > self._attempt(_CALLS[:1], (_TOOL,)).count(_NEEDLE) and "y" in rendered
 
     @cached_property
     def takes_parts(self) -> bool:
-        """If content may be a list of texts; else llama.cpp joins them by newlines before."""
+        """True if content may be a list of texts; else llama.cpp joins them by newlines before."""
         parts = [{"type": "text", "text": f"{_NEEDLE}{letter}"} for letter in "ab"]
         rendered = self._attempt(({"role": "user", "content": parts},), ())
         return f"{_NEEDLE}a" in rendered and f"{_NEEDLE}b" in rendered and "'text'" not in rendered
 
     @cached_property
     def takes_system(self) -> bool:
-        """If a system message ends up in the prompt; else llama.cpp puts it into the next message."""
+        """True if a system message ends up in the prompt; else llama.cpp puts it into the next message."""
         return _NEEDLE in self._attempt(({"role": "system", "content": _NEEDLE}, _USER), ())
 
     @cached_property
     def wants_short_ids(self) -> bool:
-        """If ids of tool calls other than nine characters are refused, as Mistral's templates do."""
+        """True if ids of tool calls other than nine characters are refused, as Mistral's templates do."""
         return "length != 9" in self.source
 
     @cached_property
     def takes_developer(self) -> bool:
-        """If the role developer is the template's own; llama.cpp calls it system for all but gpt-oss."""
+        """True if the role developer is the template's own; llama.cpp calls it system for all but gpt-oss."""
         return "<|channel|>" in self.source
 
     def _attempt(self, messages: Sequence[JsonObject], tools: Sequence[JsonValue]) -> str:
@@ -226,7 +224,7 @@ class Template:
 
 
 class StrangersTemplate(Template):
-    """A template out of somebody's file: `parts` waits for another process, so it belongs into a thread."""
+    """A template out of a stranger's file: `parts` waits for another process, so it belongs into a thread."""
 
     def __init__(self, source: str, process: Contained | None = None) -> None:
         self.source = source
@@ -272,7 +270,7 @@ class StrangersTemplate(Template):
         return math.inf
 
     def look(self) -> bool:
-        """Finds out all that is asked about it later, also on the event loop; whether it is usable."""
+        """Finds out all that is asked about it later, also on the event loop; returns True if it is usable."""
         return self.is_usable and None not in (
             self.renders_tools,
             self.renders_calls,
@@ -343,12 +341,12 @@ def _own_sources() -> frozenset[str]:
 
 
 def is_template(name: str, source: str) -> bool:
-    """If a template that is known under a name says the same as a source."""
+    """Returns True if a template that is known under a name says the same as a source."""
     return bool(name) and template(name).source.strip() == source.strip()
 
 
 def is_compiled(name: str) -> bool:
-    """If `template(name)` returns at once."""
+    """Returns True if `template(name)` returns at once."""
     return name in _templates
 
 
@@ -412,7 +410,7 @@ class Shaped(NamedTuple):
     """Messages for a template.
 
     Attributes:
-        messages: as many as there were, or one fewer where the template knows no system message.
+        messages: as many as there were, or one fewer if the template knows no system message.
         is_faithful: nothing had to be changed that an engine would have refused.
     """
 
@@ -464,7 +462,7 @@ def shape(messages: Sequence[Message], template: Template, *, short_ids: bool = 
 
 
 def has_odd_ids(messages: Sequence[Message]) -> bool:
-    """If a tool call or its result has an id that Mistral's templates refuse."""
+    """Returns True if a tool call or its result has an id that Mistral's templates refuse."""
     return any(
         len(call_id) != _ID_CHARS
         for message in messages
@@ -473,7 +471,7 @@ def has_odd_ids(messages: Sequence[Message]) -> bool:
 
 
 def _content(message: Message, template: Template) -> JsonValue:
-    """The text, in its parts where the template joins them itself; llama.cpp joins them where there is an image."""
+    """The text, in its parts if the template joins them itself; llama.cpp joins them if there is an image."""
     parts = message.raw.get("content")
     if not isinstance(parts, list) or len(parts) < _FEWEST_PARTS or message.other_parts or not template.takes_parts:
         return message.text
