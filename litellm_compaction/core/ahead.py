@@ -65,7 +65,7 @@ def plan_ahead(
 ) -> Summarize | None:
     """Plans the summary that a conversation of `turn_ended` will need at its trigger; arguments as `plan`.
 
-    It covers every message, since that is what the server's cache holds. None if a record exists, stubs suffice, or it
+    It covers every message, since the server's cache holds that. None if a record exists, stubs suffice, or it
     would not go deep enough: a compaction that gains half as much comes twice as often.
     """
     budget = deep(budget) if options.rereads else budget

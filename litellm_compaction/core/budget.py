@@ -1,4 +1,4 @@
-"""The window as a budget: when to compact, how deep, how much an answer may take, and who fills it.
+"""The window as a budget: when to compact, how deep, how much an answer may take, and what fills it.
 
 All numbers are tokens. A prompt is always an estimate; `error_ratio` says how far the truth may lie above it.
 """
@@ -179,7 +179,7 @@ class Budget:
     def latest_start_tokens(self) -> int:
         """The largest prompt after which an answer is not stopped at once; more is compacted if that leads below it.
 
-        A high floor leaves the answer the last third of what is above it, and 64 tokens at least. If not even those are
+        A high floor leaves the answer the last third of the room above, and 64 tokens at least. If not even those are
         left, the answer runs to the end of the window.
         """
         if self._span_tokens < _LEAST_START_TOKENS:
@@ -214,7 +214,7 @@ class Budget:
 
     @cached_property
     def narrow_target_tokens(self) -> int:
-        """Half way from the floor to the trigger, for what costs no model call."""
+        """Half way from the floor to the trigger, for compactions without a model call."""
         return self.floor_tokens + max(self.trigger_tokens - self.floor_tokens, 0) // 2
 
     @cached_property
@@ -234,8 +234,8 @@ class Budget:
         """The size to which a prompt is compacted.
 
         min(target_ratio of the window, half of the prompt), at least the floor and room for a record, and never so much
-        that the answer would be stopped at once. With reserves or a threshold: of what the conversation may fill, and
-        of the conversation. If the client wants it, no more than a third of what can be compacted stays.
+        that the answer would be stopped at once. With reserves or a threshold: of the conversation's room, and of the
+        conversation. If the client wants it, no more than a third of the compactable part stays.
         """
         if self.rules.keeps_what_fits:
             return min(max(self._summary_limit_tokens, self.floor_tokens), self.prompt_limit_tokens)
@@ -249,7 +249,7 @@ class Budget:
         return min(max(deep, self.floor_tokens + room), self.latest_start_tokens)
 
     def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
-        """The upstream `max_tokens`: what the window leaves, and never more than the client asked for.
+        """The upstream `max_tokens`: the window's rest, and never more than the client asked for.
 
         `asked_tokens` None or negative is "unlimited".
         """

@@ -72,13 +72,13 @@ def part_covered_by(text: str) -> PartialCoverage | None:
     # Inside a reasoning block everything so far belongs to the block, which is no part of a normal text.
     if open_think(text):
         return None
-    # With a sign after it: white space before the next word is part of what was covered.
+    # With a sign after it: white space before the next word is part of the covered text.
     seen = normal_text(parse_message({"role": "assistant", "content": f"{text}|"}))[:-1]
     return PartialCoverage(chars=len(seen), text_hash=_hash(seen)) if seen else None
 
 
 def begins(message: Message, part: PartialCoverage) -> bool:
-    """Returns True if `message` is an answer that opens with exactly what was covered, and goes on."""
+    """Returns True if `message` is an answer that opens with exactly the covered text, and goes on."""
     text = normal_text(message)
     return message.role == "assistant" and len(text) > part.chars and _hash(text[: part.chars]) == part.text_hash
 

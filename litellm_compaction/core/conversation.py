@@ -27,20 +27,20 @@ from litellm_compaction.core.stretches import own_words, without_data
 RECORD_TOKENS = 145
 # The words before an image that travels with a record.
 _LABEL_TOKENS = 48
-# What stands for an image that is gone, with its address.
+# The words in place of an image that is gone, with its address.
 _PLACEHOLDER_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Messages with their sizes. What follows from them is worked out when it is first asked for, and once.
+    """Messages with their sizes. Facts that follow from them are worked out once, when first asked for.
 
     A position counts from the first message after the leading system ones, an index from the first message.
 
     Attributes:
         messages: n, oldest first.
         sizes: n, tokens; sizes[i] belongs to messages[i].
-        fixed_tokens: tools and what the template adds once.
+        fixed_tokens: of tools and the template's additions.
         count_text: tokens of a text.
         hashes: chain entries, one more than there are messages after the leading system ones.
         own_tokens: the whole prompt as it came, if it is known better than by its parts; else None.
@@ -96,7 +96,7 @@ class Conversation:
 
     @property
     def prefix_tokens(self) -> int:
-        """Tools, what the template adds, and the leading system messages."""
+        """Tools, the template's additions, and the leading system messages."""
         return self.fixed_tokens + sum(self.sizes[: self.prefix])
 
     @cached_property

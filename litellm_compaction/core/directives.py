@@ -1,7 +1,7 @@
 """Weighs a person's sentences: rules, conditions and wishes before chatter, prose before pasted bulk.
 
 A rule is known by its modal verbs, negations and limits in the languages of `languages.toml`. No list is complete, so
-plain prose is worth something as well; what was pasted (code, logs, tables) is worth least, because it can be read
+plain prose is worth something as well; pasted text (code, logs, tables) is worth least, because it can be read
 again.
 """
 

@@ -39,8 +39,8 @@ _MOST_CLAIMS = 400
 _LEAST_VALUE = 13
 # In a text that says its numbers in words, these are still written in digits.
 _LEAST_SPOKEN, _MOST_SPOKEN_DIGITS = 100, 2
-# Agents' sessions, orders and chats have a number of two digits in 40 to 2,300 characters, transcripts of what was
-# spoken none in a million. 500 to 4,000 give the same on people's summaries.
+# Agents' sessions, orders and chats have a number of two digits in 40 to 2,300 characters, transcripts of
+# speech none in a million. 500 to 4,000 give the same on people's summaries.
 _CHARS_PER_NUMBER = 2_000
 _SLICE_CHARS, _OVERLAP_CHARS = 65_536, 256
 _LETTERS = re.compile(r"[^\W\d_]{1,200}")
@@ -218,7 +218,7 @@ def _read_line(line: str, *, with_names: bool) -> _Stated:
 
 
 def _given(rules: Iterable[str], texts: Iterable[str]) -> set[str]:
-    """The rules that have a source: two sentences with half of what the rule's words weigh, the rarer the more."""
+    """The rules that have a source: two sentences with half of the rule's words by weight, the rarer the more."""
     wanted = {rule: _stems(_RULE_WORDS.sub(" ", rule)) for rule in rules}
     sought = frozenset[str]().union(*wanted.values())
     times: Counter[str] = Counter()

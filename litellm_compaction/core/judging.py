@@ -1,4 +1,4 @@
-"""Decides if what a model wrote as a summary may be used, and leaves out those of its lines that may not.
+"""Decides if a model's summary may be used, and leaves out those of its lines that may not.
 
 Small models say their instruction back, write one sentence again and again, go on with the dialogue, tell another
 story, or state values and rules of their own: so did all of 29 summaries of a model with 135 million parameters, and
@@ -189,7 +189,7 @@ def _is_repeated(words: tuple[str, ...], seen: Collection[tuple[str, ...]]) -> b
 
 
 def _split(summary: str) -> Iterator[tuple[str, str]]:
-    """The lines, of long ones the sentences, each with what parts it from the next."""
+    """The lines, of long ones the sentences, each with the sign that parts it from the next."""
     for line in summary.split("\n"):
         sentences = _LONG_LINE_END.split(line) if len(line) > _LONG_LINE_CHARS else [line]
         yield from zip(sentences, [" "] * (len(sentences) - 1) + ["\n"], strict=True)

@@ -1,4 +1,4 @@
-"""The ledger: what survives a compaction word for word, without any model.
+"""The ledger: text that survives a compaction word for word, without any model.
 
 Messages are divided into pieces of at most a line. A piece is worth what it names (numbers with the words next to them,
 ids, paths, identifiers, names, what is set off) that neither the prompt nor the ledger shows already, and more if it is
@@ -45,7 +45,7 @@ _CLAUSE_BYTES, _LINE_BYTES = 120, 160
 # A long line is divided after a sentence, an item, a word.
 _SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", "，", "、", " ")
 _LEAST_LINE_CHARS = 4
-# What a piece costs its reader apart from its text.
+# A piece's cost to its reader apart from its text.
 _PIECE_COST_BYTES = 60
 # A dash, a line break or a mark.
 _ITEM_TOKENS = 3
@@ -99,7 +99,7 @@ _UNSPACED_NUMBER = re.compile(r"[^\W\d_]{0,2}\d[\d.,:/-]{0,20}[^\W\d_]{0,2}")
 _KATAKANA = re.compile(r"[\u30a1-\u30fa\u30fc]{3,20}")
 # A path, an id or an identifier inside such a text.
 _SPACED_RUN = re.compile(r"[A-Za-z0-9_./:@+-]{3,80}")
-# What went wrong, in any program's output; without the colon it is the code's.
+# An error, in any program's output; without the colon it is the code's.
 _ERROR_SIGN = re.compile(r"(?:[Ee]rror|ERROR|Exception|Warning|Failure|Panic|FAILED):\Z")
 _LEAST_ID_CHARS, _LEAST_NAME_CHARS = 5, 3
 # Nothing longer is looked up again by its name.
@@ -114,7 +114,7 @@ class _Piece(NamedTuple):
     text: str
     size_bytes: int
     names: Mapping[str, float]
-    # What it says apart from its names.
+    # Its value apart from its names.
     base: float
     # How much it counts for its writer.
     ratio: float
@@ -136,13 +136,13 @@ def ledger(
     """The verbatim record of `messages` in at most `budget_tokens`; "" if there is nothing to say or no room.
 
     Args:
-        messages: the covered part, oldest first, without what is kept verbatim elsewhere.
+        messages: the covered part, oldest first, without text that is kept verbatim elsewhere.
         budget_tokens: bound on the whole ledger.
         count: tokens of a text.
         known: stays visible in the prompt, and need not be repeated.
-        redact: takes secrets out of what is read; `plain` keeps them.
+        redact: takes secrets out of the read text; `plain` keeps them.
     """
-    # Our requests to go on are no words of the user's, and what a client has put among those is a tool's.
+    # Our requests to go on are no words of the user's, and a client's additions to those are a tool's.
     messages = [part for message in messages if not message.asks_to_go_on for part in divided(message)]
     if budget_tokens < _LEAST_ROOM_TOKENS or not messages:
         return ""
@@ -150,7 +150,7 @@ def ledger(
 
 
 class _Selection:
-    """Takes pieces, those first that add most for their size to what was taken before."""
+    """Takes pieces, those first that add most for their size to those taken before."""
 
     def __init__(
         self, messages: Sequence[Message], redact: Redact, known: str, budget_tokens: int, count: Callable[[str], int]
@@ -181,7 +181,7 @@ class _Selection:
         names_room = int((_NAMES_SHARE if has_tools else _CHAT_NAMES_SHARE) * room)
         room = self._take(range(len(self._pieces)), room - names_room, self._says)
         self._take_names(names_room + room)
-        # What was reckoned for marks and names and not needed.
+        # Room reckoned for marks and names, and not needed.
         room = self._budget_tokens - self._count(self.text())
         self._take(range(len(self._pieces)), room, self._says)
         # A section that opened last brought its head.
@@ -199,7 +199,7 @@ class _Selection:
     def _take(self, candidates: Iterable[int], room: int, value: Callable[[_Piece], float]) -> int:
         """Takes the best of these pieces, and returns the tokens that they leave of the room.
 
-        What a piece says only shrinks as others are taken, so it is weighed anew when it comes up.
+        A piece's value only shrinks as others are taken, so it is weighed anew when it comes up.
         """
         waiting = [(-value(self._pieces[index]), index) for index in candidates if index not in self._taken]
         heapq.heapify(waiting)
@@ -226,7 +226,7 @@ class _Selection:
         return room
 
     def _says(self, piece: _Piece) -> float:
-        """The value of what a piece says for its size and nothing else does."""
+        """The value, for its size, of the things that a piece alone says."""
         use, seen = self._use, self._seen
         new = sum([weight * use.get(key, 1.0) for key, weight in piece.names.items() if key not in seen])
         if not new and (not piece.base or (piece.names and not piece.is_words)):
@@ -311,7 +311,7 @@ def _quotation(pieces: Sequence[_Piece], last: int) -> str:
 
 
 def _pieces(messages: Sequence[Message], redact: Redact) -> list[_Piece]:
-    """The pieces of what is read, oldest first; of what is said again the last stays, the user's before others."""
+    """The pieces of the read text, oldest first; of a repeat the last stays, the user's before others."""
     cleaned = {at: _cleaned(messages[at], redact) for at in _read(messages)}
     words = {
         at: list(sentences(_ends(message.text, _READ_PER_WORDS_CHARS)))

@@ -45,7 +45,7 @@ _EMPTY_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>\s*</think(?:ing)?>\s*")
 _AS_IT_READS = json.JSONEncoder(ensure_ascii=False, default=str)
 _ESCAPED = json.JSONEncoder(default=str)
 _REASONING_KEYS = ("reasoning_content", "reasoning")
-# What stands for an answer of which nothing but a notice came: some templates refuse an empty message, and without
+# Stands for an answer of nothing but a notice: some templates refuse an empty message, and without
 # it two user messages would meet (promise P3).
 NO_ANSWER = "(interrupted)"
 _SYSTEM_ROLES = frozenset({"system", "developer"})

@@ -1,6 +1,6 @@
 """Decides about a request: leave it, reuse an earlier compaction, make a new one, or say that it cannot fit.
 
-Pure: the engine brings the sizes, the budget and what the store knows, and carries the decision out. Decisions are
+Pure: the engine brings the sizes, the budget and the stored compactions, and carries the decision out. Decisions are
 values.
 """
 
@@ -85,8 +85,8 @@ class Summarize:
         provisional: True if there is no room for a new summary; the base's goes on, shortened.
         summary_tokens: bound on the new segment, or on the one that goes on.
         ledger_tokens: bound on the ledger.
-        ledger_min_tokens: what the ledger keeps if a summary is longer than it was to be.
-        ledger_max_tokens: what the ledger may grow to if the summary leaves room; None is all of that room.
+        ledger_min_tokens: the ledger's least if a summary is longer than planned.
+        ledger_max_tokens: the ledger's most if the summary leaves room; None is all of that room.
         predicted_tokens: the prompt afterwards, at most.
         ahead: True if it is written before it is needed.
         images: of the covered messages, those that travel with the record.
@@ -117,8 +117,8 @@ class Edit:
     """Make a compaction without a model: old results become stubs, and that alone reaches the target (rung 1).
 
     Attributes:
-        compaction: what is to be made, still without its ledger.
-        ledger_tokens: bound on the ledger of what is not shown any more.
+        compaction: the one to make, still without its ledger.
+        ledger_tokens: bound on the ledger of messages that are not shown any more.
         predicted_tokens: the prompt afterwards, at most.
     """
 
@@ -137,10 +137,10 @@ class Prune:
     """Ask a model which of the covered messages may go or become shorter.
 
     Attributes:
-        compaction: what is to be made, still without what the model says and without its ledger.
+        compaction: the one to make, still without the model's words and without its ledger.
         base: the compaction that it continues.
         now_tokens: the prompt without it.
-        summary_tokens: bound on what is said of the messages that go.
+        summary_tokens: bound on the words about the messages that go.
         earlier_tokens: of an earlier record, which is said besides.
         ledger_tokens: bound on their ledger.
         predicted_tokens: the prompt that is aimed at.
@@ -168,7 +168,7 @@ Level: TypeAlias = Edit | Prune | Summarize
 class Compact:
     """Make a new compaction, at the first of these levels whose result does.
 
-    A second summary is what to make, without a model, if the first is not written.
+    A second summary is made, without a model, if the first is not written.
     """
 
     levels: tuple[Level, ...]
@@ -219,7 +219,7 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
     applied = [each for each in known if not each.ahead]
     is_voluntary = not budget.own.triggers(conversation.tokens)
     if is_voluntary and not budget.is_wanted:
-        # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
+        # A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes,
         # and the server's cache stays warm. A window that has grown is worth a fresh start.
         lasting = next((each for each in applied if each.window_tokens >= budget.window_tokens), None)
         return Keep() if lasting is None else Reuse(compaction=lasting)
@@ -236,7 +236,7 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
     if reused and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_synthetic:
         return Reuse(compaction=reused)
     for each in known if not budget.is_wanted else ():
-        # What was written ahead is for now.
+        # A record written ahead is for now.
         tokens = applied_tokens(conversation, each) if each.ahead else now_tokens
         if tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens):
             return Reuse(compaction=each)
@@ -271,7 +271,7 @@ def _with_answered_round(
 ) -> tuple[Conversation, Budget]:
     """Both with the round that an answer answers which goes on, if it fits beside the usual room.
 
-    What a record stands for already does not come back.
+    Messages that a record stands for already do not come back.
     """
     staying = answered_round(conversation.messages)
     gone = {at for each in known for at in range(each.replaced_messages) if at not in each.pinned}
@@ -288,8 +288,8 @@ def _plan_client_summary(
 ) -> Plan:
     """Decides about a request for a summary that the client goes on with in place of its history.
 
-    What fits beside the room for that summary stays as it is. Else what is known of the oldest part stands for as much
-    of it as has to go, whole and without a model call; if nothing is known, the oldest results become stubs.
+    A request that fits beside the room for that summary stays as it is. Else the known record of the oldest part stands
+    for as much of it as has to go, whole and without a model call; without one the oldest results become stubs.
     """
     if not budget.own.triggers(conversation.tokens):
         return Keep()
@@ -320,7 +320,7 @@ class Planner:
     base: Compaction | None
 
     def records(self, *, asks: bool = True) -> tuple[Summarize, ...]:
-        """The record that reaches the target by a model's words, or, unless it `asks` one, by what is copied alone.
+        """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
 
         After one in place of all comes what to make if no model writes it; without room for it, that alone. Empty if
         nothing may be covered.
@@ -347,7 +347,7 @@ class Planner:
         room = self._room_tokens(target)
         cuts = conversation.cuts
         last = cuts[-1] if cuts else 0
-        # The user's own words come first: what they take is shared out no more.
+        # The user's own words come first: their room is shared out no more.
         words_tokens = self._words_tokens(last, target, room)
         kept_images = self._kept_images(last, int(_IMAGES_SHARE * room))
         rest = room - words_tokens - image_tokens_of(conversation, kept_images)
@@ -386,7 +386,7 @@ class Planner:
         at = conversation.doubted
         if at is not None and total(cuts[-1]) + conversation.sizes[at] <= target:
             doubted = (at,)
-        # What is kept never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
+        # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
         first = bisect_left(cuts, True, key=lambda cut: total(cut) <= target)
         cut = cuts[min(first, len(cuts) - 1)]
         recent = max((each for each in cuts if each <= self._recent_start), default=cut)
@@ -394,7 +394,7 @@ class Planner:
         over = total(recent) - target
         if recent < cut and over <= int(_GIVES_WAY_SHARE * (ledger_tokens - words_tokens)):
             cut, ledger_tokens, record_tokens = recent, ledger_tokens - over, record_tokens - over
-        # What a coarse cut leaves free up to the target, the ledger may have: a little prefill and no decoding.
+        # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
         spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
         pinned = conversation.pinned(cut, *doubted)
         least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))
@@ -423,7 +423,7 @@ class Planner:
         if not cuts:
             return None
         most_tokens = budget.target_tokens(conversation.tokens)
-        # The record is as long as for any other request; what is free beyond it is for the newest messages.
+        # The record is as long as for any other request; room beyond it is for the newest messages.
         usual = replace(budget, rules=replace(budget.rules, keeps_what_fits=False))
         target = min(usual.target_tokens(conversation.tokens), most_tokens)
         room = self._room_tokens(target)
@@ -431,7 +431,7 @@ class Planner:
         words_tokens = self._words_tokens(cuts[-1], target, room - summary_tokens)
         ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(room - summary_tokens - words_tokens, 0))
         if base is not None:
-            # As long as it has been; what it does not need is the newest messages'.
+            # As long as it has been; the rest is the newest messages'.
             ledger_tokens = min(ledger_tokens, count(base.ledger))
 
         def total(cut: int) -> int:
@@ -523,9 +523,9 @@ class Planner:
         return dict.fromkeys((*recent[-1:], *cuts[-1:]))
 
     def _editing(self, covered_messages: int, level: str, kept_images: Collection[ImagePlace]) -> Compaction:
-        """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger.
+        """A compaction of the edits that the base had, and of the newly covered messages; still without a ledger.
 
-        What is gone stays gone: the server's cache ends where something comes back.
+        Gone messages stay gone: the server's cache ends where something comes back.
         """
         conversation, base = self.conversation, self.base
         rest, prefix, start = conversation.rest, conversation.prefix, base.replaced_messages if base else 0

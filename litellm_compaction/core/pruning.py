@@ -54,8 +54,8 @@ _MESSAGES = "MESSAGES:"
 _REMINDER = "END OF THE DATA. Now write the JSON object."
 _ARGUMENTS_CHARS = 200
 _BRIEF_ARGUMENTS_CHARS = 60
-# An edit plan's numbers and quotes, beside the summary. However many messages there are, most of a plan is ranges; what
-# is reserved for it is taken from the question.
+# An edit plan's numbers and quotes, beside the summary. However many messages there are, most of a plan is ranges; its
+# room is taken from the question.
 _PLAN_TOKENS = 256
 _TOKENS_PER_MESSAGE = 12
 _MAX_PLAN_TOKENS = 768
@@ -76,7 +76,7 @@ class Wishes:
 
 
 def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
-    """The positions that a pruning model may choose from: of what is covered and neither replaced, pinned nor left out.
+    """The positions that a pruning model may choose from: covered, and neither replaced, pinned nor left out.
 
     `rest` are the messages after the leading system ones, here and below.
     """
@@ -87,7 +87,7 @@ def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
 def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[int], wishes: Wishes) -> Compaction:
     """The compaction with as much of the wishes as leaves a valid conversation; what it leaves out already stays out.
 
-    What goes are stretches of which every message is to go (`_units`). Of anything smaller a result becomes a stub, a
+    A stretch goes if every message in it is to go (`_units`). Of anything smaller a result becomes a stub, a
     text leaves a line in its place, and a call stays.
     """
     span = _span(compaction)
@@ -127,7 +127,7 @@ def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Ite
             yield range(at, end)
         at = end
     for begin, end in pairwise(sorted({span.start, *users, span.stop})):
-        # What follows the covered part may be edited by its client.
+        # The messages after the covered part may be edited by their client.
         if end < span.stop or (rest[end - 1].role == "assistant" and not rest[end - 1].calls):
             yield range(begin, end)
 
@@ -159,8 +159,8 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
     Args:
         answer: without its reasoning; anything may stand around the JSON.
         rest: the messages after the leading system ones.
-        choices: what was offered, in the order in which it was numbered, from 1.
-        prompt: what was asked: an example in it that comes back is no answer.
+        choices: the offered positions, in the order in which they were numbered, from 1.
+        prompt: the question: an example in it that comes back is no answer.
 
     Raises:
         ValueError: there are none, or it names a role, a call or a message that does not exist; without any text of
@@ -289,7 +289,7 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
     """The messages missing from the conversation, or shorter in it, by a walk along the original.
 
     A message in other words only says that an original was to stay. If its place leaves one original, that one is
-    shortened; if it leaves several, all of those stay. Nothing is known of what would follow a cut.
+    shortened; if it leaves several, all of those stay. Nothing is known of messages after a cut.
     """
     kept = answer["prunedConversation"]
     if not isinstance(kept, list) or not kept:
@@ -413,7 +413,7 @@ def pruning_prompt(
         prompt: the instruction, with placeholders.
         values: for the placeholders.
         request: the request being worked on, already short; "" for none.
-        earlier: what an earlier pruning said of what it left out; "" for none.
+        earlier: an earlier pruning's words about the messages that it left out; "" for none.
         focus: the topic that is kept in more detail; "" for none.
         messages: n, as they would be sent; they are numbered from 1.
         sizes: n, tokens.

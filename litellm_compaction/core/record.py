@@ -44,8 +44,8 @@ def write_record(record: Record, *, lead_in: str = "") -> str:
 def read_record(message: Message) -> Found | None:
     """The record with which `message` begins, or None.
 
-    A record begins with `## Session Summary`. One of ours ends at its end marker (and a strategy's lead-in), and what
-    follows is the user's; of any other tool's the whole text is the summary. Without a number in its heading it counts
+    A record begins with `## Session Summary`. One of ours ends at its end marker (and a strategy's lead-in), and the
+    rest is the user's; of any other tool's the whole text is the summary. Without a number in its heading it counts
     as round 1. Tool results, and messages that call tools, are never records.
     """
     if message.role == "tool" or message.calls:
@@ -112,7 +112,7 @@ def listable(message: Message) -> Message:
 
 
 def _divided(text: str) -> tuple[str, str]:
-    """The text inside the frame, and what follows it."""
+    """The text inside the frame, and the text after it."""
     if not text.startswith(FRAME_BEGIN):
         return text, ""
     inside, _, rest = text.removeprefix(FRAME_BEGIN).partition(FRAME_END)

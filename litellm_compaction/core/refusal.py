@@ -1,4 +1,4 @@
-"""Names what is too large to fit, by tokens, or shortens it if the operator allows that."""
+"""Names the parts that are too large to fit, by tokens, or shortens them if the operator allows that."""
 
 from __future__ import annotations
 

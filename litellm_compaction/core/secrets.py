@@ -1,6 +1,6 @@
 """Keys, tokens and passwords in a text, each replaced by a marker that leaves its name.
 
-Asked for whatever is written down: the ledger, summaries, what is stored. Secrets are known by their form (prefixes of
+Asked for all that is written down: ledgers, summaries, stored records. Secrets are known by their form (prefixes of
 their issuers, headers, URLs, private keys) or by the name before them; commit ids, uuids and paths stay, since the
 ledger is there for them. Every repetition is bounded, so that hostile text costs linear time.
 """
@@ -113,7 +113,7 @@ _FORM = re.compile(
     r"|(?P<said>(?=[^\s\"'`]{0,60}\d)[^\s\"'`]{6,200}))"
     rf"[ \t]{{1,3}}as[ \t]{{1,3}}(?:the|your|my|its|a|our)[ \t]{{1,3}}(?:[a-z]{{1,20}}[ \t]){{0,2}}{_NAME}"
 )
-# What begins in one line and has its value in a later one; the names as in `_BROKEN_HINTS`.
+# Begins in one line and has its value in a later one; the names as in `_BROKEN_HINTS`.
 _BROKEN = re.compile(
     rf"(?i)(?:{_NAME}[\"']?[ \t]{{0,3}}[:=][ \t]{{0,3}}(?:[|>][+-]?)?\r?\n[ \t]{{0,40}}[\"'`]?"
     r"(?P<next>(?![\w.-]{1,60}[\"']?:(?:\s|\Z))(?=[^\s\"'`]{0,60}\d)[^\s\"'`]{6,1000})"

@@ -32,7 +32,7 @@ _RULES: Mapping[str, Sequence[Mapping[str, Any]]] = tomllib.loads(
 _ELEMENTS: Mapping[str, Kind] = {name: rule["kind"] for rule in _RULES["elements"] for name in rule["names"]}
 _OPENINGS: Mapping[str, Kind] = {text: rule["kind"] for rule in _RULES["openings"] for text in rule["begins"]}
 _SUMMARIES = tuple(text for rule in _RULES["summaries"] for text in rule["begins"])
-# What LiteLLM makes of a system message in mid-conversation (mid_conversation_system.py), as a text part of its own.
+# LiteLLM's form of a system message in mid-conversation (mid_conversation_system.py), as a text part of its own.
 _LITELLMS_NOTE = "Operator note (not from the user)"
 # No client describes a turn in more.
 _MAX_HEADER_CHARS = 10_000
@@ -50,7 +50,7 @@ _AGENTS_FILE = re.compile(r"\s*# AGENTS\.md instructions[^\n]{0,1000}\s*\Z")
 # result these hold what the person answered.
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
-# What a client compacted itself, by this package's library or a tool with the same heading.
+# A client's own compaction, by this package's library or a tool with the same heading.
 _RECORD = "## Session Summary"
 _BEGINNINGS = frozenset(("<", "#", "[", *(opening[0] for opening in _OPENINGS)))
 _BLANKS = re.compile(r"\s*")
@@ -61,7 +61,7 @@ _MAX_TAGS = 20_000
 _MAX_STRETCHES = 1_000
 # No program adds more than this to a conversation; each look at 200 MB takes 0.3 s (2026-11-23).
 _MAX_CHARS = 2_000_000
-# What is hardly longer than the line in its place stays.
+# Data that is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80
 _MOST_HEAD_CHARS = 200
 # Of the text in place of data, in any vocabulary.
@@ -70,7 +70,7 @@ _REMOVED = "[About {tokens} tokens that were attached here were removed. Read it
 
 
 class Stretch(NamedTuple):
-    """A part of a text, from `start` to `end`; of data, what may be left out of it is from `body` to `body_end`."""
+    """A part of a text, from `start` to `end`; of data, the part that may be left out is from `body` to `body_end`."""
 
     kind: Kind
     start: int
@@ -96,7 +96,7 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -
 
     Args:
         messages: oldest first.
-        headers: by their names in lower case; what a body says in their place counts as one.
+        headers: by their names in lower case; a body's field in place of one counts.
     """
     if any(_says(rule, headers.get(rule["name"], "")) for rule in _RULES["headers"]):
         return True
@@ -122,7 +122,7 @@ def _says(rule: Mapping[str, Any], value: str) -> bool:
 
 
 def divided(message: Message) -> list[Message]:
-    """A message as what a client has put into it, with the role `tool`, and what the person wrote, as the user's.
+    """A message as the client's additions, with the role `tool`, and the person's words, as the user's.
 
     The message itself if it is all the person's.
     """
@@ -152,7 +152,7 @@ def with_shorter_data(message: Message, shorten: Callable[[str], str | None]) ->
 
     Args:
         message: any; only a user's holds data.
-        shorten: gives what stands in place of a stretch of data, oldest first; "" for a line that says what was there,
+        shorten: gives the text in place of a stretch of data, oldest first; "" for a line that says what was there,
             None for the stretch as it is.
     """
     if message.role != "user" or message.is_synthetic:

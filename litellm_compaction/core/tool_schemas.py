@@ -1,8 +1,8 @@
 """Tool schemas without what a model hardly needs: examples, titles, dialects, and the rest of very long descriptions.
 
-Agents send ten to twenty thousand tokens of schemas with every request, which no compaction can shrink. What a call has
-to look like stays: names, types, enumerations, defaults, limits, and what is required. The same schemas always become
-the same bytes, so that a server's cache of them stays warm.
+Agents send ten to twenty thousand tokens of schemas with every request, which no compaction can shrink. The shape of a
+call stays: names, types, enumerations, defaults, limits, and what is required. The same schemas always become the same
+bytes, so that a server's cache of them stays warm.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue
 
-# Of what a tool is for, and of what one of its arguments is.
+# Of a tool's purpose, and of an argument's meaning.
 TOOL_DESCRIPTION_CHARS, ARGUMENT_DESCRIPTION_CHARS = 600, 160
-# Keywords of JSON Schema that say nothing of what is allowed (json-schema.org, draft 2020-12, core 8 and validation 9).
+# Keywords of JSON Schema that neither allow nor forbid (json-schema.org, draft 2020-12, core 8 and validation 9).
 _LEFT_OUT = frozenset(("$schema", "$id", "$comment", "title", "examples", "example"))
 # Keywords whose value is a schema, a list of schemas, or schemas by names, which are no keywords (ibid., core 10).
 _SCHEMAS = frozenset(
@@ -25,7 +25,7 @@ _SCHEMAS = frozenset(
     )
 )
 _BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-# What is nested deeper stays as it is.
+# Deeper values stay as they are.
 _MOST_DEEP = 40
 _ENDS = (". ", ".\n", "。", "! ", "? ", "\n")
 

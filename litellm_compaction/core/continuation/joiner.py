@@ -1,4 +1,4 @@
-"""Joins a partial answer and what the model was made to add to it: no word lost, none twice.
+"""Joins a partial answer and its continuation: no word lost, none twice.
 
 Called by the relay, which sends what `Joiner.feed` returns. The beginning of a continuation loses a reasoning block
 (only its tag if the partial ends inside one), a role label, an announcement ("Sure, continuing from where I left
@@ -29,7 +29,7 @@ from litellm_compaction.core.continuation.text import (
 # some servers send back before the model's own words; with another part of the answer, or with words about it.
 Opening: TypeAlias = Literal["undecided", "new", "echo", "anew"]
 
-# A shorter echo could be the answer's own words; so could a shorter beginning like that of what was shown.
+# A shorter echo could be the answer's own words; so could a shorter beginning like that of the shown text.
 _LEAST_ECHO_CHARS = 12
 _LEAST_START_CHARS = 24
 # As much of the last word as `settled_length` may have sent before it cut a word in two.
@@ -99,7 +99,7 @@ class Joiner:
 
     Attributes:
         opening: how the continuation begins.
-        echoed_text: what the server has sent back of what it was shown; taken out as well.
+        echoed_text: the part of the shown text that the server has sent back; taken out as well.
     """
 
     def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
@@ -139,7 +139,7 @@ class Joiner:
     def finish(self, *, is_complete: bool = False) -> str:
         """Returns the text that is left when the continuation has ended by itself; closes an open reasoning block.
 
-        Not called before a further restart: what is held then was never sent, and the next continuation brings it.
+        Not called before a further restart: text held then was never sent, and the next continuation brings it.
 
         Args:
             is_complete: the model says that this was all. A reasoning block that it never closed may hold the answer,
@@ -180,7 +180,7 @@ class Joiner:
             if not self._ended:
                 self._added(delta)
                 return ""
-        # What has matched so far is judged like any other repeat.
+        # The text matched so far is judged like any other repeat.
         return self._behind_echo(self._taken() + delta)
 
     def _behind_echo(self, delta: str) -> str:
@@ -318,7 +318,7 @@ def _starts(head: str, scene: _Scene, *, ended: bool) -> list[int]:
     return starts
 
 
-# (first line of what is left, if that is all of it, scene) -> the lengths with which it may be left out, ascending, and
+# (first line of the rest, if that is all of it, scene) -> the lengths with which it may be left out, ascending, and
 # if each is certain to be none of the answer.
 _Parts: TypeAlias = Iterator[tuple[int, bool]]
 
@@ -329,7 +329,7 @@ def _label(line: str, is_whole: bool, scene: _Scene) -> _Parts:
 
 
 def _announcement(line: str, is_whole: bool, scene: _Scene) -> _Parts:
-    """A line of which every word is known, or that begins with such a word and is followed by a repeat.
+    """A line whose words are all known, or that begins with such a word and is followed by a repeat.
 
     A sentence that merely starts with "Continuing" is none.
     """

@@ -23,7 +23,7 @@ _BLOCK_OPENS = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _BLOCK_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _LONGEST_WORD_CHARS = 64
 _HELD_OF_LONG_WORD_CHARS = 16
-# A stop string is followed no further: what is held back stays a line at most.
+# A stop string is followed no further: the held text stays a line at most.
 _WATCHED_STOP_CHARS = 128
 # Characters are looked for from here on before the last word; of a longer row of flags one may be cut in two.
 _CONTEXT_CHARS = 128
@@ -94,7 +94,7 @@ def outside_thoughts(text: str) -> list[str]:
 
 
 def is_only_thoughts(text: str) -> bool:
-    """Returns True if nothing of `text` stands outside its `<think>` blocks, of which the last may be open."""
+    """Returns True if nothing of `text` stands outside its `<think>` blocks, the last of which may be open."""
     *before, last = outside_thoughts(text)
     return not any(part.strip() for part in before) and (
         not last.strip() or _BLOCK_OPENS.match(last.lstrip()) is not None
@@ -113,7 +113,7 @@ def settled_length(text: str) -> int:
     next word. In scripts without spaces a word is one character as people see it. Of a word of more than 64 characters
     (base64, a URL) all but the last 16 are settled, at such a character and not inside a run of ASCII punctuation.
 
-    `text` is the unsent tail of a stream; what is left of it each time is one word with the white space after it.
+    `text` is the unsent tail of a stream; its rest each time is one word with the white space after it.
     """
     word_end = len(text.rstrip())
     earliest = word_end - _LONGEST_WORD_CHARS

@@ -41,7 +41,7 @@ class Strategy:
         description: one sentence for people.
         prompt: it begins with the same words every time, and says that the conversation is data; `{words}` and the
             other placeholders become numbers.
-        brief_prompt: the same in a few words, for windows in which the prompt would take the room of what it is about;
+        brief_prompt: the same in a few words, for windows in which the prompt would take the room of its own subject;
             "" if the prompt serves there, too.
         keeps_recent: the recent messages stay after the record. If not, all but the protected tail makes way, and each
             record is a whole one: no segment is added to an earlier one.
@@ -134,7 +134,7 @@ def lead_in(level: str) -> str:
 
 
 def without_lead_in(text: str) -> str:
-    """The user's words after a record, without what a strategy has put before them."""
+    """The user's words after a record, without the strategy's lead-in."""
     found = next((each.lead_in for each in _table.values() if each.lead_in and text.startswith(each.lead_in)), "")
     return text.removeprefix(found)
 
