@@ -69,7 +69,7 @@ _ANSWERED = frozenset({"invalid", "refusal"})
 class _Pauses:
     """Models that are not asked for a while, since two of their summaries in a row were rejected or came too late.
 
-    Kept for each tenant: what one makes a model write must not take another one's summaries away.
+    Kept for each tenant: one tenant's prompts must not take another one's summaries away.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -101,7 +101,7 @@ class _Pauses:
 
 
 class PromptLimit(NamedTuple):
-    """The largest prompt for a pruning model, what it may think besides its answer, its tokenizer and its window."""
+    """The largest prompt for a pruning model, its room to think besides the answer, its tokenizer and its window."""
 
     tokens: int
     thinking_tokens: int
@@ -167,7 +167,7 @@ class SummaryClient:
                 thinking_tokens=limit.thinking_tokens,
                 is_brief=min(measured.window.tokens, limit.window_tokens) < _BRIEF_BELOW_TOKENS,
             )
-            # One limit for both modes: what append mode has used up the other one has not.
+            # One limit for both modes: time that append mode has used the other one has not.
             until_s = asyncio.get_running_loop().time() + context.settings.summary_timeout_s
             failure = ""
             for upstream in await self._modes(measured, decision, model, job):
@@ -281,7 +281,7 @@ class SummaryClient:
     ) -> Sequence[Upstream | None]:
         """Returns what to send, append mode first; None is reformat mode.
 
-        What is written ahead must leave the conversation in the server's cache: with the same model append mode does.
+        A record written ahead must leave the conversation in the server's cache: with the same model append mode does.
         """
         upstream = await self._upstream(measured, decision, job) if model.is_same and decision is not None else None
         if decision is not None and decision.ahead and model.is_same:

@@ -234,7 +234,7 @@ class CompactionBuilder:
         return BuiltCompaction(compaction, kept, effort)
 
     async def keep(self, measured: MeasuredRequest, built: BuiltCompaction) -> None:
-        """Stores what was made, so that the next request that begins alike gets the same bytes; again is no change."""
+        """Stores a compaction, so that the next request that begins alike gets the same bytes; again is no change."""
         if built.compaction.edited_from is not None:
             await self._put(measured, built.kept)
 

@@ -140,7 +140,7 @@ class Compactor:
         )
 
     async def prepare_counting(self, target: Target) -> TokenizerSource:
-        """Loads what counts a target's prompts.
+        """Loads the vocabulary and template that count a target's prompts.
 
         Before requests come in: making a vocabulary holds the interpreter lock for 0.1 to 0.5 s, 1 s for Gemma 4's.
 
@@ -387,7 +387,7 @@ class Compactor:
         return await self.prepare(request, context)
 
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
-        """Returns True if the window is smaller than what is about to be sent was made for: it may have waited.
+        """Returns True if the window is smaller than the one that `prepared` was made for: it may have waited.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `guard`.
@@ -427,7 +427,7 @@ class Compactor:
         return self._coordination is not None
 
     async def aclose(self) -> None:
-        """Ends what is written ahead, what other processes would wait for, the clients and the store."""
+        """Ends writing ahead, the leases that other processes would wait for, the clients and the store."""
         await self.background.aclose()
         # First: a store that hangs keeps no other process waiting.
         if self._coordination is not None:
@@ -509,7 +509,7 @@ class Compactor:
     async def _reused(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
         """An earlier compaction that still does, counted as it is sent; None if a new one is due.
 
-        What the planner foresees of it is an estimate; the server may have counted all of it but the newest messages.
+        The planner's number is an estimate; the server may have counted all of it but the newest messages.
         """
         found = await off_loop_if(bool(stored) and measured.is_long, lambda: usable(measured.conversation, stored))
         for compaction in found[:1]:
@@ -521,7 +521,7 @@ class Compactor:
         return None
 
     def _reusing(self, measured: MeasuredRequest, prepared: PreparedRequest, compaction: Compaction) -> PreparedRequest:
-        """A reuse; what was written ahead is in effect once it is sent, also if a later turn is smaller."""
+        """A reuse; a record written ahead is in effect once it is sent, also if a later turn is smaller."""
 
         async def tell() -> None:
             self.reporter.decided(measured, "reused", prepared=prepared, compaction=compaction)
@@ -562,7 +562,7 @@ class Compactor:
         return replace(decided, tell=tell)
 
     async def _with_less_data(self, measured: MeasuredRequest, limit_tokens: int) -> tuple[Message, ...] | None:
-        """The request with less of the data attached to what is not answered yet; None if all may stay."""
+        """The request with less of the data attached to unanswered messages; None if all may stay."""
         return await off_loop_if(
             measured.is_long, lambda: with_less_data(measured.conversation, measured.budget, limit_tokens)
         )

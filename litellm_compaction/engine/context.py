@@ -102,7 +102,7 @@ class RequestContext:
         label: the model's name in logs and errors.
         target: the deployment.
         settings: in force for this deployment.
-        scope: who may share a stored compaction (promise P9).
+        scope: of the clients that may share a stored compaction (promise P9).
         tenant: fingerprint of the client, for events.
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
@@ -236,7 +236,7 @@ class CompactionNeeded:
 
     Attributes:
         levels: what is to be made, n ≥ 1: as in `Compact`.
-        stored: what the store knew.
+        stored: the store's compactions.
     """
 
     measured: MeasuredRequest

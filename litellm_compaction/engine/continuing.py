@@ -1,4 +1,4 @@
-"""Plans how a model goes on with an answer that was stopped at the limit (phase 3), and makes what is then sent."""
+"""Plans how a model goes on with an answer that was stopped at the limit (phase 3), and makes the request for it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ContinuationPlanner:
             request: the conversation that was being answered, as the client sent it.
             partial: the answer so far.
             context: of the request.
-            room_tokens: what the rest of the answer must have at least; without it no compaction is worth a stop.
+            room_tokens: the least room for the rest of the answer; without it no compaction is worth a stop.
             ways: those that the carrier can send; `turn` always is.
 
         Raises:
@@ -108,7 +108,7 @@ class ContinuationPlanner:
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
-        # What the client wanted before its answer is done.
+        # The client's wishes from before its answer are done.
         context = replace(context, now=False, focus="", goes_on=True)
         # No server is asked: it may still be writing the very answer.
         context_with_room = replace(context.with_room(room_tokens), measure=None)

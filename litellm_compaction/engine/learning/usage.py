@@ -56,7 +56,7 @@ class _Kept:
 class UsageFeedback:
     """Lets the counter learn, warns once if a known family does not fit, and keeps what was learned.
 
-    What several processes learn of a deployment is added up in the store, and each takes over what the others did, when
+    The lessons of several processes are added up in the store, and each takes over those of the others, when
     it writes and once a minute while the deployment is asked for. A deployment's fact is written every `write_every_s`
     at most, and only when it changed noticeably.
     """
@@ -78,14 +78,14 @@ class UsageFeedback:
         self._has_warned = False
 
     def recall(self, target_key: str) -> None:
-        """Begins to read what an earlier run or another process learned of a deployment that is asked for."""
+        """Begins to read the lessons of an earlier run or another process about a deployment that is asked for."""
         kept = self._of(target_key)
         if not kept.is_busy and (kept.read_s is None or self._clock() >= kept.read_s + _READ_EVERY_S):
             kept.read_s = self._clock()
             self._start(kept, self._read(target_key, kept))
 
     def learn(self, target_key: str, label: str, count: Count, prompt_tokens: int) -> None:
-        """Takes over what the server counted for what we count as `count`; `label` is for logs."""
+        """Takes over the server's number for a prompt that we count as `count`; `label` is for logs."""
         kept = self._of(target_key)
         deviation = self._counter.learn(target_key, count, prompt_tokens)
         if deviation is not None and not kept.is_warned:
@@ -109,13 +109,13 @@ class UsageFeedback:
         return explained
 
     def keep(self, target_key: str) -> None:
-        """Writes what was learned of a deployment soon, if it has changed noticeably."""
+        """Writes a deployment's lessons soon, if they have changed noticeably."""
         kept = self._of(target_key)
         if not kept.is_busy and self._counter.change_key(target_key) != kept.change_key:
             self._start(kept, self._write(target_key, kept))
 
     async def aclose(self) -> None:
-        """Writes what has not been written yet; call before the store is closed."""
+        """Writes lessons that have not been written yet; call before the store is closed."""
         await ended(self._tasks)
         for target_key, kept in self._kept.items():
             if kept.change_key != self._counter.change_key(target_key):
@@ -165,7 +165,7 @@ class UsageFeedback:
             self._take_over(target_key, kept, both)
 
     def _take_over(self, target_key: str, kept: _Kept, text: str) -> None:
-        """Learns what others have; what they know needs not be written again."""
+        """Learns the others' lessons, which need not be written again."""
         if hash(text) == kept.seen:
             return
         kept.seen = hash(text)
@@ -227,7 +227,7 @@ class ReplyReader:
         self._reporter.alarmed(context, prepared, prompt_tokens, reason)
 
     async def aclose(self) -> None:
-        """Gives what still asks for windows a moment, so that the last answer's lesson is kept; then ends it."""
+        """Gives questions for windows a moment, so that the last answer's lesson is kept; then ends it."""
         if self._asking:
             await asyncio.wait(self._asking, timeout=_FAREWELL_S)
         await ended(self._asking)

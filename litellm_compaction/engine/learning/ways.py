@@ -123,7 +123,7 @@ def _joined(one: Records, other: Records) -> Records:
 
 
 def joined(kept: str, seen: str) -> str:
-    """Returns what two processes have seen of a server."""
+    """Returns two processes' records of a server as one."""
     return written(_joined(parsed(kept), parsed(seen)))
 
 
@@ -171,7 +171,7 @@ class KnownWays:
         return Standing(ways, tuple([way for way in ways if await self.has_gone_on(target, way)]))
 
     async def records(self, target: Target) -> Records:
-        """Returns what a server has shown; read from the store once."""
+        """Returns a server's records; read from the store once."""
         key = fact_key(target)
         if (known := self._known.get(key)) is not None:
             return known

@@ -85,7 +85,7 @@ class Coordination:
         return self._clock() < self._silent_until_s
 
     async def update(self, topic: str, decide: Decide[_Result], *, lease_s: float = LEASE_S, name: str = "") -> _Result:
-        """Looks at what the other processes do, and says what this one does; arguments as `Board.update`.
+        """Reads the other processes' notes, and writes this one's; arguments as `Board.update`.
 
         Args:
             topic: hashed, so it may hold names and addresses.

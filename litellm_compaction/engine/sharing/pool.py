@@ -6,11 +6,11 @@ a pool never hold more than its window. `reservation.py` takes it for an answer,
 
 A seat holds all that its request can come to: the prompt, and the `max_tokens` that the server was told. Watching an
 answer while it grows is not enough: a server of 1,000 tokens/s was 300 tokens ahead of a busy proxy when its room
-ended, and four answers overflowed (2026-11-22). What follows from it:
+ended, and four answers overflowed (2026-11-22). The consequences:
 
 - A running seat cannot grow: the server would not know. An answer that comes to its bound goes on as another request,
   with what is free by then (`exchange`).
-- Every request is promised only the least with which it is worth beginning. What is free beyond that is lent to it:
+- Every request is promised only the least with which it is worth beginning. Free room beyond that is lent to it:
   all of it to one that is alone, up to an even part beside others, nothing while another waits.
 - A loan is called back when another waits for it (`must_give_way`): an answer that can be cut is stopped at its
   next chunk, and goes on with what it needs. It is stopped only if that lets the next in the queue in, and never twice
@@ -106,7 +106,7 @@ class Admission:
         Args:
             pool: the loaded instance; named in errors.
             window_tokens: its context length; the newest that was given counts. A smaller one stops no running request.
-            tokens: prompt and what is reserved for the answer, ≥ 1. More than the whole window is admitted into an
+            tokens: of the prompt and the answer's reserve, ≥ 1. More than the whole window is admitted into an
                 empty pool only: to refuse it is the budget's business.
             timeout_s: for the wait; with 0, room must be free now.
             most_tokens: up to so much it is lent of what is free, if nothing waits: alone all of it, else an even part.

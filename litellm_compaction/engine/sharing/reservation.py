@@ -163,7 +163,7 @@ class Reservation:
         return self._seat is not None and self._seat.has_company
 
     def is_called_back(self, prepared: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
-        """Returns True if a running answer has to stop, since another waits for what it was lent.
+        """Returns True if a running answer has to stop, since another waits for its loan.
 
         Args:
             prepared: what was sent.
