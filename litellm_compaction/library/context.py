@@ -1,6 +1,6 @@
 """A call of the library as the engine sees it: a request without a server, and one model that writes summaries.
 
-The window is the one that the caller wrote down; what is made is kept for the length of the call, since the caller's
+The window is the one that the caller wrote down; compactions are kept for the length of the call, since the caller's
 messages carry it on.
 """
 
@@ -95,7 +95,7 @@ def offline_context(
         label=writer,
         target=_offline_target(writer, summary_window_tokens or window_tokens),
         ask=_asking(writer, acompletion, temperature),
-        # Asked about the conversation as text: what its server has cached is not known.
+        # Asked about the conversation as text: its server's cache is not known.
         is_same=False,
     )
     return RequestContext(

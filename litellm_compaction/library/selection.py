@@ -67,7 +67,7 @@ class Selected:
 
     @property
     def fresh_at(self) -> list[int]:
-        """Positions in `covered` of what a new record stands for."""
+        """Positions in `covered` of the messages that a new record stands for."""
         return [position for position in range(len(self.covered)) if position not in self.pinned]
 
     @property

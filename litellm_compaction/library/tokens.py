@@ -33,7 +33,7 @@ def estimate_tokens(text: object) -> int:
 
 
 def estimate_messages_tokens(messages: Sequence[JsonObject]) -> int:
-    """The sum of `estimate_tokens` over what the messages say: role, text, reasoning, and calls with their arguments.
+    """The sum of `estimate_tokens` over the messages' words: role, text, reasoning, and calls with their arguments.
 
     The template's own tokens are not in it. Content parts `tool-call` and `tool-result` (Vercel's AI SDK) count by
     their texts; any other part that is not text counts as 1,200 tokens.
