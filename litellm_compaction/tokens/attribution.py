@@ -1,7 +1,7 @@
 """Divides the tokens of a rendered prompt among messages, tools and the rest.
 
-Texts are searched for in the prompt, in order; what cannot be told apart is shared out by length. What is sent is
-counted whole, so these sizes only steer where a conversation is cut.
+Texts are searched for in the prompt, in order; those that cannot be told apart share by length. A prompt is counted
+whole, so these sizes only steer where a conversation is cut.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.tokenizers.vocabulary import Segment
 
-# Texts shorter than this are found in what is not theirs, so they are only searched for nearby.
+# Texts shorter than this are found in other texts, so they are only searched for nearby.
 _TELLING_CHARS, _NEAR_CHARS = 24, 400
 _MAX_PLACES = 16
 _PROBE_CHARS = 200

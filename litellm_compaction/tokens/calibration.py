@@ -173,7 +173,7 @@ class Calibration:
         error = max(error, 1 / factor - 1)
         covered = min(raw_tokens, max(sample.raw_tokens for sample in usable))
         if covered < raw_tokens:
-            # What was never confirmed may be text of another kind: there the family's own bound holds.
+            # An unconfirmed part may be text of another kind: there the family's own bound holds.
             bound = covered * factor * (1 + error) + (raw_tokens - covered) * max(1.0, factor) * (1 + family_error)
             error = max(error, bound / (raw_tokens * factor) - 1)
         return Prediction(factor, error, calibrated=bool(near))
@@ -324,7 +324,7 @@ class Calibrations:
         return self.of(counting_method + _NEW)
 
     def change_key(self) -> tuple[object, ...]:
-        """Changes only if what was learned has changed noticeably."""
+        """Changes only if the lessons have changed noticeably."""
         prices = (self.media.change_key(),) if self.media.samples.values else ()
         return (*prices, *sorted((counting_method, found.change_key()) for counting_method, found in self._learned()))
 
@@ -358,7 +358,7 @@ class Calibrations:
 
 
 def joined(kept: str, learned: str, *, clock: Callable[[], float] = time.time) -> str:
-    """Merges what two processes know of a deployment, each in the form of `Calibrations.as_json`.
+    """Merges two processes' knowledge of a deployment, each in the form of `Calibrations.as_json`.
 
     The same comes out in whatever order, and however often: of each kind of sample the newest stay, so that old ones
     fade. (Of more than eight ways to count, the oldest go; only then the order matters.)

@@ -159,7 +159,7 @@ class Count:
         left_out_tokens: of text that the template leaves out, not in raw_tokens; the server's own template may not.
         mix: of the text: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
-        counting_method: of raw_tokens; what is learned holds only for what is counted in the same way.
+        counting_method: of raw_tokens; lessons hold only for counts made in the same way.
         profile: of the messages, if a stand-in counted them.
         role: of the last message.
         prefix_tokens: of the system messages that it begins with.

@@ -77,10 +77,10 @@ _CHARS_PER_TOKEN = 4.0
 
 
 class TokenCounter:
-    """Counts for any number of deployments, and remembers what their servers counted.
+    """Counts for any number of deployments, and remembers their servers' numbers.
 
     Args:
-        wall_clock: seconds since 1970; of what several processes have learned, the newest counts.
+        wall_clock: seconds since 1970; of several processes' lessons the newest counts.
 
     Attributes:
         told: the counts of LM Studio's protocol.

@@ -1,7 +1,7 @@
 """Tokens of a request by its family's formula: if no chat template is known, or it refuses the request.
 
-It errs high, since what only some templates render is counted. What a vocabulary makes of a text is remembered by
-length and hash, never by the text, for this formula and for rendered prompts (`rendered.py`).
+It errs high, since text that only some templates render is counted. The tokens of a text are remembered by length and
+hash, never by the text, for this formula and for rendered prompts (`rendered.py`).
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ def tools_text(request: Request, family: Family) -> tuple[Written]:
 
 
 def tools_estimate(request: Request, family: Family, measure: Measure) -> float:
-    """The upper end of what tools take if a template does not say it; `measure` is of their `tools_text`."""
+    """The most that tools take if a template does not say it; `measure` is of their `tools_text`."""
     around_each = _TOOL_TOKENS if family.tools_tokens else 0
     return raw_tokens(measure, family) + family.tools_tokens + around_each * len(request.tools)
 

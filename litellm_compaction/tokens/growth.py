@@ -1,7 +1,7 @@
 """Tokens of a conversation's new messages at an unknown model, by its server's numbers for others.
 
-Used if a stand-in vocabulary counts. A linear function of the messages' contents is fitted by Bayesian regression. What
-it has not seen yet keeps the width of the prior, and so shows as an error.
+Used if a stand-in vocabulary counts. A linear function of the messages' contents is fitted by Bayesian regression. An
+unseen part keeps the width of the prior, and so shows as an error.
 
 Measured 2026-11 on seven transcripts with eleven other families as the truth, each session on a fresh deployment, from
 its third request on: error 0.06 % in the median and 0.8 % at the 90th percentile; one ratio with a prior gets 1.3 %.
@@ -27,7 +27,7 @@ _SPREAD = (0.12, 0.3, 0.3, 5.0, 10.0, 0.3, 0.4, 0.3)
 _NOISE_RATIO, _NOISE_TOKENS, _MEDIA_RATIO = 0.03, 4.0, 0.2
 # What is known of a whole first prompt: the template's beginning may take anything.
 _WHOLE_RATIO, _WHOLE_TOKENS = 0.08, 60.0
-# Of our count of tools, what they really take and how far that varies.
+# Of our count of tools, their real share, and how far that varies.
 _TOOLS_RATIO, _TOOLS_DOUBT = 0.6, 0.3
 # In standard deviations.
 _OUTLIER = 3.0

@@ -29,7 +29,7 @@ class _Stamped(Generic[_Sample]):
 class Stamps:
     """Gives every sample a stamp of its own, later than all that it has seen (a hybrid logical clock).
 
-    So a machine's clock that is slow, or was set back, does not make what is learned now older than what others know.
+    So a machine's clock that is slow, or was set back, does not make new lessons older than those of others.
 
     Args:
         clock: seconds since 1970.
@@ -72,7 +72,7 @@ class Samples(Generic[_Sample]):
         self._keep(())
 
     def add(self, *values: _Sample) -> int:
-        """Adds what has just been learned, and returns the first stamp."""
+        """Adds new lessons, and returns the first stamp."""
         added = [_Stamped(self._stamps.stamp(), value) for value in values]
         self._keep(self._newest(self._kept, added))
         return added[0].stamp_us
@@ -82,7 +82,7 @@ class Samples(Generic[_Sample]):
         self._keep(self._kept[number:])
 
     def forget_before(self, stamp_us: int) -> None:
-        """Drops what was learned earlier."""
+        """Drops earlier lessons."""
         self._keep(tuple(each for each in self._kept if each.stamp_us >= stamp_us))
 
     def merge(self, rows: object) -> None:
