@@ -199,7 +199,7 @@ def _load_json(raw: bytes) -> Tokenizer:
 
 
 def _must_be_tame(tokenizer: Tokenizer) -> None:
-    """Refuses what makes any number of tokens of a few characters, or takes long over them.
+    """Refuses a tokenizer that makes any number of tokens of a few characters, or takes long over them.
 
     30 characters became 30 million tokens (2026-11). A probe alone would miss a rule for a rare character.
 

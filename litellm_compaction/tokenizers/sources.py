@@ -139,7 +139,7 @@ class Sources:
         Without the model's own vocabulary a rendered prompt cannot be counted better than by the formula.
 
         Args:
-            source: what counts the model otherwise.
+            source: counts the model otherwise.
             template: source of the other one.
             patient: wait until it is ready.
         """
@@ -246,7 +246,7 @@ class TokenizerSource:
         kind: the vocabulary's origin.
         family: counts with it.
         path: of the file; None if the vocabulary is not from one.
-        failures: what is wrong with the sources that should have come before it, and what to do.
+        failures: faults of the sources that should have come before it, and what to do.
     """
 
     kind: Kind
