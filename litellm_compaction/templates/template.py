@@ -388,7 +388,7 @@ def _with_text_arguments(messages: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def chars_of(value: Any) -> int:
-    """About how many characters are in a value, without following what nests too deep."""
+    """About how many characters are in a value, without following values that nest too deep."""
     total = 0
     open_values: list[Any] = [value]
     while open_values:
