@@ -586,7 +586,6 @@ class Planner:
         return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
 
     def _kept_images(self, last_cut: int, most_tokens: int) -> tuple[ImagePlace, ...]:
-        """The images that stay although their messages may be covered, ascending."""
         stays = {index - self.conversation.prefix for index in self.conversation.requests}
         may_go = [position for position in range(last_cut) if position not in stays]
         return newest_images(self.conversation, may_go, most=self.options.keep_images, most_tokens=most_tokens)

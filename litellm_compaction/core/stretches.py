@@ -324,7 +324,6 @@ def _shortened(part: JsonValue, shorten: Callable[[str], str | None]) -> JsonVal
 
 
 def _found(message: Message) -> Iterator[tuple[str, Stretch]]:
-    """The stretches of a message, each with the text of its part."""
     content = message.raw.get("content")
     parts = content if isinstance(content, list) else [message.text]
     for text in (part.get("text") if isinstance(part, Mapping) else part for part in parts):

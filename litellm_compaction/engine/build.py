@@ -341,7 +341,6 @@ def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int
 
 
 def _shortened(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
-    """The base's summaries as one segment, cut to the room."""
     if base is None or not base.segments:
         return ()
     return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)

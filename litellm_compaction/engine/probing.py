@@ -408,7 +408,6 @@ def _hopeful_tokens(count: Count, known: Sequence[Count]) -> int:
 
 
 def _floor(measured: MeasuredRequest) -> Request:
-    """The part that no compaction can shrink, as a request of its own."""
     messages = measured.request.messages
     cut = measured.conversation.latest_cut
     kept = tuple(

@@ -221,7 +221,6 @@ def _may_have_file(question: _Question) -> bool:
 
 @lru_cache(maxsize=_MAX_QUESTIONS)
 def _without_file(question: _Question) -> TokenizerSource:
-    """The source if no file is at hand, or not yet."""
     base = family_of(question.architecture, question.model)
     if question.written == HEURISTIC.name:
         return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons, rereads=base.rereads))

@@ -140,7 +140,6 @@ class Counting:
         return counted._replace(tools_tokens=tools_tokens, doubtful_tools_tokens=tools_tokens, exact=False)
 
     def _tools_tokens(self, family: Family, request: Request, prints: Fingerprints) -> int:
-        """Tokens of a request's tools, remembered by their text."""
         if not request.tools:
             return 0
         key = _tools_key(family, request, prints)
