@@ -1,0 +1,262 @@
+"""Finds what was said: ids as they are written first, then by words; or by a regular expression between slashes.
+
+A query is never passed on to anything: its runs of letters and digits are looked up, whatever stands between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import regex
+
+from litellm_compaction.recall.index import PASSAGE_CHARS, Index, Original
+from litellm_compaction.recall.superseding import statements, supersedes
+from litellm_compaction.recall.terms import Sought, sought
+
+# Whoever writes more quotes something; the terms that stand in the fewest passages count.
+_MOST_QUERY_CHARS, _MOST_TERMS = 4_000, 24
+# In more passages an id is no answer but a subject.
+_MOST_EXACT = 12
+# An excerpt that is mostly shown already is none.
+_MOST_SHOWN_RATIO = 0.5
+_LEAST_PIECE_CHARS = 40
+# Among so many hits for each that is wanted a newer value is looked for.
+_POOL = 2
+# For a regular expression, over all texts.
+_REGEX_LIMIT_S = 0.2
+GAP = "…"
+
+
+class Piece(NamedTuple):
+    """What somebody said, with a mark where it goes on."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """A passage that was found, with what stands around it.
+
+    Attributes:
+        original: the message that it is from.
+        pieces: the passage and what was said before and after it, 600 characters at most, oldest first.
+        share: its score, of that of a passage that says nothing but the query; 1.0 for what stands there as it was
+            asked for.
+        later: of a message that says the same with a newer value, or is a newer result of the same call: its handle;
+            "" for none.
+    """
+
+    original: Original
+    pieces: tuple[Piece, ...]
+    share: float
+    later: str = ""
+
+
+class Found(NamedTuple):
+    """The hits, the best first, and the words that were searched for, as they were written."""
+
+    hits: Sequence[Hit]
+    words: Sequence[str]
+
+
+def search(
+    index: Index,
+    query: str,
+    *,
+    visible: Collection[str] = (),
+    within: Collection[str] | None = None,
+    limit: int = 5,
+    least_share: float = 0.0,
+) -> Found:
+    """Searches what was added to an index.
+
+    Args:
+        index: of what its caller may see.
+        query: words, ids, a handle, code, in any script; or `/a regular expression/`.
+        visible: entries of the hash chain, of messages that stand in the prompt; they are not found.
+        within: entries of those that may be found, or None for all.
+        limit: as many hits at most.
+        least_share: hits with a lower `share` are left out. Of questions about another chat .1 silences two thirds
+            (LoCoMo) or a third (BEAM), of hits that answer it loses 5 in 100 (2026-11-27).
+    """
+    allowed = index.allowed(within, visible)
+    # Nothing that is redacted stands in the index, and the words are shown again.
+    query = index.redact(query[:_MOST_QUERY_CHARS]).strip()
+    expression = _expression(query)
+    if expression is not None:
+        found = [(1.0, passage) for passage in _matching(index, expression, allowed)]
+        return Found([hit for _, hit in _chosen(index, found, (), allowed, limit)], [query])
+    asked = sought(query)
+    words = [each.written for each in asked]
+    wanted = dict.fromkeys(term for each in asked for term in each.terms)
+    terms = index.telling(wanted)[:_MOST_TERMS]
+    exact = _exact(index, asked, allowed)
+    best = index.best_score(wanted) or 1.0
+    ranked = [
+        (1.0 if passage in exact else min(score / best, 1.0), passage)
+        for score, passage in sorted(
+            index.ranked(terms, allowed, exact),
+            key=lambda scored: (scored[1] not in exact, exact.get(scored[1], (0, 0)), -scored[0], -scored[1]),
+        )
+        if passage in exact or score >= least_share * best
+    ]
+    pool = _chosen(index, ranked, terms, allowed, _POOL * limit)
+    return Found(_newest_first(index, pool, terms)[:limit], words)
+
+
+def _expression(query: str) -> regex.Pattern[str] | None:
+    """The regular expression between two slashes; None for words, and for one that cannot be read."""
+    if len(query) < 3 or query[0] != "/" or query[-1] != "/" or query.count("/") > 2 + query.count(r"\/"):
+        return None
+    try:
+        return regex.compile(query[1:-1], regex.IGNORECASE | regex.MULTILINE)
+    except (regex.error, RecursionError, OverflowError):
+        return None
+
+
+def _matching(index: Index, expression: regex.Pattern[str], allowed: bytearray) -> Iterator[int]:
+    """The passages in which a match begins, the newest first, as far as the time suffices."""
+    end = time.monotonic() + _REGEX_LIMIT_S
+    passage = len(index.passages) - 1
+    while passage >= 0:
+        at = index.passages[passage].original
+        starts: list[int] = []
+        while passage >= 0 and index.passages[passage].original == at:
+            starts.insert(0, passage)
+            passage -= 1
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            return
+        if not allowed[starts[0]]:
+            continue
+        try:
+            match = expression.search(index.originals[at].text, concurrent=True, timeout=left_s)
+        except TimeoutError:
+            return
+        if match is not None:
+            yield next(each for each in reversed(starts) if index.passages[each].start <= match.start())
+
+
+def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> dict[int, tuple[int, int]]:
+    """The passages that hold an id of a query as it is written, or are called by their handle, and their rank.
+
+    Of several ids the one that stands in the fewest passages says most, then how many of them a passage holds.
+    """
+    ranks: dict[int, tuple[int, int]] = {}
+    for each in asked:
+        start, end = index.span(each.written)
+        handled = [start] if start < end and allowed[start] else []
+        places = [at for at in index.with_term(each.terms[0]) if allowed[at]] if each.is_id and not handled else handled
+        for at in places if len(places) <= _MOST_EXACT else ():
+            fewest, number = ranks.get(at, (len(places), 0))
+            ranks[at] = min(fewest, len(places)), number - 1
+    return ranks
+
+
+def _chosen(
+    index: Index, ranked: Iterable[tuple[float, int]], terms: Sequence[str], allowed: bytearray, most: int
+) -> list[tuple[int, Hit]]:
+    """The best passages, each with what stands around it, without those that others show already.
+
+    A hit is called by the passage in it that says most of the terms, which is not always the one in the middle.
+    """
+    shown: dict[int, float] = {}
+    named: dict[int, Hit] = {}
+    texts: set[str] = set()
+    for share, middle in ranked:
+        if len(named) == most:
+            break
+        parts = _around(index, middle, allowed)
+        chars = sum(part * _chars(index, at) for at, part in parts.items())
+        known = sum(min(part, shown.get(at, 0.0)) * _chars(index, at) for at, part in parts.items())
+        if known > _MOST_SHOWN_RATIO * chars:
+            continue
+        for at, part in parts.items():
+            shown[at] = max(shown.get(at, 0.0), part)
+        passage = index.most_telling((at for at in parts if at not in named), terms, middle)
+        text = index.text(passage)
+        if passage in named or (text in texts and len(text) > _MOST_SHOWN_RATIO * chars):
+            continue
+        texts.add(text)
+        original = index.originals[index.passages[passage].original]
+        named[passage] = Hit(original=original, pieces=_pieces(index, middle, parts), share=share)
+    return list(named.items())
+
+
+def _chars(index: Index, passage: int) -> int:
+    _, start, end = index.passages[passage]
+    return end - start
+
+
+def _around(index: Index, passage: int, allowed: bytearray) -> dict[int, float]:
+    """A passage and its neighbours, by turns, as far as there is room; which part of each."""
+    room = PASSAGE_CHARS - _chars(index, passage)
+    parts = {passage: 1.0}
+    before, after = passage - 1, passage + 1
+    while room >= _LEAST_PIECE_CHARS:
+        is_before = index.follows(before, before + 1) and allowed[before]
+        is_after = index.follows(after - 1, after) and allowed[after]
+        if not is_before and not is_after:
+            break
+        if is_before and (not is_after or passage - before <= after - passage):
+            at, before = before, before - 1
+        else:
+            at, after = after, after + 1
+        parts[at] = min(1.0, room / max(_chars(index, at), 1))
+        room -= _chars(index, at)
+    return parts
+
+
+def _pieces(index: Index, passage: int, parts: dict[int, float]) -> tuple[Piece, ...]:
+    """The parts as texts, those of one original as one."""
+    spans: dict[int, tuple[int, int]] = {}
+    for at in sorted(parts):
+        original, start, end = index.passages[at]
+        kept = int(parts[at] * (end - start))
+        start, end = (end - kept, end) if at < passage else (start, start + kept)
+        spans[original] = (spans[original][0], end) if original in spans else (start, end)
+    return tuple(_piece(index.originals[original], *span) for original, span in spans.items())
+
+
+def _piece(original: Original, start: int, end: int) -> Piece:
+    text = original.text
+    before, after = GAP if start else "", GAP if end < len(text) else ""
+    return Piece(original.role, before + text[start:end].strip() + after)
+
+
+def _newest_first(index: Index, pool: Sequence[tuple[int, Hit]], asked: Sequence[str]) -> list[Hit]:
+    """The hits in their order, but each newer value directly before the older one, which is marked."""
+    hits = dict(pool)
+    said = {at: statements(index.text(at), asked) if hit.original.role != "tool" else [] for at, hit in pool}
+    weight = cache(index.weight)
+
+    def is_newer(new: int, old: int) -> bool:
+        is_later = _is_later(hits[new].original, hits[old].original)
+        return is_later or any(
+            supersedes(now, before, asked, weight)
+            for now in (said[new] if hits[new].original.role in ("user", hits[old].original.role) else ())
+            for before in said[old]
+        )
+
+    pairs = itertools.combinations(sorted(hits), 2)
+    later = {old: new for old, new in pairs if is_newer(new, old)}
+    order: dict[int, Hit] = {}
+    for passage, _ in pool:
+        chain = [passage]
+        while chain[-1] in later:
+            chain.append(later[chain[-1]])
+        for at in reversed(chain):
+            handle = hits[later[at]].original.handle if at in later else ""
+            order.setdefault(at, replace(hits[at], later=handle))
+    return list(order.values())
+
+
+def _is_later(new: Original, old: Original) -> bool:
+    """A later result of the same call."""
+    return new.role == old.role == "tool" and new.handle != old.handle and new.call == old.call != ""

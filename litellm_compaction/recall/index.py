@@ -1,0 +1,320 @@
+"""The index of what was said: passages of messages, the terms that stand in them, and which passages say most of some.
+
+Made in memory from the originals, so that no word is at rest; a message is added once, whenever it comes. A passage is
+ranked with its neighbours, the nearer the more: the answer to a question mostly stands beside the words of it. Not to
+be written to while another thread reads.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from litellm_compaction.core.clearing import called, calls_by_position
+from litellm_compaction.core.messages import Message, visible_text
+from litellm_compaction.core.secrets import Redact, redactor
+from litellm_compaction.core.stretches import divided, has_words
+from litellm_compaction.recall.terms import terms
+
+HANDLE_CHARS = 12
+PASSAGE_CHARS = 600
+# Of a longer message the rest is not searched.
+_MOST_MESSAGE_CHARS = 400_000
+_REDACTOR = redactor(())
+# How far a word counts for the passages around it, between their middles; 350 to 500 are the same (2026-11-27).
+_REACH_CHARS = 420
+_MOST_BESIDE = 8
+# Between conversations, so that nothing reaches over.
+_SEAM_CHARS = 10_000
+# Okapi's usual values; from half to twice as much nothing changes.
+_K1, _B = 1.2, 0.75
+# A long message says much that was not asked for: without this a chat's long answers stand before what they answer.
+_BREVITY = 0.25
+# Passages are first ranked in blocks of so many, and the best blocks passage by passage.
+_BLOCK, _BLOCKS = 4, 40
+# Of the terms of a query the rarest count until so many places were looked at, which takes a few ms.
+_MOST_PLACES = 15_000
+# What stands in more of the passages is no help, and left out if something else is asked for.
+_FREQUENT_RATIO, _LEAST_PASSAGES = 0.5, 40
+_BREAKS = ("\n", ". ", "。", " ")
+
+
+class Original(NamedTuple):
+    """A message as it was, or a part of it that somebody else wrote.
+
+    Attributes:
+        handle: of the message; the same for its parts.
+        role: of who wrote it: what a client attached to a user's message is a tool's.
+        turn: the number of the person's message that it belongs to, from 1; 0 before the first.
+        text: without secrets.
+        call: of a result, the call that it answers, in a few words.
+    """
+
+    handle: str
+    role: str
+    turn: int
+    text: str
+    call: str
+
+
+class Passage(NamedTuple):
+    """A part of an original, from `start` to `end`; `original` is its place among all."""
+
+    original: int
+    start: int
+    end: int
+
+
+class Index:
+    """Passages of the messages that were added, in their order, and where each term stands.
+
+    Attributes:
+        originals: in the order in which they were added.
+        passages: in the same order.
+        redact: takes secrets out of what is added.
+    """
+
+    def __init__(self, redact: Redact = _REDACTOR) -> None:
+        self.originals: list[Original] = []
+        self.passages: list[Passage] = []
+        self.redact = redact
+        self._first: dict[str, int] = {}
+        self._spans: dict[str, tuple[int, int]] = {}
+        self._places: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
+        self._near_chars: defaultdict[str, float] = defaultdict(float)
+        self._middles = array("d")
+        self._sizes = array("I")
+        # Less than 1 for the passages of a long message.
+        self._worth = array("d")
+        self._chars = 0
+        self._end = 0
+        self._words = 0
+
+    def add(self, messages: Sequence[Message], hashes: Sequence[str]) -> None:
+        """Adds those messages that are not there yet.
+
+        Args:
+            messages: of one conversation, oldest first, without the leading system messages.
+            hashes: their hash chain, one more than there are messages.
+        """
+        if all(each[:HANDLE_CHARS] in self._first for each in hashes[1:]):
+            return
+        calls = calls_by_position(messages)
+        for at, message in enumerate(messages):
+            before, handle = hashes[at][:HANDLE_CHARS], hashes[at + 1][:HANDLE_CHARS]
+            if handle in self._first:
+                continue
+            turn = self.originals[self._first[before]].turn if before in self._first else 0
+            turn += message.role == "user" and not message.is_ours and has_words(message)
+            if self.originals and self.originals[-1].handle != before:
+                self._end += _SEAM_CHARS
+            self._first[handle] = len(self.originals)
+            call = self.redact(called(calls[at])) if at in calls else ""
+            start = len(self.passages)
+            for part in divided(message):
+                text = "" if part.is_ours else self.redact(visible_text(part)[:_MOST_MESSAGE_CHARS].strip())
+                self._file(Original(handle, part.role, turn, text, call))
+            self._spans[handle] = start, len(self.passages)
+
+    def find(self, handle: str) -> tuple[Original, ...]:
+        """Returns the parts of a message; none for a handle of no message that was added."""
+        first = self._first.get(handle)
+        if first is None:
+            return ()
+        end = first
+        while end < len(self.originals) and self.originals[end].handle == handle:
+            end += 1
+        return tuple(self.originals[first:end])
+
+    def text(self, passage: int) -> str:
+        original, start, end = self.passages[passage]
+        return self.originals[original].text[start:end]
+
+    def follows(self, passage: int, other: int) -> bool:
+        """Returns True if there are two such passages and the second stands directly behind the first."""
+        if passage < 0 or other >= len(self.passages):
+            return False
+        return self._middles[other] - self._middles[passage] < _SEAM_CHARS
+
+    def times(self, term: str) -> int:
+        """Returns how often a term stands in all that was added."""
+        return len(self._places[term]) if term in self._places else 0
+
+    def with_term(self, term: str) -> Sequence[int]:
+        """Returns the passages in which a term stands, ascending."""
+        return list(dict.fromkeys(self._places[term])) if term in self._places else []
+
+    def weight(self, term: str) -> float:
+        """Returns how much a term says: the more, the less of everything stands near it."""
+        number = len(self.passages)
+        near = min(self._near_chars.get(term, 0.0) / max(self._chars, 1), 1.0) * number
+        return math.log(1 + (number - near + 0.5) / (near + 0.5))
+
+    def telling(self, found: Iterable[str]) -> list[str]:
+        """Returns those terms that stand somewhere, the rarest first, without frequent ones where there are others."""
+        known = sorted({term for term in found if term in self._places}, key=lambda term: (self.times(term), term))
+        most = _FREQUENT_RATIO * len(self.passages)
+        rare = [term for term in known if self.times(term) <= most]
+        return rare if rare and len(self.passages) >= _LEAST_PASSAGES else known
+
+    def allowed(self, within: Collection[str] | None, visible: Collection[str]) -> bytearray:
+        """Returns a 1 for each passage that may be found, else a 0.
+
+        Args:
+            within: entries of the hash chain, of the messages that may be found; None for all.
+            visible: entries of those that may not.
+        """
+        allowed = bytearray(len(self.passages)) if within is not None else bytearray(b"\x01") * len(self.passages)
+        for entries, flag in ((within or (), b"\x01"), (visible, b"\x00")):
+            for entry in entries:
+                start, end = self.span(entry[:HANDLE_CHARS])
+                allowed[start:end] = flag * (end - start)
+        return allowed
+
+    def span(self, handle: str) -> tuple[int, int]:
+        """Returns the first passage of a message and the one after its last; the same twice for none."""
+        return self._spans.get(handle, (0, 0))
+
+    def ranked(self, found: Sequence[str], allowed: bytearray, also: Collection[int] = ()) -> list[tuple[float, int]]:
+        """Returns the passages that say most of some terms, with their scores, the best first.
+
+        Args:
+            found: of `telling`.
+            allowed: of `allowed`.
+            also: passages that are ranked in any case.
+        """
+        weights = {term: self.weight(term) for term in found}
+        blocks = {*self._best_blocks(weights, allowed), *(passage // _BLOCK for passage in also)}
+        scores: list[tuple[float, int]] = []
+        for start, end in _ranges(sorted(blocks), len(self.passages)):
+            scores += (
+                (score * self._worth[passage], passage)
+                for passage, score in enumerate(self._scores(start, end, weights), start)
+                if (score or passage in also) and allowed[passage]
+            )
+        # Of equals the newer one first.
+        return sorted(scores, key=lambda scored: (-scored[0], -scored[1]))
+
+    def most_telling(self, passages: Iterable[int], found: Sequence[str], middle: int) -> int:
+        """Returns the one of some passages in which the most of some terms stand; of equals that in the middle."""
+        weights = {term: self.weight(term) for term in found}
+
+        def says(passage: int) -> tuple[float, bool, int]:
+            return sum(each for term, each in weights.items() if self._has(passage, term)), passage == middle, passage
+
+        return max(passages, key=says, default=middle)
+
+    def _has(self, passage: int, term: str) -> bool:
+        places = self._places[term]
+        at = bisect_left(places, passage)
+        return at < len(places) and places[at] == passage
+
+    def best_score(self, wanted: Iterable[str]) -> float:
+        """Returns the score of a passage that says some terms, known or not, and nothing else."""
+        return math.fsum(self.weight(term) * (_K1 + 1) for term in wanted)
+
+    def _file(self, original: Original) -> None:
+        at = len(self.originals)
+        self.originals.append(original)
+        # Far down a long result nothing says of what it is one.
+        label = terms(original.call)
+        worth = math.pow(min(1.0, PASSAGE_CHARS / max(len(original.text), 1)), _BREVITY)
+        for start, end in _passages(original.text):
+            number, found = len(self.passages), terms(original.text[start:end])
+            self.passages.append(Passage(at, start, end))
+            self._middles.append(self._end + (end - start) / 2)
+            self._sizes.append(len(found))
+            self._worth.append(worth)
+            self._end += end - start + 1
+            self._chars += end - start + 1
+            self._words += len(found)
+            for term in (*found, *label):
+                places = self._places[term]
+                since = self._middles[number] - self._middles[places[-1]] if places else math.inf
+                self._near_chars[term] += min(since, 2 * _REACH_CHARS)
+                places.append(number)
+
+    def _best_blocks(self, weights: Mapping[str, float], allowed: bytearray) -> list[int]:
+        first, end = allowed.find(1), allowed.rfind(1) + 1
+        is_whole = allowed.find(0, first, end) < 0
+        scores: defaultdict[int, float] = defaultdict(float)
+        left, worth = _MOST_PLACES, self._worth
+        for term, weight in weights.items():
+            places: Sequence[int] = self._places[term]
+            start, stop = bisect_left(places, first), bisect_left(places, end)
+            if scores and stop - start > left:
+                break
+            left -= stop - start
+            places = places[start:stop]
+            for passage in places if is_whole else filter(allowed.__getitem__, places):
+                scores[passage // _BLOCK] += weight * worth[passage]
+        if len(scores) <= _BLOCKS:
+            return list(scores)
+        least = heapq.nlargest(_BLOCKS, scores.values())[-1]
+        better = [block for block, score in scores.items() if score > least]
+        # Of equals the newest.
+        return better + heapq.nlargest(_BLOCKS - len(better), (at for at, score in scores.items() if score == least))
+
+    def _scores(self, start: int, end: int, weights: Mapping[str, float]) -> list[float]:
+        """The scores of passages from `start` to `end`."""
+        first, last = max(start - _MOST_BESIDE, 0), min(end + _MOST_BESIDE, len(self.passages))
+        near: list[list[tuple[int, float]]] = [[] for _ in range(first, last)]
+        damped: list[float] = []
+        usual = self._words / max(self._chars, 1) * max(_REACH_CHARS, self._chars / len(self.passages))
+        for passage in range(start, end):
+            size = 0.0
+            for place, share in self._around(passage):
+                near[place - first].append((passage - start, share))
+                size += share * self._sizes[place]
+            damped.append(_K1 * (1 - _B + _B * size / max(usual, 1.0)))
+        scores = [0.0] * (end - start)
+        for term, weight in weights.items():
+            places = self._places[term]
+            at, stop = bisect_left(places, first), bisect_left(places, last)
+            if at == stop:
+                continue
+            times = [0.0] * (end - start)
+            for place in places[at:stop]:
+                for passage, share in near[place - first]:
+                    times[passage] += share
+            for passage, often in enumerate(times):
+                if often:
+                    scores[passage] += weight * often * (_K1 + 1) / (often + damped[passage])
+        return scores
+
+    def _around(self, passage: int) -> Iterator[tuple[int, float]]:
+        """The passages whose words count for one, and how much."""
+        middles = self._middles
+        middle = middles[passage]
+        for place in range(max(passage - _MOST_BESIDE, 0), min(passage + _MOST_BESIDE + 1, len(middles))):
+            distance = abs(middles[place] - middle)
+            if distance < _REACH_CHARS:
+                yield place, 1 - distance / _REACH_CHARS
+
+
+def _ranges(blocks: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Blocks, ascending, as ranges of passages, those in a row as one."""
+    at = 0
+    while at < len(blocks):
+        end = at
+        while end + 1 < len(blocks) and blocks[end + 1] == blocks[end] + 1:
+            end += 1
+        yield blocks[at] * _BLOCK, min((blocks[end] + 1) * _BLOCK, most)
+        at = end + 1
+
+
+def _passages(text: str) -> Iterator[tuple[int, int]]:
+    """A text divided where a line, a sentence or at least a word ends."""
+    start = 0
+    while len(text) - start > PASSAGE_CHARS:
+        least, end = start + PASSAGE_CHARS // 2, start + PASSAGE_CHARS
+        cut = next((at + len(sign) for sign in _BREAKS if (at := text.rfind(sign, least, end - 1)) >= 0), end)
+        yield start, cut
+        start = cut
+    if start < len(text):
+        yield start, len(text)
