@@ -37,9 +37,9 @@ from benchmarks.quality.compaction import TUNED_ALONE
 from benchmarks.quality.held_out import in_turn, locomo
 from tests.integration.validity import searchable
 
-_BEAM = ("BEAM", "b2a3ee8ba12d68f83143dda191097dc3e028ddd3")
-_LOCOMO = ("locomo", "e76cdff4a04fce19090596d49862fe87a5c15aaa")
-_FRIENDS = (26, 30, 41, 42, 43, 44, 47, 48, 49, 50)
+BEAM = ("BEAM", "b2a3ee8ba12d68f83143dda191097dc3e028ddd3")
+LOCOMO = ("locomo", "e76cdff4a04fce19090596d49862fe87a5c15aaa")
+FRIENDS = (26, 30, 41, 42, 43, 44, 47, 48, 49, 50)
 # The later ones of both are the reserve.
 _FIRST_RESERVED = {"beam": 13, "locomo": 44}
 _RULE, _CUT = "rule of forty lines", "server cuts the middle"
@@ -138,16 +138,21 @@ async def _prompts(transcript: Transcript, window_tokens: int, only: str) -> dic
 def beam(checkouts: Path) -> Iterator[Chat]:
     """The chats of 100,000 tokens."""
     for number in range(1, 21):
-        folder = f"chats/100K/{number}"
-        said_by_id: dict[int, JsonDict] = {}
-        for batch in json.loads(_shown(checkouts, _BEAM, f"{folder}/chat.json")):
-            for message in (message for turn in batch["turns"] for message in turn):
-                content = re.sub(r"\s*->->.*$", "", message["content"], flags=re.DOTALL).strip()
-                said_by_id[message["id"]] = said(message["role"], content)
-        probing = json.loads(_shown(checkouts, _BEAM, f"{folder}/probing_questions/probing_questions.json"))
+        said_by_id, probing = beam_chat(checkouts, number)
         texts = {at: each["content"] for at, each in said_by_id.items() if each["role"] == "user"}
         asked = [_asked(category, question, texts) for category, questions in probing.items() for question in questions]
         yield _chat(f"beam_{number}", in_turn(iter(said_by_id.values())), asked, number >= _FIRST_RESERVED["beam"])
+
+
+def beam_chat(checkouts: Path, number: int) -> tuple[dict[int, JsonDict], JsonDict]:
+    """Returns the messages of a chat of BEAM by their ids, and what is asked about it by category."""
+    folder = f"chats/100K/{number}"
+    said_by_id: dict[int, JsonDict] = {}
+    for batch in json.loads(checked_out(checkouts, BEAM, f"{folder}/chat.json")):
+        for message in (message for turn in batch["turns"] for message in turn):
+            content = re.sub(r"\s*->->.*$", "", message["content"], flags=re.DOTALL).strip()
+            said_by_id[message["id"]] = said(message["role"], content)
+    return said_by_id, json.loads(checked_out(checkouts, BEAM, f"{folder}/probing_questions/probing_questions.json"))
 
 
 def _asked(category: str, question: JsonDict, texts: dict[int, str]) -> list[Evidence]:
@@ -193,8 +198,8 @@ def _values(answer: str, sentences: Sequence[str]) -> list[Evidence]:
 
 def friends(checkouts: Path) -> Iterator[Chat]:
     """LoCoMo's, with the questions whose answer stands in the evidence that is named, part by part."""
-    data = _shown(checkouts, _LOCOMO, "data/locomo10.zip")
-    for number in _FRIENDS:
+    data = checked_out(checkouts, LOCOMO, "data/locomo10.zip")
+    for number in FRIENDS:
         member = f"data/multimodal_dialog/locomo10_v2/{number}.json"
         recorded = json.loads(zipfile.ZipFile(io.BytesIO(data)).read(member))
         sessions = [value for key, value in recorded.items() if re.fullmatch(r"session_\d+", key)]
@@ -238,7 +243,8 @@ def _words(text: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(text)}
 
 
-def _shown(checkouts: Path, source: tuple[str, str], path: str) -> bytes:
+def checked_out(checkouts: Path, source: tuple[str, str], path: str) -> bytes:
+    """Returns a file of a clone, of which there may be no more than its git directory."""
     command = ["git", "-C", str(checkouts / source[0]), "show", f"{source[1]}:{path}"]
     return subprocess.run(command, capture_output=True, check=True).stdout
 

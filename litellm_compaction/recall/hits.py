@@ -6,6 +6,8 @@ A query is never passed on to anything: its runs of letters and digits are looke
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +31,9 @@ _LEAST_PIECE_CHARS = 40
 _POOL = 2
 # For a regular expression, over all texts.
 _REGEX_LIMIT_S = 0.2
+# A longer one, or one that counts higher, takes more memory to be read than there is: a{1000} in a group of {1000}.
+_MOST_EXPRESSION_CHARS, _MOST_TIMES = 300, 10_000
+_TIMES = re.compile(r"(?<=[{,])\s{0,9}(\d{1,9})(?=\s{0,9}[,}])")
 GAP = "…"
 
 
@@ -90,29 +95,33 @@ def search(
     query = index.redact(query[:_MOST_QUERY_CHARS]).strip()
     expression = _expression(query)
     if expression is not None:
-        found = [(1.0, passage) for passage in _matching(index, expression, allowed)]
-        return Found([hit for _, hit in _chosen(index, found, (), allowed, limit)], [query])
+        return Found(_matching(index, expression, allowed, limit), [query])
     asked = sought(query)
     words = [each.written for each in asked]
     wanted = dict.fromkeys(term for each in asked for term in each.terms)
     terms = index.telling(wanted)[:_MOST_TERMS]
     exact = _exact(index, asked, allowed)
     best = index.best_score(wanted) or 1.0
-    ranked = [
+    by_score = [
         (1.0 if passage in exact else min(score / best, 1.0), passage)
-        for score, passage in sorted(
-            index.ranked(terms, allowed, exact),
-            key=lambda scored: (scored[1] not in exact, exact.get(scored[1], (0, 0)), -scored[0], -scored[1]),
-        )
-        if passage in exact or score >= least_share * best
+        for score, passage in index.ranked(terms, allowed, exact)
     ]
+    # Sorted by score already.
+    by_score.sort(key=lambda scored: (scored[1] not in exact, exact.get(scored[1], (0, 0))))
+    ranked = [(share, passage) for share, passage in by_score if share >= least_share]
+    if not ranked and query and not least_share:
+        # A part of a word, or signs alone.
+        return Found(_matching(index, regex.compile(regex.escape(query), regex.IGNORECASE), allowed, limit), words)
     pool = _chosen(index, ranked, terms, allowed, _POOL * limit)
-    return Found(_newest_first(index, pool, terms)[:limit], words)
+    return Found(_newest_first(index, pool, terms, exact)[:limit], words)
 
 
 def _expression(query: str) -> regex.Pattern[str] | None:
     """The regular expression between two slashes; None for words, and for one that cannot be read."""
-    if len(query) < 3 or query[0] != "/" or query[-1] != "/" or query.count("/") > 2 + query.count(r"\/"):
+    if not 3 <= len(query) <= _MOST_EXPRESSION_CHARS or query[0] != "/" or query[-1] != "/":
+        return None
+    times = math.prod(max(int(each), 1) for each in _TIMES.findall(query))
+    if query.count("/") > 2 + query.count(r"\/") or times > _MOST_TIMES:
         return None
     try:
         return regex.compile(query[1:-1], regex.IGNORECASE | regex.MULTILINE)
@@ -120,27 +129,28 @@ def _expression(query: str) -> regex.Pattern[str] | None:
         return None
 
 
-def _matching(index: Index, expression: regex.Pattern[str], allowed: bytearray) -> Iterator[int]:
-    """The passages in which a match begins, the newest first, as far as the time suffices."""
-    end = time.monotonic() + _REGEX_LIMIT_S
-    passage = len(index.passages) - 1
-    while passage >= 0:
-        at = index.passages[passage].original
-        starts: list[int] = []
-        while passage >= 0 and index.passages[passage].original == at:
-            starts.insert(0, passage)
-            passage -= 1
-        left_s = end - time.monotonic()
-        if left_s <= 0:
-            return
-        if not allowed[starts[0]]:
+def _matching(index: Index, expression: regex.Pattern[str], allowed: bytearray, limit: int) -> list[Hit]:
+    found = ((1.0, passage) for passage in _matches(index, expression, allowed))
+    return [hit for _, hit in _chosen(index, found, (), allowed, limit)]
+
+
+def _matches(index: Index, expression: regex.Pattern[str], allowed: bytearray) -> Iterator[int]:
+    """The passages in which a message's first match begins, the newest first, as far as the time suffices."""
+    end_s = time.monotonic() + _REGEX_LIMIT_S
+    for at in range(len(index.originals) - 1, -1, -1):
+        original = index.originals[at]
+        first, end = index.span(original.handle)
+        passages = [each for each in range(first, end) if index.passages[each].original == at]
+        if not passages or not allowed[first]:
             continue
         try:
-            match = expression.search(index.originals[at].text, concurrent=True, timeout=left_s)
+            match = expression.search(original.text, concurrent=True, timeout=max(end_s - time.monotonic(), 0.001))
         except TimeoutError:
             return
         if match is not None:
-            yield next(each for each in reversed(starts) if index.passages[each].start <= match.start())
+            yield next(each for each in reversed(passages) if index.passages[each].start <= match.start())
+        if time.monotonic() > end_s:
+            return
 
 
 def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> dict[int, tuple[int, int]]:
@@ -230,7 +240,9 @@ def _piece(original: Original, start: int, end: int) -> Piece:
     return Piece(original.role, before + text[start:end].strip() + after)
 
 
-def _newest_first(index: Index, pool: Sequence[tuple[int, Hit]], asked: Sequence[str]) -> list[Hit]:
+def _newest_first(
+    index: Index, pool: Sequence[tuple[int, Hit]], asked: Sequence[str], exact: Collection[int]
+) -> list[Hit]:
     """The hits in their order, but each newer value directly before the older one, which is marked."""
     hits = dict(pool)
     said = {at: statements(index.text(at), asked) if hit.original.role != "tool" else [] for at, hit in pool}
@@ -249,7 +261,8 @@ def _newest_first(index: Index, pool: Sequence[tuple[int, Hit]], asked: Sequence
     order: dict[int, Hit] = {}
     for passage, _ in pool:
         chain = [passage]
-        while chain[-1] in later:
+        # What was asked for as it is written stays where it is.
+        while chain[-1] in later and chain[-1] not in exact:
             chain.append(later[chain[-1]])
         for at in reversed(chain):
             handle = hits[later[at]].original.handle if at in later else ""
@@ -258,5 +271,6 @@ def _newest_first(index: Index, pool: Sequence[tuple[int, Hit]], asked: Sequence
 
 
 def _is_later(new: Original, old: Original) -> bool:
-    """A later result of the same call."""
-    return new.role == old.role == "tool" and new.handle != old.handle and new.call == old.call != ""
+    """A later result of the same call, as far as the call is known in full."""
+    is_same = new.call == old.call != "" and "…" not in new.call
+    return is_same and new.role == old.role == "tool" and new.handle != old.handle

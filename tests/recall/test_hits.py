@@ -158,6 +158,26 @@ def test_an_expression_that_never_ends_is_given_up() -> None:
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize(
+    ("query", "text"), [("ebr", "the zebra"), ("猫", "黒猫がいる"), ("=>", "a => b"), ("🦓", "a 🦓!")]
+)
+def test_what_no_term_finds_is_looked_up_as_it_stands(query: str, text: str) -> None:
+    """A part of a word, one character of a script without spaces, signs; where nothing is to be shown unasked, none."""
+    index = indexed(*talk([*_CHAT, text, *_CHAT]))
+    assert text in shown(index, query)[0]
+    assert not search(index, query, least_share=0.1).hits
+
+
+def test_an_older_result_with_the_id_comes_first() -> None:
+    """The newer result of the same call does not have it, and the older one is marked."""
+    rounds = [called("list", "{}", "c"), result("ord_77x12 is open", "c")]
+    again = [called("list", "{}", "d"), result("nothing is open", "d")]
+    index = indexed(user("Go."), *rounds, *talk(_CHAT), *again, assistant("Done."))
+    first, *_ = search(index, "is ord_77x12 open?").hits
+    assert first.original.text == "ord_77x12 is open"
+    assert first.later
+
+
 def test_a_query_of_100_kb_is_read_in_part() -> None:
     """Its beginning counts, and it takes no longer than another."""
     index = indexed(*talk(["the zebra sleeps", *_CHAT]))
