@@ -20,7 +20,6 @@ import argparse
 import itertools
 import json
 import re
-import resource
 import sqlite3
 import statistics
 import sys
@@ -290,6 +289,9 @@ def _print_many(chats: Sequence[Chat]) -> None:
 
 
 def _memory_mb() -> float:
+    # Not everywhere, and for this alone.
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -99,12 +99,12 @@ def search(
     asked = sought(query)
     words = [each.written for each in asked]
     wanted = dict.fromkeys(term for each in asked for term in each.terms)
-    terms = index.telling(wanted)[:_MOST_TERMS]
+    weights = {term: index.weight(term) for term in index.telling(wanted)[:_MOST_TERMS]}
     exact = _exact(index, asked, allowed)
     best = index.best_score(wanted) or 1.0
     by_score = [
         (1.0 if passage in exact else min(score / best, 1.0), passage)
-        for score, passage in index.ranked(terms, allowed, exact)
+        for score, passage in index.ranked(weights, allowed, exact)
     ]
     # Sorted by score already.
     by_score.sort(key=lambda scored: (scored[1] not in exact, exact.get(scored[1], (0, 0))))
@@ -112,8 +112,8 @@ def search(
     if not ranked and query and not least_share:
         # A part of a word, or signs alone.
         return Found(_matching(index, regex.compile(regex.escape(query), regex.IGNORECASE), allowed, limit), words)
-    pool = _chosen(index, ranked, terms, allowed, _POOL * limit)
-    return Found(_newest_first(index, pool, terms, exact)[:limit], words)
+    pool = _chosen(index, ranked, weights, allowed, _POOL * limit)
+    return Found(_newest_first(index, pool, list(weights), exact)[:limit], words)
 
 
 def _expression(query: str) -> regex.Pattern[str] | None:
@@ -131,7 +131,7 @@ def _expression(query: str) -> regex.Pattern[str] | None:
 
 def _matching(index: Index, expression: regex.Pattern[str], allowed: bytearray, limit: int) -> list[Hit]:
     found = ((1.0, passage) for passage in _matches(index, expression, allowed))
-    return [hit for _, hit in _chosen(index, found, (), allowed, limit)]
+    return [hit for _, hit in _chosen(index, found, {}, allowed, limit)]
 
 
 def _matches(index: Index, expression: regex.Pattern[str], allowed: bytearray) -> Iterator[int]:
@@ -170,7 +170,7 @@ def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> dict[in
 
 
 def _chosen(
-    index: Index, ranked: Iterable[tuple[float, int]], terms: Sequence[str], allowed: bytearray, most: int
+    index: Index, ranked: Iterable[tuple[float, int]], weights: Mapping[str, float], allowed: bytearray, most: int
 ) -> list[tuple[int, Hit]]:
     """The best passages, each with what stands around it, without those that others show already.
 
@@ -189,7 +189,7 @@ def _chosen(
             continue
         for at, part in parts.items():
             shown[at] = max(shown.get(at, 0.0), part)
-        passage = index.most_telling((at for at in parts if at not in named), terms, middle)
+        passage = index.most_telling((at for at in parts if at not in named), weights, middle)
         text = index.text(passage)
         if passage in named or (text in texts and len(text) > _MOST_SHOWN_RATIO * chars):
             continue

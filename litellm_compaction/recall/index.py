@@ -182,15 +182,16 @@ class Index:
         """Returns the first passage of a message and the one after its last; the same twice for none."""
         return self._spans.get(handle, (0, 0))
 
-    def ranked(self, found: Sequence[str], allowed: bytearray, also: Collection[int] = ()) -> list[tuple[float, int]]:
+    def ranked(
+        self, weights: Mapping[str, float], allowed: bytearray, also: Collection[int] = ()
+    ) -> list[tuple[float, int]]:
         """Returns the passages that say most of some terms, with their scores, the best first.
 
         Args:
-            found: of `telling`.
+            weights: of terms that stand somewhere, the rarest first.
             allowed: of `allowed`.
             also: passages that are ranked in any case.
         """
-        weights = {term: self.weight(term) for term in found}
         blocks = {*self._best_blocks(weights, allowed), *(passage // _BLOCK for passage in also)}
         scores: list[tuple[float, int]] = []
         for start, end in _ranges(sorted(blocks), len(self.passages)):
@@ -202,9 +203,8 @@ class Index:
         # Of equals the newer one first.
         return sorted(scores, key=lambda scored: (-scored[0], -scored[1]))
 
-    def most_telling(self, passages: Iterable[int], found: Sequence[str], middle: int) -> int:
+    def most_telling(self, passages: Iterable[int], weights: Mapping[str, float], middle: int) -> int:
         """Returns the one of some passages in which the most of some terms stand; of equals that in the middle."""
-        weights = {term: self.weight(term) for term in found}
 
         def says(passage: int) -> tuple[float, bool, int]:
             return sum(each for term, each in weights.items() if self._has(passage, term)), passage == middle, passage

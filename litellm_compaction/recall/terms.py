@@ -59,7 +59,7 @@ def sought(query: str) -> list[Sought]:
     return [_sought(run) for run in dict.fromkeys(_RUN.findall(query))]
 
 
-@lru_cache(maxsize=_REMEMBERED // 8)
+@lru_cache(maxsize=_REMEMBERED // 2)
 def _sought(run: str) -> Sought:
     return Sought(run, _divided(run), _is_id(run))
 
