@@ -27,10 +27,12 @@ _MOST_EXACT = 12
 # An excerpt that is mostly shown already is none.
 _MOST_SHOWN_RATIO = 0.5
 _LEAST_PIECE_CHARS = 40
+# Of tiny messages.
+_MOST_PARTS = 16
 # Among so many hits for each that is wanted a newer value is looked for.
 _POOL = 2
-# For a regular expression, over all texts.
-_REGEX_LIMIT_S = 0.2
+# For a regular expression, and for what no term finds: over all texts, the newest first.
+_REGEX_LIMIT_S, _LITERAL_LIMIT_S = 0.2, 0.02
 # A longer one, or one that counts higher, takes more memory to be read than there is: a{1000} in a group of {1000}.
 _MOST_EXPRESSION_CHARS, _MOST_TIMES = 300, 10_000
 _TIMES = re.compile(r"(?<=[{,])\s{0,9}(\d{1,9})(?=\s{0,9}[,}])")
@@ -95,7 +97,7 @@ def search(
     query = index.redact(query[:_MOST_QUERY_CHARS]).strip()
     expression = _expression(query)
     if expression is not None:
-        return Found(_matching(index, expression, allowed, limit), [query])
+        return Found(_matching(index, expression, allowed, limit, _REGEX_LIMIT_S), [query])
     asked = sought(query)
     words = [each.written for each in asked]
     wanted = dict.fromkeys(term for each in asked for term in each.terms)
@@ -111,7 +113,8 @@ def search(
     ranked = [(share, passage) for share, passage in by_score if share >= least_share]
     if not ranked and query and not least_share:
         # A part of a word, or signs alone.
-        return Found(_matching(index, regex.compile(regex.escape(query), regex.IGNORECASE), allowed, limit), words)
+        literal = regex.compile(regex.escape(query), regex.IGNORECASE)
+        return Found(_matching(index, literal, allowed, limit, _LITERAL_LIMIT_S), words)
     pool = _chosen(index, ranked, weights, allowed, _POOL * limit)
     return Found(_newest_first(index, pool, list(weights), exact)[:limit], words)
 
@@ -129,26 +132,28 @@ def _expression(query: str) -> regex.Pattern[str] | None:
         return None
 
 
-def _matching(index: Index, expression: regex.Pattern[str], allowed: bytearray, limit: int) -> list[Hit]:
-    found = ((1.0, passage) for passage in _matches(index, expression, allowed))
+def _matching(
+    index: Index, expression: regex.Pattern[str], allowed: bytearray, limit: int, limit_s: float
+) -> list[Hit]:
+    found = ((1.0, passage) for passage in _matches(index, expression, allowed, limit_s))
     return [hit for _, hit in _chosen(index, found, {}, allowed, limit)]
 
 
-def _matches(index: Index, expression: regex.Pattern[str], allowed: bytearray) -> Iterator[int]:
+def _matches(index: Index, expression: regex.Pattern[str], allowed: bytearray, limit_s: float) -> Iterator[int]:
     """The passages in which a message's first match begins, the newest first, as far as the time suffices."""
-    end_s = time.monotonic() + _REGEX_LIMIT_S
+    end_s = time.monotonic() + limit_s
     for at in range(len(index.originals) - 1, -1, -1):
         original = index.originals[at]
         first, end = index.span(original.handle)
-        passages = [each for each in range(first, end) if index.passages[each].original == at]
-        if not passages or not allowed[first]:
+        if first == end or not allowed[first]:
             continue
         try:
             match = expression.search(original.text, concurrent=True, timeout=max(end_s - time.monotonic(), 0.001))
         except TimeoutError:
             return
         if match is not None:
-            yield next(each for each in reversed(passages) if index.passages[each].start <= match.start())
+            parts = (each for each in range(end - 1, first - 1, -1) if index.passages[each].original == at)
+            yield next((each for each in parts if index.passages[each].start <= match.start()), first)
         if time.monotonic() > end_s:
             return
 
@@ -162,8 +167,9 @@ def _exact(index: Index, asked: Sequence[Sought], allowed: bytearray) -> dict[in
     for each in asked:
         start, end = index.span(each.written)
         handled = [start] if start < end and allowed[start] else []
-        places = [at for at in index.with_term(each.terms[0]) if allowed[at]] if each.is_id and not handled else handled
-        for at in places if len(places) <= _MOST_EXACT else ():
+        held = index.with_term(each.terms[0], _MOST_EXACT) if each.is_id and not handled else handled
+        places = [at for at in held if allowed[at]]
+        for at in places:
             fewest, number = ranks.get(at, (len(places), 0))
             ranks[at] = min(fewest, len(places)), number - 1
     return ranks
@@ -209,7 +215,7 @@ def _around(index: Index, passage: int, allowed: bytearray) -> dict[int, float]:
     room = PASSAGE_CHARS - _chars(index, passage)
     parts = {passage: 1.0}
     before, after = passage - 1, passage + 1
-    while room >= _LEAST_PIECE_CHARS:
+    while room >= _LEAST_PIECE_CHARS and len(parts) < _MOST_PARTS:
         is_before = index.follows(before, before + 1) and allowed[before]
         is_after = index.follows(after - 1, after) and allowed[after]
         if not is_before and not is_after:

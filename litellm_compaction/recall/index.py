@@ -40,6 +40,7 @@ _BREVITY, _USER = 0.5, 1.1
 _BLOCK, _BLOCKS = 4, 40
 # Of the terms of a query the rarest count until so many places were looked at, which takes a few ms.
 _MOST_PLACES = 15_000
+_MOST_TIMES = 32
 # What stands in more of the passages is no help, and left out if something else is asked for.
 _FREQUENT_RATIO, _LEAST_PASSAGES = 0.5, 40
 _BREAKS = ("\n", ". ", "。", " ")
@@ -147,9 +148,12 @@ class Index:
         """Returns how often a term stands in all that was added."""
         return len(self._places[term]) if term in self._places else 0
 
-    def with_term(self, term: str) -> Sequence[int]:
-        """Returns the passages in which a term stands, ascending."""
-        return list(dict.fromkeys(self._places[term])) if term in self._places else []
+    def with_term(self, term: str, most: int) -> Sequence[int]:
+        """Returns the passages in which a term stands, ascending; none if there are more than `most`."""
+        places = self._places.get(term, ())
+        # Most ids stand once or twice in a passage.
+        found = list(dict.fromkeys(places[: _MOST_TIMES * most + 1]))
+        return found if len(found) <= most and len(places) <= _MOST_TIMES * most else []
 
     def weight(self, term: str) -> float:
         """Returns how much a term says: the more, the less of everything stands near it."""
@@ -252,6 +256,8 @@ class Index:
             start, stop = bisect_left(places, first), bisect_left(places, end)
             if scores and stop - start > left:
                 break
+            # Of what stands nearly everywhere the newest.
+            start = max(start, stop - left)
             left -= stop - start
             places = places[start:stop]
             for passage in places if is_whole else filter(allowed.__getitem__, places):

@@ -184,6 +184,19 @@ def test_a_query_of_100_kb_is_read_in_part() -> None:
     assert "zebra" in shown(index, "zebra " + "x9_y " * 25_000)[0]
 
 
+def test_of_tiny_messages_a_few_are_shown() -> None:
+    """An excerpt has 16 of them at most: their roles take more room than their words."""
+    index = indexed(*talk(["ok"] * 400))
+    (hit, *_) = search(index, "ok").hits
+    assert len(hit.pieces) == 16
+
+
+def test_a_word_that_stands_everywhere_is_found_in_the_newest() -> None:
+    """However often it stands, it is not looked at everywhere."""
+    index = indexed(*talk(["a1b2c3 " * 80] * 300))
+    assert search(index, "a1b2c3").hits[0].original.turn > 50
+
+
 def test_what_scores_below_the_floor_is_left_out() -> None:
     """A passage with one of many words is none for whoever sets a floor."""
     index = indexed(*talk(["The zebra sleeps until noon.", *_CHAT, "At noon, then.", *_CHAT]))
