@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import regex
 
 from litellm_compaction.recall.index import PASSAGE_CHARS, Index, Original
-from litellm_compaction.recall.superseding import statements, supersedes
 from litellm_compaction.recall.terms import Sought, sought
 
 # Whoever writes more quotes something; the terms that stand in the fewest passages count.
@@ -40,7 +39,7 @@ GAP = "…"
 
 
 class Piece(NamedTuple):
-    """What somebody said, with a mark where it goes on."""
+    """A part of a message, with a mark at the end at which it goes on."""
 
     role: str
     text: str
@@ -280,3 +279,56 @@ def _is_later(new: Original, old: Original) -> bool:
     """A later result of the same call, as far as the call is known in full."""
     is_same = new.call == old.call != "" and "…" not in new.call
     return is_same and new.role == old.role == "tool" and new.handle != old.handle
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n")
+_HOLDS_VALUE = re.compile(r"\d|\w[_@\\/]\w")
+# What tells of more values is a list, in which each row has its own.
+_MOST_VALUES, _MOST_SENTENCES = 3, 12
+_LEAST_COMMON, _COMMON_RATIO = 2, 0.4
+
+
+class Statement(NamedTuple):
+    """A sentence: its words, and the numbers and ids in it."""
+
+    words: frozenset[str]
+    values: frozenset[str]
+
+
+def statements(text: str, asked: Collection[str]) -> list[Statement]:
+    """Returns the sentences of a text that have a value and one of the terms of the question."""
+    wanted = frozenset(asked)
+    found = map(_read, filter(_HOLDS_VALUE.search, _SENTENCE_END.split(text)[:_MOST_SENTENCES]))
+    return [each for each in found if 0 < len(each.values) <= _MOST_VALUES and not each.words.isdisjoint(wanted)]
+
+
+def supersedes(newer: Statement, older: Statement, asked: Collection[str], weight: Callable[[str], float]) -> bool:
+    """Returns True if what was said later has another value in place of one that what was said before has.
+
+    Args:
+        newer: what was said later.
+        older: what was said before.
+        asked: terms of the question, one of which both have; who asks for the older value means it.
+        weight: how much a term says.
+    """
+    gone, come = older.values - newer.values, newer.values - older.values
+    common = newer.words & older.words
+    if len(gone) != 1 or len(come) != 1 or not gone.isdisjoint(asked):
+        return False
+    if len(common) < _LEAST_COMMON or common.isdisjoint(asked):
+        return False
+    least = min(sum(map(weight, newer.words)), sum(map(weight, older.words)))
+    return sum(map(weight, common)) >= _COMMON_RATIO * least
+
+
+def _read(sentence: str) -> Statement:
+    words: set[str] = set()
+    values: set[str] = set()
+    for run in sought(sentence):
+        if run.is_id:
+            values.add(run.terms[0])
+            words.update(term for term in run.terms[1:] if term.isalpha() and len(term) > 1)
+        else:
+            for term in run.terms:
+                (values if any(map(str.isdigit, term)) else words).add(term)
+    return Statement(frozenset(words), frozenset(values))

@@ -112,14 +112,14 @@ class Index:
             if handle in self._first:
                 continue
             turn = self.originals[self._first[before]].turn if before in self._first else 0
-            turn += message.role == "user" and not message.is_ours and has_words(message)
+            turn += message.role == "user" and not message.is_synthetic and has_words(message)
             if self.originals and self.originals[-1].handle != before:
                 self._end += _SEAM_CHARS
             self._first[handle] = len(self.originals)
             call = self.redact(called(calls[at])) if at in calls else ""
             start = len(self.passages)
             for part in divided(message):
-                text = "" if part.is_ours else visible_text(part).strip()
+                text = "" if part.is_synthetic else visible_text(part).strip()
                 text = self.redact(text[: _MOST_MESSAGE_CHARS + _MARGIN_CHARS])[:_MOST_MESSAGE_CHARS]
                 self._file(Original(handle, part.role, turn, text, call))
             self._spans[handle] = start, len(self.passages)

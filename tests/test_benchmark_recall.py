@@ -1,9 +1,9 @@
-"""The yardsticks of `benchmarks/recall.py` say what they should."""
+"""The yardsticks of `benchmarks/quality/recall.py` say what they should."""
 
 from __future__ import annotations
 
-from benchmarks import recall
-from benchmarks.transcripts import said
+from benchmarks.lib.transcripts import said
+from benchmarks.quality import recall
 
 
 def test_recalled_evidence_counts_if_half_of_it_is_shown_in_one_hit() -> None:

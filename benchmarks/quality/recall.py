@@ -1,6 +1,6 @@
 """Finds what was said long ago: is the evidence among the first hits, and what does a search take?
 
-    python benchmarks/recall.py --checkouts CHECKOUTS --transcripts FOLDER [--tune]
+    python benchmarks/quality/recall.py --checkouts CHECKOUTS --transcripts FOLDER [--tune]
 
 Reads, at fixed commits, LoCoMo (10 chats of friends; its licence forbids commercial use, and none of it is part of this
 project) and BEAM (20 chats with long answers); and recorded agents. A question counts if a message that answers it, or
@@ -32,12 +32,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.compaction import TUNED_ALONE
-from benchmarks.measuring import JsonDict, load
-from benchmarks.questions import FRIENDS, LOCOMO, beam_chat, checked_out
-from benchmarks.transcripts import said
+from benchmarks.lib.measuring import JsonDict, load
+from benchmarks.lib.transcripts import said
+from benchmarks.quality.compaction import TUNED_ALONE
+from benchmarks.quality.questions import FRIENDS, LOCOMO, beam_chat, checked_out
 from litellm_compaction.core.messages import Message, chain, parse_message, system_prefix_length, visible_text
 from litellm_compaction.recall import Index, search
 
