@@ -118,7 +118,11 @@ _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    @field_validator("admission", "background", "mode", "notices", "page", "redact", mode="before", check_fields=False)
+    @field_validator(
+        *("admission", "background", "keep_originals", "mode", "notices", "page", "redact"),
+        mode="before",
+        check_fields=False,
+    )
     @classmethod
     def _yaml_off(cls, value: object) -> object:
         # YAML 1.1 reads a bare `off` as false.
@@ -346,6 +350,19 @@ class Settings(_Section):
         64 * 1024 * 1024,
         ge=1024,
         description="Bound on what a file or the memory keeps; a file takes about a third more.",
+    )
+    keep_originals: Annotated[Literal["off", "compacted"], _OF_DEPLOYMENT] = Field(
+        "off",
+        description="compacted keeps the messages that a compaction covers, encrypted with the master key, so that "
+        "people can look them up (docs/recall.md); off keeps none.",
+    )
+    originals_ttl_s: float = Field(
+        30 * 86_400.0, gt=0, description="Seconds after which kept messages are forgotten, looked up or not."
+    )
+    originals_max_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1024,
+        description="Bound on kept messages in a file or the memory; the oldest of the scope that has most go.",
     )
 
     redact: Literal["on", "off"] = Field(

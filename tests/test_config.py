@@ -80,6 +80,9 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "store_ttl_s": ([1, 1e9], [0, -1]),
     "store_max_bytes": ([1024], [1023]),
+    "keep_originals": (["off", "compacted", False], ["on", True, "all"]),
+    "originals_ttl_s": ([1, 1e9], [0, -1]),
+    "originals_max_bytes": ([1024], [1023]),
 }
 GOOD = [(key, value) for key, (values, _) in KEYS.items() for value in values]
 BAD = [(key, value) for key, (_, values) in KEYS.items() for value in values]
@@ -113,9 +116,8 @@ def test_the_defaults_are_the_designs() -> None:
 def test_good_values_are_taken(key: str, value: Any) -> None:
     """At the bounds too; YAML's bare `off` and `on`, read as false and true, are the words."""
     taken = getattr(settings_from({key: value}), key)
-    words = (
-        {True: "on", False: "off"} if key in ("admission", "background", "mode", "notices", "page", "redact") else {}
-    )
+    has_off = key in ("admission", "background", "keep_originals", "mode", "notices", "page", "redact")
+    words = {True: "on", False: "off"} if has_off else {}
     assert taken == (words.get(value, value) if isinstance(value, bool) else value)
 
 
@@ -268,7 +270,7 @@ def test_reserves_leave_room_in_a_known_window(own: dict[str, Any], finding: str
         ({"context_length": "8k"}, "context_length = '8k': "),
         ({"enabled": "maybe"}, "enabled = 'maybe': "),
         ({"pruning_model": ""}, "pruning_model = '': "),
-        ({"store": "memory://"}, "unknown key 'store'; known keys: background, context_length, count, enabled, mode"),
+        ({"store": "memory://"}, "unknown key 'store'; known keys: background, context_length, count, enabled, keep"),
     ],
 )
 def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: str) -> None:

@@ -29,7 +29,7 @@ from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.stores import CompactionStore
+from litellm_compaction.stores import CompactionStore, Covered, Originals
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
@@ -76,6 +76,7 @@ class CompactionBuilder:
     Args:
         quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
         earlier_quotes: quotes of an earlier record's ledger, which the messages carried.
+        originals: keeps the messages that a stored compaction covers, if the settings say so; None for nowhere.
     """
 
     def __init__(
@@ -85,11 +86,13 @@ class CompactionBuilder:
         store: CompactionStore,
         quoted: Callable[[Message], Message] = lambda message: message,
         earlier_quotes: Sequence[Message] = (),
+        originals: Originals | None = None,
     ) -> None:
         self._summary_client = summary_client
         self._store = store
         self._quoted = quoted
         self._earlier_quotes = earlier_quotes
+        self._originals = originals
 
     async def find(self, measured: MeasuredRequest) -> list[Compaction]:
         """Returns the compactions that are stored for the beginnings of a request's conversation."""
@@ -287,6 +290,20 @@ class CompactionBuilder:
         # The store tells its own troubles; this request has its compaction.
         with contextlib.suppress(Exception):
             await self._store.put(measured.context.scope, kept)
+        self._keep_originals(measured, kept.covered_messages)
+
+    def _keep_originals(self, measured: MeasuredRequest, covered_messages: int) -> None:
+        context, conversation = measured.context, measured.conversation
+        if self._originals is None or context.settings.keep_originals == "off":
+            return
+        covered = Covered(
+            scope=context.scope,
+            tenant=context.tenant,
+            messages=conversation.rest[:covered_messages],
+            hashes=conversation.hashes[: covered_messages + 1],
+            redact=_redact(measured),
+        )
+        self._originals.keep(covered)
 
 
 def _redact(measured: MeasuredRequest) -> Redact:

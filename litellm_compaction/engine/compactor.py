@@ -46,7 +46,7 @@ from litellm_compaction.engine.sharing.pool import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Observer, Outcome
-from litellm_compaction.stores import Board, Store
+from litellm_compaction.stores import Board, Originals, Store
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
@@ -76,6 +76,7 @@ class Compactor:
     Args:
         sources: by which vocabulary and template a target is counted; None takes this package's own only.
         board: of the processes that share the store; None for no others.
+        originals: keeps the messages that compactions cover; None for nowhere. Ends with the compactor.
         quiet_s: for how long a server has been idle before a record is written ahead.
     """
 
@@ -87,6 +88,7 @@ class Compactor:
         store: Store,
         sources: Sources | None = None,
         board: Board | None = None,
+        originals: Originals | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -99,7 +101,8 @@ class Compactor:
         self.reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._clock = clock
-        self._builder = CompactionBuilder(summary_client=summary_client, store=store)
+        self._originals = originals
+        self._builder = CompactionBuilder(summary_client=summary_client, store=store, originals=originals)
         self._compactions: Flights[_Shared] = Flights()
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
@@ -437,6 +440,9 @@ class Compactor:
         await self.windows.aclose()
         await self._feedback.aclose()
         await self.known_ways.aclose()
+        # Before the store, whose server it may share.
+        if self._originals is not None:
+            await self._originals.aclose()
         await self._store.aclose()
 
     async def _plan(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:

@@ -47,7 +47,8 @@ from litellm_compaction.proxy.startup import (
     spare_collections,
 )
 from litellm_compaction.proxy.wire import can_be_continued, with_details
-from litellm_compaction.stores import open_board, open_store
+from litellm_compaction.recall import Lookup
+from litellm_compaction.stores import open_board, open_originals, open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -100,6 +101,13 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._store = store = open_store(
             settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes, redis=proxy_redis
         )
+        self._originals = open_originals(
+            settings.store,
+            store,
+            ttl_s=settings.originals_ttl_s,
+            max_bytes=settings.originals_max_bytes,
+            secret=proxy_secret,
+        )
         metrics, self._history = Metrics(), History(store)
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s, rpc=LMStudioRpc.of(settings)),
@@ -107,6 +115,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             sources=Sources.of(settings),
             store=store,
             board=open_board(settings.store, store, secret=proxy_secret),
+            originals=self._originals,
             observers=(log_observer(logger), metrics.observe, add_to_trace, self._history),
         )
         has_page = settings.page == "on"
@@ -144,6 +153,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                     store=self._store,
                     turns=self._turns,
                     router=_router,
+                    lookup=None if self._originals is None else Lookup(self._originals),
                 )
             )
         except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)

@@ -1,7 +1,23 @@
 """Looks up what was said: an index of conversations in memory, its search, and the answer that a model reads."""
 
-from litellm_compaction.recall.answer import recalled, written
+from litellm_compaction.recall.answer import found_fields, message_fields, recalled, shown_to_people, written
 from litellm_compaction.recall.hits import Found, Hit, Piece, search
 from litellm_compaction.recall.index import Index, Original
+from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
 
-__all__ = ["Found", "Hit", "Index", "Original", "Piece", "recalled", "search", "written"]
+__all__ = [
+    "Found",
+    "Hit",
+    "Index",
+    "KeptStretch",
+    "Lookup",
+    "Original",
+    "Piece",
+    "found_fields",
+    "indexed",
+    "message_fields",
+    "recalled",
+    "search",
+    "shown_to_people",
+    "written",
+]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.recall.hits import Hit, search
-from litellm_compaction.recall.index import Index
+from litellm_compaction.core.messages import JsonObject, JsonValue
+from litellm_compaction.recall.hits import Found, Hit, search
+from litellm_compaction.recall.index import Index, Original
 
 # The words of others are set in: a line of theirs cannot be taken for the head of a hit.
 _INSET = "  "
@@ -56,6 +57,36 @@ def written(hits: Sequence[Hit], *, limit_tokens: int, count: Callable[[str], in
         if block and count(f"{text}\n{block}") <= limit_tokens:
             text += f"\n{block}"
     return text if text is not _HEAD else ""
+
+
+def found_fields(found: Found) -> JsonObject:
+    """Returns what was found as JSON for a person's program: the hits, the best first, and the words."""
+    hits: list[JsonValue] = [
+        {
+            "handle": hit.original.handle,
+            "role": hit.original.role,
+            "turn": hit.original.turn,
+            "call": hit.original.call,
+            "superseded_by": hit.later,
+            "share": round(hit.share, 3),
+            "pieces": [{"role": piece.role, "text": piece.text} for piece in hit.pieces],
+        }
+        for hit in found.hits
+    ]
+    return {"hits": hits, "words": [word[:_MOST_WORD_CHARS] for word in found.words[:_MOST_WORDS]]}
+
+
+def message_fields(parts: Sequence[Original]) -> JsonObject:
+    """Returns a message as JSON: its handle, its turn, and each part with who wrote it."""
+    shown = [{"role": part.role, "call": part.call, "text": part.text} for part in parts]
+    return {"handle": parts[0].handle, "turn": parts[0].turn, "parts": shown}
+
+
+def shown_to_people(found: Found) -> str:
+    """Returns hits as text for a terminal; the words that were searched if there are none."""
+    if not found.hits:
+        return _nothing(found.words)
+    return "\n".join(f"{_head(number, hit)}\n{_inset(hit)}" for number, hit in enumerate(found.hits, 1))
 
 
 def _head(number: int, hit: Hit) -> str:

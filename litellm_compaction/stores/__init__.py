@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Seal
 from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
-from litellm_compaction.stores.rows import MemoryRows, SteadyRows
+from litellm_compaction.stores.originals import Covered, Originals, Stretch
+from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteRows
 from litellm_compaction.stores.store import (
     FACTS_SCOPE,
@@ -33,17 +34,21 @@ __all__ = [
     "FACTS_SCOPE",
     "Board",
     "CompactionStore",
+    "Covered",
     "Decide",
     "EventLog",
     "Facts",
     "Join",
     "SettingStore",
+    "Originals",
     "Store",
     "StoredCompaction",
     "StoredEvent",
+    "Stretch",
     "memory_store",
     "open_board",
     "open_existing",
+    "open_originals",
     "open_store",
     "sqlite_path",
 ]
@@ -55,6 +60,7 @@ logger = logging.getLogger("litellm_compaction")
 
 _FILE_NAME = "store.sqlite3"
 _BOARD = ".workers"
+_ORIGINALS = ".originals"
 # Notes live for `MAX_LEASE_S` at most, and their topic for as long again.
 _BOARD_TTL_S, _BOARD_BYTES = 2 * MAX_LEASE_S, 64 * 2**20
 # It takes well under a millisecond. A request waits once for a disk that hangs, and for less than an overflow delays an
@@ -140,6 +146,48 @@ def open_board(
         limit_s=_BOARD_LIMIT_S,
     )
     return Board(rows)
+
+
+def open_originals(
+    url: str,
+    store: Store,
+    *,
+    ttl_s: float,
+    max_bytes: int,
+    environ: Mapping[str, str] = os.environ,
+    secret: Callable[[], str | None],
+    create: bool = True,
+) -> Originals | None:
+    """The originals beside a store, in a file of their own or on the store's server; None if there can be none.
+
+    Args:
+        url: by which `store` was opened.
+        secret: gives the proxy's master key.
+        create: False for an operator's look: then no file is made, and without one there are none.
+
+    Raises:
+        StoreError: the scheme is not known.
+    """
+    rows: Rows
+    if url.startswith("memory://"):
+        rows = MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes)
+    elif is_redis(url):
+        from litellm_compaction.stores.redis import RedisRows
+
+        kept = store.rows.durable if isinstance(store.rows, SteadyRows) else store.rows
+        assert isinstance(kept, RedisRows), "the store of this URL"  # noqa: S101
+        rows = RedisRows(kept.server, prefix=f"{kept.prefix}:originals", ttl_s=ttl_s, ends_server=False)
+    else:
+        try:
+            path = sqlite_path(url, environ)
+        except ConfigError:
+            # `open_store` says so.
+            return None
+        path = path.with_name(path.name + _ORIGINALS)
+        if not create and not path.is_file():
+            return None
+        rows = SqliteRows(path, ttl_s=ttl_s, max_bytes=max_bytes, create=create)
+    return Originals(rows, ttl_s=ttl_s, secret=secret)
 
 
 def open_existing(

@@ -17,7 +17,7 @@ from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequ
 from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
-from litellm_compaction.stores import Board
+from litellm_compaction.stores import Board, Originals
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import Count, TokenCounter
@@ -171,6 +171,7 @@ class Bench:
     events: list[Event] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
     board: Board | None = None
+    originals: Originals | None = None
 
     def __post_init__(self) -> None:
         self.compactor = Compactor(
@@ -178,6 +179,7 @@ class Bench:
             counter=self.counter,
             store=self.store,
             board=self.board,
+            originals=self.originals,
             observers=[self.events.append],
             clock=self.clock,
             wall_clock=lambda: NOW_S,

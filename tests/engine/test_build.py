@@ -6,13 +6,17 @@ import asyncio
 
 import pytest
 
+from litellm_compaction.core.messages import chain
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.stores import Originals
+from litellm_compaction.stores.rows import MemoryRows
 from tests import virtual_time
 from tests.builders import (
     as_bytes,
     assistant,
     chat,
+    parsed,
     user,
 )
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
@@ -92,3 +96,37 @@ async def test_a_small_pruning_model_gets_prompts_that_it_can_read(window: int) 
     assert bench.ask.prompts or bench.last.reason == "no_room"
     for prompt, output_tokens in zip(bench.ask.prompts, bench.ask.max_tokens, strict=True):
         assert len(prompt) / 4 + 64 + output_tokens <= window
+
+
+def _originals() -> tuple[Originals, MemoryRows]:
+    rows = MemoryRows(ttl_s=100, max_bytes=10_000_000)
+    return Originals(rows, ttl_s=100, secret=lambda: "sk-master"), rows
+
+
+async def test_covered_messages_are_kept() -> None:
+    """Those that the record replaces, and no others; a turn that reuses the record keeps nothing more."""
+    originals, rows = _originals()
+    bench = Bench(originals=originals)
+    prepared = await bench.guard(LONG, keep_originals="compacted")
+    await originals.settle()
+    assert prepared.action == "compacted"
+    stretches = await originals.scan()
+    covered = bench.last.covered_messages
+    hashes = chain(parsed(LONG))
+    assert [entry for each in stretches for entry in each.hashes[1:]] == list(hashes[1 : covered + 1])
+    assert {each.scope for each in stretches} == {"team"}
+    before = await rows.scan()
+    later = [*LONG, assistant("ok"), user("more")]
+    assert (await bench.guard(later, keep_originals="compacted")).action == "reused"
+    await originals.settle()
+    assert {row.key: row.body for row in await rows.scan()} == {row.key: row.body for row in before}
+
+
+async def test_off_keeps_no_row() -> None:
+    """As it is without the setting."""
+    originals, rows = _originals()
+    bench = Bench(originals=originals)
+    assert (await bench.guard(LONG)).action == "compacted"
+    assert (await bench.guard([*LONG, user("!")], keep_originals="off")).action in ("compacted", "reused")
+    await originals.settle()
+    assert await rows.scan() == []

@@ -22,6 +22,7 @@ from litellm_compaction.proxy.page.turns import Talk, Turns, talks_of, turn_from
 from litellm_compaction.proxy.page.view import Field, Notice, Row, clock_text
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import as_entry, router_entries
+from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import Store
 
 SHOWN_EVENTS = 200
@@ -33,7 +34,12 @@ _NO_TEXT = ("embedding", "image_generation", "rerank", "audio_transcription", "a
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The parts of the running plug-in that the page looks at; `router` gives LiteLLM's of the moment."""
+    """The parts of the running plug-in that the page looks at.
+
+    Attributes:
+        router: gives LiteLLM's of the moment.
+        lookup: of the messages that compactions covered; None if there can be none.
+    """
 
     live: LiveSettings
     guards: DeploymentSelector
@@ -41,6 +47,7 @@ class Surroundings:
     store: Store
     turns: Turns
     router: Callable[[], Any]
+    lookup: Lookup | None = None
 
 
 def revision_of(known: Known) -> str:

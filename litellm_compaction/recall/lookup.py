@@ -1,0 +1,137 @@
+"""Looks up originals for people: an index for each tenant, made in memory of what is kept when it is first asked for.
+
+An index grows with what is kept meanwhile. It never shows what is kept no more: lists tell of what was deleted, and
+what a hit is from is read again before it is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
+
+from litellm_compaction.concurrency import Bounded
+from litellm_compaction.core.messages import Message
+from litellm_compaction.core.secrets import plain
+from litellm_compaction.recall.hits import Found, search
+from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
+
+_Result = TypeVar("_Result")
+# The scope of a stretch, and its key in there.
+Name: TypeAlias = tuple[str, str]
+
+_MOST_TENANTS = 8
+# About 100,000 messages; of more the last listed are searched.
+_MOST_STRETCHES = 2000
+
+
+class KeptStretch(Protocol):
+    """Messages in a row, with their hash chain: one entry more than there are messages."""
+
+    @property
+    def name(self) -> Name: ...
+    @property
+    def messages(self) -> Sequence[Message]: ...
+    @property
+    def hashes(self) -> Sequence[str]: ...
+
+
+class Source(Protocol):
+    """Originals by tenant."""
+
+    async def names(self, tenant: str) -> Sequence[Name]: ...
+    async def read(self, tenant: str, names: Sequence[Name]) -> Sequence[KeptStretch]: ...
+
+
+def indexed(stretches: Iterable[KeptStretch], index: Index | None = None) -> Index:
+    """Returns an index of stretches, oldest first, each behind the one that it goes on from; or adds them to one."""
+    # Secrets were left out when they were kept, by the settings of then.
+    index = Index(plain) if index is None else index
+    chains: dict[str, list[KeptStretch]] = {}
+    for stretch in stretches:
+        chain = chains.pop(stretch.hashes[0], [])
+        chains[stretch.hashes[-1]] = [*chains.get(stretch.hashes[-1], ()), *chain, stretch]
+    for chain in chains.values():
+        for stretch in chain:
+            index.add(stretch.messages, stretch.hashes)
+    return index
+
+
+class Lookup:
+    """Searches a tenant's originals, and finds their messages by handle."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._tenants: Bounded[str, _Tenant] = Bounded(_MOST_TENANTS)
+
+    async def search(self, tenant: str, query: str, *, limit: int) -> Found:
+        """Returns what is found for a query in what is kept of a tenant's conversations."""
+
+        def handles(found: Found) -> list[str]:
+            return [hit.original.handle for hit in found.hits]
+
+        return await self._asked(tenant, lambda index: search(index, query, limit=limit), handles)
+
+    async def find(self, tenant: str, handle: str) -> Sequence[Original]:
+        """Returns the parts of a message; none for a handle that is no tenant's, another one's, or expired."""
+        return await self._asked(tenant, lambda index: index.find(handle), lambda parts: [handle] if parts else [])
+
+    async def _asked(
+        self, tenant: str, ask: Callable[[Index], _Result], handles: Callable[[_Result], Sequence[str]]
+    ) -> _Result:
+        known = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
+        self._tenants.move_to_end(tenant)
+        async with known.lock:
+            await known.refresh()
+            result = await asyncio.to_thread(ask, known.index)
+            if not await known.are_kept(handles(result)):
+                known.forget()
+                await known.refresh()
+                result = await asyncio.to_thread(ask, known.index)
+            return result
+
+
+class _Tenant:
+    """The index of what is kept of one tenant, and the stretch that each message is from."""
+
+    def __init__(self, source: Source, tenant: str) -> None:
+        self.lock = asyncio.Lock()
+        self._source = source
+        self._tenant = tenant
+        self.forget()
+
+    def forget(self) -> None:
+        self.index = Index(plain)
+        self._names: set[Name] = set()
+        # Of the stretch that a handle's message is from, its first and its last entry.
+        self._ends: dict[str, tuple[str, str]] = {}
+        self._beginning: dict[str, list[Name]] = {}
+        self._ending: dict[str, list[Name]] = {}
+
+    async def refresh(self) -> None:
+        """Adds what is new; makes the index anew if anything has been deleted."""
+        listed = (await self._source.names(self._tenant))[-_MOST_STRETCHES:]
+        if not self._names.issubset(listed):
+            self.forget()
+        new = [name for name in listed if name not in self._names]
+        if new:
+            stretches = await self._source.read(self._tenant, new)
+            self._names.update(new)
+            await asyncio.to_thread(self._add, stretches)
+
+    async def are_kept(self, handles: Collection[str]) -> bool:
+        """Returns True if all of what some messages are from is still there, and what stands beside it."""
+        names: dict[Name, None] = {}
+        for first, last in (self._ends[handle] for handle in handles):
+            for beside in (self._ending.get(first, ()), self._ending[last], self._beginning.get(last, ())):
+                names.update(dict.fromkeys(beside))
+        return {stretch.name for stretch in await self._source.read(self._tenant, list(names))} == set(names)
+
+    def _add(self, stretches: Sequence[KeptStretch]) -> None:
+        indexed(stretches, self.index)
+        for stretch in stretches:
+            first, last = stretch.hashes[0], stretch.hashes[-1]
+            self._beginning.setdefault(first, []).append(stretch.name)
+            self._ending.setdefault(last, []).append(stretch.name)
+            for entry in stretch.hashes[1:]:
+                self._ends.setdefault(entry[:HANDLE_CHARS], (first, last))

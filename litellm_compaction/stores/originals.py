@@ -1,0 +1,288 @@
+"""Keeps the messages that compactions cover, encrypted, so that they can be looked up.
+
+A row is a stretch of a conversation that was covered at once, under the hash chain's entry after it: a later compaction
+adds what it covers beyond, and conversations that begin alike share the beginning. Two lists lead to the rows: the
+stretches of a scope, and the scopes of a tenant. They name no word; what a row holds says itself whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from litellm_compaction.concurrency import Tasks
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, is_text_part, parse_message
+from litellm_compaction.core.secrets import Redact, plain
+from litellm_compaction.errors import CompactionError, StoreError, TooLargeForStore
+from litellm_compaction.master_key import derived, stretched
+from litellm_compaction.stores.rows import Row, Rows
+from litellm_compaction.stores.store import Store, encode_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+logger = logging.getLogger("litellm_compaction")
+_ROW, _STRETCHES, _SCOPES = "o:", "stretches", "scopes"
+_VERSION, _NONCE_BYTES = b"\x01", 12
+# A fork stores again what lies between its last common entry and the fork.
+_MOST_MESSAGES, _MOST_CHARS = 64, 500_000
+# Of a scope, and the scopes of a tenant; the oldest are not found any more.
+_MOST_LISTED = 4096
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """Messages that a compaction covers.
+
+    Attributes:
+        scope, tenant: of the request.
+        messages: n, oldest first, without the leading system messages.
+        hashes: n + 1, their hash chain.
+        redact: takes out what is not written down.
+    """
+
+    scope: str
+    tenant: str
+    messages: Sequence[Message]
+    hashes: Sequence[str]
+    redact: Redact = plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Messages that were kept together: `hashes` has one entry more than there are messages; `kept_s` is wall clock."""
+
+    scope: str
+    tenant: str
+    messages: tuple[Message, ...]
+    hashes: tuple[str, ...]
+    kept_s: float
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Its scope and its key in there."""
+        return self.scope, self.hashes[-1]
+
+
+class Originals:
+    """Originals in rows of their own, with a time to live and a bound of their own.
+
+    Args:
+        rows: of originals alone.
+        ttl_s: seconds after which a stretch is forgotten, found or not.
+        secret: gives the proxy's master key, from which the rows' key is derived; without one nothing is kept.
+    """
+
+    def __init__(
+        self, rows: Rows, *, ttl_s: float, secret: Callable[[], str | None], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._rows = rows
+        self._lists = Store(rows)
+        self._ttl_s = ttl_s
+        self._secret = secret
+        self._clock = clock
+        self._tasks = Tasks()
+        self._told: set[str] = set()
+
+    def keep(self, covered: Covered) -> None:
+        """Begins to keep what is not kept yet; nothing waits for it, and a failure is logged once."""
+        self._tasks.begin(self._try_to_keep(covered))
+
+    async def settle(self) -> None:
+        """Returns when all that was begun is kept, or given up."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def names(self, tenant: str) -> list[tuple[str, str]]:
+        """Returns the names of a tenant's stretches, as far as they are listed, those of a scope oldest first."""
+        scopes = await self._listed(tenant, _SCOPES)
+        return [(scope, key) for scope in scopes for key in await self._listed(scope, _STRETCHES)]
+
+    async def read(self, tenant: str, names: Sequence[tuple[str, str]]) -> list[Stretch]:
+        """Returns those stretches of a tenant that are still there and can be read."""
+        found: list[Stretch] = []
+        for scope in dict.fromkeys(scope for scope, _ in names):
+            rows = await self._found(scope, [_ROW + key for owner, key in names if owner == scope])
+            found += await asyncio.to_thread(self._opened, rows)
+        return [stretch for stretch in found if stretch.tenant == tenant]
+
+    async def scan(self) -> list[Stretch]:
+        """Returns all that can be read, of all tenants, oldest first: for an operator."""
+        rows = [row for row in await self._rows.scan() if row.key.startswith(_ROW)]
+        found = await asyncio.to_thread(self._opened, rows)
+        return sorted(found, key=lambda stretch: stretch.kept_s)
+
+    async def scopes(self) -> set[str]:
+        """Returns the scopes of which something is kept, readable or not."""
+        return {row.scope for row in await self._rows.scan() if row.key.startswith(_ROW)}
+
+    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+        """Forgets originals, as `Store.delete` forgets compactions; returns the number of stretches."""
+        deleted = await self._rows.delete(scope=scope, before_s=unused_since_s)
+        return sum(key.startswith(_ROW) for key in deleted)
+
+    async def aclose(self) -> None:
+        """Ends it, after what was begun; any number of times."""
+        await self.settle()
+        await self._rows.aclose()
+
+    async def _try_to_keep(self, covered: Covered) -> None:
+        try:
+            await self._keep(_without_synthetic(covered))
+        except Exception as error:  # noqa: BLE001 - the request has its compaction, with or without originals (P8)
+            said = str(error) if isinstance(error, CompactionError) else type(error).__name__
+            self._tell("originals_failed %s; (logged once)", said)
+
+    async def _keep(self, covered: Covered) -> None:
+        if not self._secret():
+            self._tell(
+                "originals_off %s needs a master key, with which it encrypts them; none are kept", "keep_originals"
+            )
+            return
+        if not covered.messages:
+            return
+        listed = set(await self._listed(covered.scope, _STRETCHES))
+        start = max((at for at, entry in enumerate(covered.hashes) if entry in listed), default=0)
+        if start and await self._is_unreadable(covered.scope, covered.hashes[start]):
+            start = 0
+        for first, end in _stretches(covered.messages, start):
+            key = _ROW + covered.hashes[end]
+            body = await asyncio.to_thread(self._sealed, covered, first, end)
+            # The row first: what is listed is whole.
+            try:
+                await self._rows.put(covered.scope, key, body)
+            except TooLargeForStore as error:
+                self._tell("originals_refused %s; that part is not kept (logged once)", error)
+                continue
+            await self._lists.merge_fact(covered.scope, _STRETCHES, covered.hashes[end], _joined)
+        if covered.scope not in await self._listed(covered.tenant, _SCOPES):
+            await self._lists.merge_fact(covered.tenant, _SCOPES, covered.scope, _joined)
+
+    async def _listed(self, scope: str, key: str) -> list[str]:
+        return (await self._lists.get_fact(scope, key) or "").split()
+
+    async def _is_unreadable(self, scope: str, entry: str) -> bool:
+        """Returns True if a stretch is there, but under another master key: then all is kept anew."""
+        rows = await self._rows.find(scope, [_ROW + entry])
+        return bool(rows) and not await asyncio.to_thread(self._opened, rows)
+
+    async def _found(self, scope: str, keys: Sequence[str]) -> list[Row]:
+        """The rows under some keys; a backend may give the first ones of very many bytes only."""
+        found: list[Row] = []
+        left = list(keys)
+        while left:
+            some = left[:_ROWS_AT_ONCE]
+            rows = await self._rows.find(scope, some)
+            found += rows
+            left = left[(some.index(rows[-1].key) + 1) if rows else len(some) :]
+        return found
+
+    def _sealed(self, covered: Covered, first: int, end: int) -> bytes:
+        messages = [_as_json(message, covered.redact) for message in covered.messages[first:end]]
+        fields = {"tenant": covered.tenant, "hashes": covered.hashes[first : end + 1], "messages": messages}
+        text = encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+        nonce = os.urandom(_NONCE_BYTES)
+        name = _associated(covered.scope, _ROW + covered.hashes[end])
+        return _VERSION + nonce + _cipher(self._secret()).encrypt(nonce, zlib.compress(text), name)
+
+    def _opened(self, rows: Sequence[Row]) -> list[Stretch]:
+        """Those rows that are young enough and can be decrypted."""
+        since_s = self._clock() - self._ttl_s
+        alive = [row for row in rows if row.created_s >= since_s]
+        found = [stretch for row in alive if (stretch := self._stretch(row)) is not None]
+        if len(found) < len(alive):
+            text = "originals_unreadable rows=%d were written with another master key, or changed; they are passed over"
+            self._tell(text, len(alive) - len(found))
+        return found
+
+    def _stretch(self, row: Row) -> Stretch | None:
+        from cryptography.exceptions import InvalidTag
+
+        nonce, sealed = row.body[1 : 1 + _NONCE_BYTES], row.body[1 + _NONCE_BYTES :]
+        if row.body[:1] != _VERSION or not self._secret():
+            return None
+        try:
+            text = zlib.decompress(_cipher(self._secret()).decrypt(nonce, sealed, _associated(row.scope, row.key)))
+            fields = json.loads(text.decode("utf-8", "surrogatepass"))
+            messages = tuple(map(parse_message, fields["messages"]))
+        except (InvalidTag, zlib.error, ValueError, KeyError, TypeError):
+            return None
+        hashes, tenant = tuple(fields["hashes"]), fields["tenant"]
+        return Stretch(scope=row.scope, tenant=tenant, messages=messages, hashes=hashes, kept_s=row.created_s)
+
+    def _tell(self, text: str, value: object) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning(text, value)
+
+
+def _cipher(secret: str | None) -> AESGCM:
+    # Here: it takes 40 ms to import, and most commands and proxies do without.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    if not secret:
+        raise StoreError("originals are encrypted with the proxy's master key, and there is none")
+    return AESGCM(derived(stretched(secret), b"originals"))
+
+
+def _associated(scope: str, key: str) -> bytes:
+    """The name of a row: its body is none under another one."""
+    return encode_text(f"{scope}\n{key}")
+
+
+def _joined(kept: str, new: str) -> str:
+    return " ".join(list(dict.fromkeys((*kept.split(), *new.split())))[-_MOST_LISTED:])
+
+
+def _without_synthetic(covered: Covered) -> Covered:
+    """Messages up to where an answer goes on: the next turn says that answer in one piece."""
+    end = next((at for at, message in enumerate(covered.messages) if message.is_synthetic), len(covered.messages))
+    while end < len(covered.messages) and end and covered.messages[end - 1].role == "assistant":
+        end -= 1
+    return replace(covered, messages=covered.messages[:end], hashes=covered.hashes[: end + 1])
+
+
+def _stretches(messages: Sequence[Message], start: int) -> Iterator[tuple[int, int]]:
+    """The ranges in which messages from `start` on are kept."""
+    first, chars = start, 0
+    for at in range(start, len(messages)):
+        size = len(messages[at].text) + sum(len(call.arguments) for call in messages[at].calls)
+        if at > first and (at - first == _MOST_MESSAGES or chars + size > _MOST_CHARS):
+            yield first, at
+            first, chars = at, 0
+        chars += size
+    if first < len(messages):
+        yield first, len(messages)
+
+
+def _as_json(message: Message, redact: Redact) -> JsonObject:
+    """A message's words and calls, without secrets and without anything that is no text."""
+    kept: dict[str, JsonValue] = {"role": message.role, "content": _content(message.raw.get("content"), redact)}
+    if message.calls:
+        kept["tool_calls"] = [
+            {"id": call.id, "function": {"name": call.name, "arguments": redact(call.arguments)}}
+            for call in message.calls
+        ]
+    if message.call_id:
+        kept["tool_call_id"] = message.call_id
+    return kept
+
+
+def _content(content: JsonValue, redact: Redact) -> JsonValue:
+    if isinstance(content, list):
+        texts = (part if isinstance(part, str) else _text(part) for part in content if is_text_part(part))
+        return [{"type": "text", "text": redact(text)} for text in texts]
+    return redact(content) if isinstance(content, str) else None
+
+
+def _text(part: JsonValue) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return text if isinstance(text, str) else ""

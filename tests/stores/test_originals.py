@@ -1,0 +1,267 @@
+"""Originals: kept once, encrypted, each tenant's own, forgotten in time, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.messages import chain, visible_text
+from litellm_compaction.errors import StoreError
+from litellm_compaction.stores import Covered, Originals, open_existing, open_originals
+from litellm_compaction.stores.rows import MemoryRows, Rows
+from litellm_compaction.stores.sqlite import SqliteRows
+from tests.builders import JsonDict, assistant, contents, parsed, user
+from tests.stores.made import RedisStore
+from tests.stores.servers import any_program, running
+
+SECRET = "sk-master"
+KINDS = ("memory", "sqlite", "redis")
+Open = Callable[..., Originals]
+
+
+def covered(*raw: JsonDict, scope: str = "scope", tenant: str = "tenant") -> Covered:
+    messages = parsed(raw)
+    return Covered(scope=scope, tenant=tenant, messages=messages, hashes=chain(messages))
+
+
+def talk(number: int, word: str = "word") -> list[JsonDict]:
+    return [(user, assistant)[at % 2](f"{word} {at}") for at in range(number)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with ExitStack() as ending:
+        yield ending.enter_context(running(any_program())).url
+
+
+@pytest.fixture(params=KINDS)
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
+    """Opens originals, each time on the same rows."""
+    name, found = uuid.uuid4().hex, []
+    memory = MemoryRows(ttl_s=100, max_bytes=10_000_000)
+
+    def rows() -> Rows:
+        if request.param == "memory":
+            return memory
+        if request.param == "sqlite":
+            return SqliteRows(tmp_path / "store.originals", ttl_s=100, max_bytes=10_000_000)
+        url = f"{request.getfixturevalue('server')}?prefix={name}"
+        return RedisStore(url, rests=False, limit_s=10, ttl_s=100).rows
+
+    def make(secret: str | None = SECRET, **options: float) -> Originals:
+        found.append(Originals(rows(), secret=lambda: secret, **{"ttl_s": 100, **options}))
+        return found[-1]
+
+    yield make
+    for each in found:
+        await each.aclose()
+
+
+async def kept(originals: Originals, *all_covered: Covered) -> None:
+    for each in all_covered:
+        originals.keep(each)
+        await originals.settle()
+
+
+async def texts(originals: Originals, tenant: str = "tenant") -> list[str]:
+    found = await originals.read(tenant, await originals.names(tenant))
+    return [message.text for stretch in found for message in stretch.messages]
+
+
+async def test_what_was_covered_is_read_again(opened: Open) -> None:
+    """By another process with the same key, too; a later compaction adds only what it covers beyond."""
+    originals = opened()
+    await kept(originals, covered(*talk(3)), covered(*talk(5)))
+    assert await texts(originals) == await texts(opened()) == [f"word {at}" for at in range(5)]
+    names = await originals.names("tenant")
+    assert len(names) == 2
+    await kept(opened(), covered(*talk(5)))
+    assert await originals.names("tenant") == names
+
+
+async def test_conversations_share_their_beginning(opened: Open) -> None:
+    """A fork adds what differs, from the last entry that is kept."""
+    originals = opened()
+    await kept(originals, covered(*talk(4)), covered(*talk(4), user("left")), covered(*talk(4), user("right")))
+    assert await texts(originals) == ["word 0", "word 1", "word 2", "word 3", "left", "right"]
+
+
+async def test_more_than_one_answer_of_a_backend_is_read(opened: Open) -> None:
+    """Redis gives a megabyte at a time, and no row holds a long conversation."""
+    originals = opened()
+    noise = [os.urandom(150_000).hex() for _ in range(6)]
+    await kept(originals, covered(*map(user, noise), *talk(150)))
+    assert len(await originals.names("tenant")) > 4
+    assert await texts(originals) == [*noise, *(f"word {at}" for at in range(150))]
+
+
+async def test_tenants_find_their_own(opened: Open) -> None:
+    """The same conversation of two: each has its own rows, and a forged list leads to nothing."""
+    originals = opened()
+    await kept(
+        originals, covered(*talk(2), scope="a", tenant="one"), covered(*talk(2, "other"), scope="b", tenant="two")
+    )
+    assert await texts(originals, "one") == ["word 0", "word 1"]
+    assert await texts(originals, "two") == ["other 0", "other 1"]
+    assert await originals.names("three") == []
+    assert await originals.read("one", await originals.names("two")) == []
+
+
+async def test_a_moved_row_is_none(opened: Open) -> None:
+    """What is encrypted is bound to its scope and its key."""
+    originals = opened()
+    await kept(originals, covered(*talk(2)))
+    [row] = [row for row in await originals._rows.scan() if row.key.startswith("o:")]
+    await originals._rows.put("else", row.key, row.body)
+    await originals._rows.put(row.scope, "o:else", row.body)
+    assert await originals.read("tenant", [("else", row.key[2:]), (row.scope, "else")]) == []
+    assert len(await originals.scan()) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"\x01", b"\x01" + bytes(40), b"\x02" + bytes(40)])
+async def test_what_is_no_original_is_passed_over(opened: Open, body: bytes) -> None:
+    """Half a row, or one of another version: nothing of it is read, the others are."""
+    originals = opened()
+    await kept(originals, covered(*talk(2)))
+    await originals._rows.put("scope", "o:else", body)
+    assert [len(each.messages) for each in await originals.scan()] == [2]
+
+
+async def test_another_key_reads_nothing_and_keeps_anew(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """One line says so, without a word of the conversation; with the next compaction all is kept again."""
+    await kept(opened(), covered(*talk(3, "plan")))
+    rotated = opened("sk-rotated")
+    with caplog.at_level(logging.WARNING, logger="litellm_compaction"):
+        assert await texts(rotated) == await texts(rotated) == []
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["originals_unreadable"]
+    assert "plan" not in caplog.text
+    await kept(rotated, covered(*talk(4, "plan")))
+    assert await texts(rotated) == [f"plan {at}" for at in range(4)]
+
+
+async def test_deleted_is_forgotten(opened: Open) -> None:
+    """Of one scope, with its list; of all; the tenant's other scopes stay."""
+    originals = opened()
+    await kept(originals, covered(*talk(2), scope="a"), covered(*talk(2, "other"), scope="b"))
+    assert await originals.scopes() == {"a", "b"}
+    assert await originals.delete(scope="a") == 1
+    assert await texts(originals) == ["other 0", "other 1"]
+    assert await originals.delete() == 1
+    assert await texts(originals) == []
+    assert await originals._rows.scan() == []
+
+
+async def test_time_runs_from_when_it_was_kept(opened: Open) -> None:
+    """Looking at it makes no original live longer."""
+    originals, late = opened(), opened(ttl_s=-1)
+    await kept(originals, covered(*talk(2)))
+    assert await texts(originals) != []
+    assert await texts(late) == []
+
+
+async def test_without_a_key_nothing_is_kept(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """It says once which setting wants one."""
+    originals = opened(None)
+    await kept(originals, covered(*talk(2)), covered(*talk(4)))
+    assert await originals._rows.scan() == []
+    assert [record.getMessage().split()[:2] for record in caplog.records] == [["originals_off", "keep_originals"]]
+
+
+async def test_secrets_and_data_stay_out(opened: Open) -> None:
+    """What the record leaves out is left out of text and arguments; of an image nothing is kept."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    call = {"id": "c", "function": {"name": "login", "arguments": '{"with": "hunter2"}'}}
+    conversation = covered(
+        user([{"type": "text", "text": "I am hunter2"}, image]),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "welcome"},
+    )
+    originals = opened()
+    await kept(originals, replace(conversation, redact=lambda text: text.replace("hunter2", "***")))
+    [stretch] = await originals.scan()
+    assert [visible_text(each) for each in stretch.messages] == ["I am ***", "\nlogin(with: ***)", "welcome"]
+    assert "AAAA" not in repr(stretch)
+    assert stretch.messages[2].call_id == "c"
+
+
+async def test_an_answer_that_goes_on_is_not_kept_in_pieces(opened: Open) -> None:
+    """Neither its beginning nor our request to go on: the next turn has the whole answer."""
+    conversation = covered(*talk(3), assistant("half an"), user("Go on."))
+    last = replace(conversation.messages[-1], is_synthetic=True)
+    originals = opened()
+    await kept(originals, replace(conversation, messages=(*conversation.messages[:-1], last)))
+    assert await texts(originals) == ["word 0", "word 1", "word 2"]
+
+
+class _Full(MemoryRows):
+    async def put(self, scope: str, key: str, body: bytes) -> None:
+        raise StoreError("the disk is full")
+
+
+async def test_a_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is raised; nothing is listed of which there is no row."""
+    rows = _Full(ttl_s=100, max_bytes=1_000_000)
+    originals = Originals(rows, ttl_s=100, secret=lambda: SECRET)
+    await kept(originals, covered(*talk(2, "plan")), covered(*talk(4, "plan")))
+    assert [record.getMessage() for record in caplog.records] == ["originals_failed the disk is full; (logged once)"]
+    assert await originals.names("tenant") == []
+
+
+async def test_the_bound_drops_the_oldest() -> None:
+    """Of the scope that has most; what is left is found."""
+    originals = Originals(MemoryRows(ttl_s=100, max_bytes=40_000), ttl_s=100, secret=lambda: SECRET)
+    for at in range(10):
+        await kept(originals, covered(user(os.urandom(4_000).hex() + f" {at}")))
+    found = [text.split()[1] for text in await texts(originals)]
+    assert 2 <= len(found) < 10
+    assert found == [str(at) for at in range(10 - len(found), 10)]
+
+
+async def test_no_word_is_on_the_disk(tmp_path: Path) -> None:
+    """Neither in the file nor in its journal; they lie beside the store, in a file of their own."""
+    url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
+    existing = open_existing(url, ttl_s=100, max_bytes=1_000_000)
+    options = {"ttl_s": 100.0, "max_bytes": 1_000_000}
+    assert open_originals(url, existing, ttl_s=100, max_bytes=1, secret=lambda: SECRET, create=False) is None
+    originals = open_originals(url, existing, ttl_s=100, max_bytes=1_000_000, secret=lambda: SECRET)
+    assert originals is not None
+    await kept(originals, covered(*talk(30, "rhinoceros"), tenant="nobody"))
+    data = b"".join(path.read_bytes() for path in tmp_path.glob("store.sqlite3.originals*"))
+    assert b"scope" in data
+    assert b"rhinoceros" not in data
+    again = open_originals(url, existing, **options, secret=lambda: SECRET, create=False)
+    assert again is not None
+    assert len(await again.scan()) == 1
+    await again.aclose()
+    await originals.aclose()
+    with sqlite3.connect(tmp_path / "store.sqlite3.originals") as connection:
+        assert connection.execute("SELECT count(*) FROM entry").fetchone() == (3,)
+
+
+@given(st.lists(contents(), min_size=1, max_size=12), st.data())
+def test_any_text_comes_back(said: list[object], data: st.DataObject) -> None:
+    """Half surrogate pairs and control characters, too, in whatever steps they are covered."""
+    conversation = covered(*({"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(said)))
+    steps = sorted({*data.draw(st.lists(st.integers(1, len(said)), max_size=3)), len(said)})
+
+    async def run() -> list[str]:
+        originals = Originals(MemoryRows(ttl_s=100, max_bytes=10**8), ttl_s=100, secret=lambda: SECRET)
+        parts = [
+            replace(conversation, messages=conversation.messages[:end], hashes=conversation.hashes[: end + 1])
+            for end in steps
+        ]
+        await kept(originals, *parts)
+        return await texts(originals)
+
+    assert asyncio.run(run()) == [message.text for message in conversation.messages]
