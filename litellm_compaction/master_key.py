@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,6 +101,17 @@ def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:
         ) from exc
     environ[KEY_VARIABLE] = key
     return MasterKey(key=key, path=path, created=created)
+
+
+def known_master_key(environ: Mapping[str, str]) -> str | None:
+    """The key that `ensure_master_key` would give, without making one; None if there is none.
+
+    Raises:
+        ConfigError: as there.
+    """
+    if not environ.get(KEY_VARIABLE, "").strip() and not (data_folder(environ) / _FILE_NAME).exists():
+        return None
+    return ensure_master_key(dict(environ)).key
 
 
 def _read(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.master_key import ensure_master_key
+from litellm_compaction.master_key import ensure_master_key, known_master_key
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
 
@@ -25,6 +25,16 @@ def test_the_environments_key_is_used_and_nothing_is_written(home: dict[str, str
     found = ensure_master_key({**home, "LITELLM_MASTER_KEY": " sk-mine "})
     assert (found.key, found.path, found.created) == ("sk-mine", None, False)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_look_makes_no_key(home: dict[str, str], tmp_path: Path) -> None:
+    """The environment's, else the file's, else none."""
+    assert known_master_key(home) is None
+    assert not list(tmp_path.iterdir())
+    made = ensure_master_key({**home})
+    assert known_master_key(home) == made.key
+    assert known_master_key({**home, "LITELLM_MASTER_KEY": "sk-mine"}) == "sk-mine"
+    assert "LITELLM_MASTER_KEY" not in home
 
 
 def test_a_missing_key_is_made_once_and_reused(home: dict[str, str]) -> None:

@@ -21,7 +21,7 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import harmless
 
 if TYPE_CHECKING:
-    from litellm_compaction.stores import Store
+    from litellm_compaction.stores import Originals, Store
 
 _NAME = "litellm-compaction"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -110,15 +110,24 @@ def _api_base(what: str) -> Callable[[_Command], _Command]:
 
 def _place(command: Callable[..., int]) -> Callable[..., int]:
     """Adds the options that say which store is meant; the command gets that store."""
+    return _beside_originals(lambda store, _, **options: command(store, **options), command)
+
+
+def _beside_originals(command: Callable[..., int], named: Callable[..., int] | None = None) -> Callable[..., int]:
+    """As `_place`; the command gets the originals, too, or None.
+
+    Args:
+        named: has the command's name and help, if it is another one.
+    """
 
     @click.option("--store", metavar="URL", help="The store (default: the one in the user's data folder).")
     @click.option("--config", type=_PATH, metavar="PATH", help="The config.yaml that names it.")
-    @functools.wraps(command)
+    @functools.wraps(named or command)
     def with_store(store: str | None, config: Path | None, **options: Any) -> int:
-        from litellm_compaction.cli.stores import chosen_store
+        from litellm_compaction.cli.stores import chosen
 
         _only_one_of({"store": store, "config": config}, "store", "config")
-        return command(chosen_store(store, config, os.environ), **options)
+        return command(*chosen(store, config, os.environ), **options)
 
     return with_store
 
@@ -233,6 +242,23 @@ def events(store: Store, **options: Any) -> int:
     return events(store, **options)
 
 
+@program.command(short_help="Search what compactions covered.")
+@click.option("--scope", metavar="S", help="In one scope, as `store ls` shows it; its beginning will do.")
+@_json("the hits")
+@click.option("--last", type=click.IntRange(1, 100), default=5, metavar="N", help="How many hits at most.")
+@click.argument("query")
+@_beside_originals
+def recall(store: Store, originals: Originals | None, **options: Any) -> int:
+    """Searches the messages that compactions covered, of all tenants, and shows their text.
+
+    QUERY is words, ids, a handle or code, or /a regular expression/. The master key that encrypts the messages is
+    the config's, else LITELLM_MASTER_KEY, else the one in the data folder.
+    """
+    from litellm_compaction.cli.recall import recall
+
+    return recall(store, originals, **options)
+
+
 @program.group("store", short_help="Look at stored compactions, or delete them.", no_args_is_help=False)
 def store_actions() -> None:
     """Looks at the compactions that the proxies keep, or deletes them."""
@@ -265,9 +291,9 @@ def show(store: Store, id: str) -> int:  # noqa: A002 - the argument's name is i
 @click.option("--older-than", "older_than_s", callback=_age_s, metavar="AGE", help="Unused so long: 90s, 12h, 30d, 8w.")
 @click.option("--all", "everything", is_flag=True, help="Everything, with the history.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_place
-def purge(store: Store, yes: bool, **options: Any) -> int:
-    """Deletes stored compactions, after a question."""
+@_beside_originals
+def purge(store: Store, originals: Originals | None, yes: bool, **options: Any) -> int:
+    """Deletes stored compactions and the originals that they covered, after a question."""
     from litellm_compaction.cli.stores import purge
 
-    return purge(store, ask=not yes, **options)
+    return purge(store, originals, ask=not yes, **options)

@@ -6,23 +6,26 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from litellm_compaction.cli.config_file import read_config
+from litellm_compaction.cli.config_file import ConfigFile, read_config
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import CompactionEvent, ContinuationEvent, TruncationAlarm, event_from_json, harmless
+from litellm_compaction.master_key import known_master_key
+from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.stores import Store, StoredCompaction, StoredEvent, open_existing
+from litellm_compaction.stores import Originals, Store, StoredCompaction, StoredEvent, open_existing, open_originals
 from litellm_compaction.stores.sqlite import SqliteRows
 
 _AGES = ((86_400, "d"), (3600, "h"), (60, "min"))
 _POLL_S = 0.5
 
 
-def chosen_store(url: str | None, config: Path | None, environ: Mapping[str, str]) -> Store:
-    """The store at `url`, else the one that `config` names, else the default one.
+def chosen(url: str | None, config: Path | None, environ: Mapping[str, str]) -> tuple[Store, Originals | None]:
+    """The store at `url`, else the one that `config` names, else the default one; its originals, None for none.
 
     Raises:
         ConfigError: the config file is wrong, or there is no home folder.
@@ -33,13 +36,32 @@ def chosen_store(url: str | None, config: Path | None, environ: Mapping[str, str
     if url:
         settings = settings.model_copy(update={"store": url})
     settings = settings.with_store(environ)
-    return open_existing(
+    store = open_existing(
         settings.store,
         ttl_s=settings.store_ttl_s,
         max_bytes=settings.store_max_bytes,
         environ=environ,
         redis=redis_of({} if file is None else file.data),
     )
+    originals = open_originals(
+        settings.store,
+        store,
+        ttl_s=settings.originals_ttl_s,
+        max_bytes=settings.originals_max_bytes,
+        environ=environ,
+        secret=partial(_secret, file, environ),
+        create=False,
+    )
+    return store, originals
+
+
+def _secret(file: ConfigFile | None, environ: Mapping[str, str]) -> str | None:
+    written = None if file is None else file.section("general_settings").get("master_key")
+    if not isinstance(written, str):
+        return known_master_key(environ)
+    if not written.startswith(ENVIRONMENT_PREFIX):
+        return written
+    return environ.get(written.removeprefix(ENVIRONMENT_PREFIX))
 
 
 async def _wait() -> None:
@@ -146,8 +168,16 @@ def show(store: Store, beginning: str) -> int:
     return 0
 
 
-def purge(store: Store, *, scope: str | None, older_than_s: float | None, everything: bool, ask: bool) -> int:
-    """Deletes the compactions that are named, after a question; ends the store; 0, or 1 when the answer was no.
+def purge(
+    store: Store,
+    originals: Originals | None = None,
+    *,
+    scope: str | None,
+    older_than_s: float | None,
+    everything: bool,
+    ask: bool,
+) -> int:
+    """Deletes what is named, with its originals, after a question; ends both; 0, or 1 when the answer was no.
 
     Raises:
         ConfigError: nothing is named, or the question cannot be asked.
@@ -155,27 +185,35 @@ def purge(store: Store, *, scope: str | None, older_than_s: float | None, everyt
     """
     if everything == (scope is not None or older_than_s is not None):
         raise ConfigError("name what to delete: --scope and --older-than, one or both, or --all alone")
-    return asyncio.run(_purge(store, scope=scope, older_than_s=older_than_s, ask=ask))
+    return asyncio.run(_purge(store, originals, scope=scope, older_than_s=older_than_s, ask=ask))
 
 
-async def _purge(store: Store, *, scope: str | None, older_than_s: float | None, ask: bool) -> int:
+async def _purge(
+    store: Store, originals: Originals | None, *, scope: str | None, older_than_s: float | None, ask: bool
+) -> int:
     try:
         before_s = None if older_than_s is None else time.time() - older_than_s
         known = await store.compactions()
-        scope = _whole_scope(scope, known)
+        scopes = {stored.scope for stored in known} | (set() if originals is None else await originals.scopes())
+        scope = whole_scope(scope, scopes)
         doomed = [
             stored
             for stored in known
             if (scope is None or stored.scope == scope) and (before_s is None or stored.used_s < before_s)
         ]
         more = ", with the facts and events of that time" if scope is None else ""
+        more += "" if originals is None else ", and the originals"
         more += ", and copies of damaged files" if isinstance(store.rows, SqliteRows) else ""
         if ask and not _confirmed(f"Delete {len(doomed)} of {len(known)} compactions{more}?"):
             print("Nothing was deleted.")
             return 1
+        if originals is not None:
+            print(f"{await originals.delete(scope=scope, unused_since_s=before_s)} parts of originals deleted.")
         print(f"{await store.delete(scope=scope, unused_since_s=before_s)} compactions deleted.")
         return 0
     finally:
+        if originals is not None:
+            await originals.aclose()
         await store.aclose()
 
 
@@ -186,10 +224,15 @@ async def _compactions(store: Store) -> list[StoredCompaction]:
         await store.aclose()
 
 
-def _whole_scope(beginning: str | None, known: Sequence[StoredCompaction]) -> str | None:
+def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
+    """Returns the one scope that begins so; None for None.
+
+    Raises:
+        StoreError: none does, or several do.
+    """
     if beginning is None:
         return None
-    scopes = {stored.scope for stored in known if stored.scope.startswith(beginning)}
+    scopes = {scope for scope in known if scope.startswith(beginning)}
     if len(scopes) != 1:
         raise StoreError(f"{len(scopes) or 'no'} scopes begin with {beginning!r}")
     return scopes.pop()

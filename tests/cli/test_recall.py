@@ -1,0 +1,137 @@
+"""`recall` as an operator uses it, and what `store purge` does with originals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from litellm_compaction.cli import main
+from litellm_compaction.stores import open_originals
+from litellm_compaction.stores.store import Store
+from tests.cli.test_stores import fill
+from tests.recall.test_lookup import BIRD, FISH
+from tests.stores.made import SqliteStore
+from tests.stores.test_originals import covered, kept
+
+SECRET = "sk-of-the-environment"
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with originals of two tenants."""
+    found = tmp_path / "store.sqlite3"
+    store = SqliteStore(found, ttl_s=1000, max_bytes=1_000_000)
+    fill(store)
+    asyncio.run(_keep(found, store))
+    return found
+
+
+async def _keep(path: Path, store: Store) -> None:
+    url = f"sqlite:///{path}"
+    originals = open_originals(url, store, ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET)
+    assert originals is not None
+    one, two = covered(*FISH, scope="scope-a", tenant="one"), covered(*BIRD, scope="scope-b", tenant="two")
+    await kept(originals, one, two)
+    await originals.aclose()
+
+
+@pytest.fixture
+def run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
+    monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "home"))
+
+    def run(*arguments: str, code: int = 0, store: bool = True) -> str:
+        place = ["--store", f"sqlite:///{path}"] if store else []
+        assert main([*arguments, *place]) == code
+        captured = capsys.readouterr()
+        return captured.err if code else captured.out
+
+    return run
+
+
+def test_what_was_dropped_is_found(run: Run) -> None:
+    """With role, turn and handle; by words, by the handle itself, and by a regular expression."""
+    said = run("recall", "which fish")
+    assert "[1] user, turn 1, handle " in said
+    assert "Rhincodon typus" in said
+    handle = said.split("handle ")[1].split()[0]
+    assert "largest?" in run("recall", handle)
+    assert "typus" in run("recall", "/rhinco\\w+/")
+
+
+def test_one_scope_alone(run: Run) -> None:
+    """By its beginning; nothing of another one is shown."""
+    assert "falcon" in run("recall", "--scope", "scope-b", "falcon")
+    assert run("recall", "--scope", "scope-a", "falcon").endswith("for: falcon\n")
+    assert "2 scopes begin with 'scope-'" in run("recall", "--scope", "scope-", "falcon", code=1)
+
+
+def test_json_and_the_number_of_hits(run: Run) -> None:
+    """As the proxy answers."""
+    found = json.loads(run("recall", "--json", "--last", "1", "fish bird"))
+    assert len(found["hits"]) == 1
+    assert found["words"] == ["fish", "bird"]
+
+
+@pytest.mark.parametrize("query", ["", " ", 'AND "', "x" * 100_000])
+def test_any_query_is_answered(run: Run, query: str) -> None:
+    """By a sentence, however long it is."""
+    assert run("recall", query).startswith("Nothing ")
+
+
+@pytest.mark.parametrize("written", ["sk-else", "os.environ/ELSE", None])
+def test_the_key_is_the_configs_then_the_environments(
+    run: Run, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None
+) -> None:
+    """Another one reads nothing and is told so; no key is made."""
+    config = tmp_path / "config.yaml"
+    settings = {"litellm_compaction": {"store": f"sqlite:///{path}"}}
+    general = {"master_key": written} if written else {}
+    config.write_text(yaml.safe_dump({"callback_settings": settings, "general_settings": general, "model_list": []}))
+    if written is None:
+        assert "falcon" in run("recall", "--config", str(config), "falcon", store=False)
+        monkeypatch.delenv("LITELLM_MASTER_KEY")
+    assert "no originals here that can be read" in run("recall", "--config", str(config), "falcon", code=1, store=False)
+    monkeypatch.setenv("ELSE", SECRET)
+    if written == "os.environ/ELSE":
+        assert "falcon" in run("recall", "--config", str(config), "falcon", store=False)
+    assert not (tmp_path / "home").exists()
+
+
+def test_purge_takes_the_originals_along(run: Run, path: Path) -> None:
+    """Those of the scope; then all."""
+    assert run("store", "purge", "--scope", "scope-a", "--yes") == (
+        "1 parts of originals deleted.\n1 compactions deleted.\n"
+    )
+    assert "typus" not in run("recall", "fish")
+    assert "falcon" in run("recall", "falcon")
+    run("store", "purge", "--all", "--yes")
+    assert "no originals" in run("recall", "falcon", code=1)
+
+
+def test_originals_without_records_are_purged_by_their_scope(run: Run, path: Path) -> None:
+    """Their time to live is longer."""
+
+    async def forget() -> None:
+        store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
+        await store.delete()
+        await store.aclose()
+
+    asyncio.run(forget())
+    said = run("store", "purge", "--scope", "scope-b", "--yes")
+    assert said == "1 parts of originals deleted.\n0 compactions deleted.\n"
+
+
+def test_without_originals_it_says_how_to_have_them(run: Run, tmp_path: Path) -> None:
+    """A store of before, or of a proxy that keeps none: no file is made for a look."""
+    path = tmp_path / "other.sqlite3"
+    fill(SqliteStore(path, ttl_s=1000, max_bytes=1_000_000))
+    said = run("recall", "fish", "--store", f"sqlite:///{path}", code=1, store=False)
+    assert "keep_originals: compacted" in said
+    assert list(tmp_path.glob("other.sqlite3.originals*")) == []
