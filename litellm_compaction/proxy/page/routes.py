@@ -27,6 +27,7 @@ from litellm_compaction.proxy.page.data import (
     talks_for,
     useless_models,
 )
+from litellm_compaction.proxy.page.recall import MESSAGES_PATH, RECALL_PATH, RecallRoutes, hide_queries
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, Content, Notice, page, plain_page
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
@@ -64,6 +65,11 @@ def add_page(around: Surroundings) -> None:
     served = _Page(around)
     for path in (PATH, _ASKING_PATH):
         app.add_api_route(path, served.answer, methods=["GET", "POST"], name=_ROUTE_NAME, include_in_schema=False)
+    if around.lookup is not None:
+        answers = RecallRoutes(around.lookup, _visitor_or_none)
+        for path, answer in ((RECALL_PATH, answers.search), (f"{MESSAGES_PATH}/{{handle:path}}", answers.message)):
+            app.add_api_route(path, answer, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
+        hide_queries()
 
 
 class _Page:
@@ -142,6 +148,10 @@ class _Page:
             yield Notice("note", text)
         if known.settings.mode != "guard":
             yield Notice("note", f"mode is {known.settings.mode}: no request is changed.")
+
+
+async def _visitor_or_none(request: Request) -> Visitor | None:
+    return await visitor_of(request) if is_own_request(request.method, request.headers) else None
 
 
 async def _visitor(request: Request) -> Visitor:
