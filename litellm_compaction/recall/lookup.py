@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
-from litellm_compaction.core.messages import Message
+from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.secrets import plain
 from litellm_compaction.recall.hits import Found, search
 from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
@@ -23,6 +23,8 @@ Name: TypeAlias = tuple[str, str]
 _MOST_TENANTS = 8
 # About 100,000 messages; of more the last listed are searched.
 _MOST_STRETCHES = 2000
+# An index takes about twice its text in memory; of more text the older half is forgotten.
+_MOST_CHARS, _STRETCHES_AT_ONCE = 20_000_000, 64
 
 
 class KeptStretch(Protocol):
@@ -103,6 +105,7 @@ class _Tenant:
     def forget(self) -> None:
         self.index = Index(plain)
         self._names: set[Name] = set()
+        self._chars = 0
         # Of the stretch that a handle's message is from, its first and its last entry.
         self._ends: dict[str, tuple[str, str]] = {}
         self._beginning: dict[str, list[Name]] = {}
@@ -114,10 +117,30 @@ class _Tenant:
         if not self._names.issubset(listed):
             self.forget()
         new = [name for name in listed if name not in self._names]
-        if new:
-            stretches = await self._source.read(self._tenant, new)
-            self._names.update(new)
-            await asyncio.to_thread(self._add, stretches)
+        if not new:
+            return
+        stretches = await self._newest(new, _MOST_CHARS)
+        if self._chars + _chars(stretches) > _MOST_CHARS:
+            self.forget()
+            stretches = await self._newest(listed, _MOST_CHARS // 2)
+        self._names.update(listed)
+        self._chars += _chars(stretches)
+        await asyncio.to_thread(self._add, stretches)
+
+    async def _newest(self, names: Sequence[Name], most_chars: int) -> list[KeptStretch]:
+        """The last of some stretches, so many characters of them, in their order."""
+        found: list[KeptStretch] = []
+        for end in range(len(names), 0, -_STRETCHES_AT_ONCE):
+            found[:0] = await self._source.read(self._tenant, names[max(end - _STRETCHES_AT_ONCE, 0) : end])
+            if _chars(found) > most_chars:
+                break
+        kept: list[KeptStretch] = []
+        for stretch in reversed(found):
+            most_chars -= _chars([stretch])
+            if most_chars < 0:
+                break
+            kept.insert(0, stretch)
+        return kept
 
     async def are_kept(self, handles: Collection[str]) -> bool:
         """Returns True if all of what some messages are from is still there, and what stands beside it."""
@@ -135,3 +158,7 @@ class _Tenant:
             self._ending.setdefault(last, []).append(stretch.name)
             for entry in stretch.hashes[1:]:
                 self._ends.setdefault(entry[:HANDLE_CHARS], (first, last))
+
+
+def _chars(stretches: Iterable[KeptStretch]) -> int:
+    return sum(len(visible_text(message)) for stretch in stretches for message in stretch.messages)

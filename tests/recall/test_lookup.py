@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from litellm_compaction.recall import Lookup, found_fields, indexed, message_fields, shown_to_people
 from litellm_compaction.stores import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows
@@ -138,3 +140,20 @@ def test_stretches_stand_behind_those_that_they_go_on_from() -> None:
     fish, bird = covered(*FISH, *BIRD), covered(*BIRD)
     index = indexed([part(fish, 0, 2), part(bird, 0, 2), part(fish, 2, 4)])
     assert [each.text for each in index.originals][3:5] == [FISH[1]["content"], BIRD[0]["content"]]
+
+
+async def test_more_text_than_an_index_may_hold_leaves_the_newer_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a worker is bounded, however much one tenant says; what is said last is found."""
+    monkeypatch.setattr("litellm_compaction.recall.lookup._MOST_CHARS", 400)
+    originals = Counting()
+    lookup = Lookup(originals)
+    said_so_far = []
+    for number in range(12):
+        said_so_far += [
+            user(f"Remember city {number}."),
+            assistant(f"Noted: city{number} lies on river{number}. {'x' * 40}"),
+        ]
+        await kept(originals, covered(*said_so_far))
+        assert f"river{number}" in " ".join(await said(lookup, f"city{number}"))
+        assert sum(len(each.text) for each in lookup._tenants["tenant"].index.originals) <= 400
+    assert "river0." not in " ".join(await said(lookup, "river0"))
