@@ -207,8 +207,8 @@ async def _purge(
         if ask and not _confirmed(f"Delete {len(doomed)} of {len(known)} compactions{more}?"):
             print("Nothing was deleted.")
             return 1
-        if originals is not None:
-            print(f"{await originals.delete(scope=scope, unused_since_s=before_s)} parts of originals deleted.")
+        if originals is not None and (parts := await originals.delete(scope=scope, unused_since_s=before_s)):
+            print(f"{parts} parts of originals deleted.")
         print(f"{await store.delete(scope=scope, unused_since_s=before_s)} compactions deleted.")
         return 0
     finally:
