@@ -88,6 +88,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     # No shared context and no admission: what becomes of a cell depends on no other.
     groups = [Group(str(window), window, simulator={"unified_kv": False, "chunk_tokens": 64}) for window in WINDOWS]
     own = {"window_cache_s": 600, "summary_timeout_s": 600, "admission": "off", "clear_tool_results": False}
+    # On a busy machine a question of LM Studio's protocol may take longer than its second, and costs a request then.
+    own["ask_server_timeout_s"] = 30
     with open_bench(
         folder,
         groups,
