@@ -226,11 +226,11 @@ async def test_of_thousands_of_hashes_each_is_looked_for(opened: OpenStore) -> N
 
 
 async def test_calls_at_once_do_not_disturb_each_other(opened: OpenStore) -> None:
-    """Every put of fifty is found, whatever their order."""
+    """Every put of a hundred is found, whatever their order."""
     store = opened()
-    await asyncio.gather(*(store.put("team", compaction(f"h{number}")) for number in range(50)))
-    found = await asyncio.gather(*(store.find("team", [f"h{number}"]) for number in range(50)))
-    assert [each.covered_hash for [each] in found] == [f"h{number}" for number in range(50)]
+    await asyncio.gather(*(store.put("team", compaction(f"h{number}")) for number in range(100)))
+    found = await asyncio.gather(*(store.find("team", [f"h{number}"]) for number in range(100)))
+    assert [each.covered_hash for [each] in found] == [f"h{number}" for number in range(100)]
 
 
 async def test_facts_are_kept_by_scope_and_key(opened: OpenStore) -> None:
