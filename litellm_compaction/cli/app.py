@@ -254,7 +254,7 @@ def recall(store: Store, originals: Originals | None, **options: Any) -> int:
     QUERY is words, ids, a handle or code, or /a regular expression/. The master key that encrypts the messages is
     the config's, else LITELLM_MASTER_KEY, else the one in the data folder.
     """
-    from litellm_compaction.cli.recall import recall
+    from litellm_compaction.cli.stores import recall
 
     return recall(store, originals, **options)
 

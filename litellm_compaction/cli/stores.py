@@ -1,4 +1,4 @@
-"""`litellm-compaction events` and `store ls | show | purge`, and the choice of the store for a command."""
+"""`litellm-compaction events`, `recall` and `store ls | show | purge`, and the choice of the store for a command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from litellm_compaction.events import CompactionEvent, ContinuationEvent, Trunca
 from litellm_compaction.master_key import known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.stores import Originals, Store, StoredCompaction, StoredEvent, open_existing, open_originals
+from litellm_compaction.recall import found_fields, indexed, search, shown_to_people
+from litellm_compaction.stores import (
+    Originals,
+    Store,
+    StoredCompaction,
+    StoredEvent,
+    Stretch,
+    open_existing,
+    open_originals,
+)
 from litellm_compaction.stores.sqlite import SqliteRows
 
 _AGES = ((86_400, "d"), (3600, "h"), (60, "min"))
@@ -195,7 +204,7 @@ async def _purge(
         before_s = None if older_than_s is None else time.time() - older_than_s
         known = await store.compactions()
         scopes = {stored.scope for stored in known} | (set() if originals is None else await originals.scopes())
-        scope = whole_scope(scope, scopes)
+        scope = _whole_scope(scope, scopes)
         doomed = [
             stored
             for stored in known
@@ -224,7 +233,7 @@ async def _compactions(store: Store) -> list[StoredCompaction]:
         await store.aclose()
 
 
-def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
+def _whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
     """Returns the one scope that begins so; None for None.
 
     Raises:
@@ -288,3 +297,34 @@ def _age(seconds: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:.0f} {name}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+def recall(
+    store: Store, originals: Originals | None, *, query: str, scope: str | None, last: int, as_json: bool
+) -> int:
+    """Prints what is found for a query, the best first; ends the store and the originals; 0.
+
+    Args:
+        scope: the beginning of the only one that is searched; None for all.
+        last: as many hits at most.
+
+    Raises:
+        StoreError: there are none, they cannot be read, or the scope is not clear.
+    """
+    stretches = asyncio.run(_read(store, originals))
+    if not stretches:
+        raise StoreError("there are no originals here that can be read; `keep_originals: compacted` keeps them")
+    only = _whole_scope(scope, (stretch.scope for stretch in stretches))
+    index = indexed(stretch for stretch in stretches if only in (None, stretch.scope))
+    found = search(index, query, limit=last)
+    print(json.dumps(found_fields(found), ensure_ascii=False) if as_json else shown_to_people(found))
+    return 0
+
+
+async def _read(store: Store, originals: Originals | None) -> Sequence[Stretch]:
+    try:
+        return [] if originals is None else await originals.scan()
+    finally:
+        if originals is not None:
+            await originals.aclose()
+        await store.aclose()

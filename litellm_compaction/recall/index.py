@@ -47,7 +47,7 @@ _BREAKS = ("\n", ". ", "。", " ")
 
 
 class Original(NamedTuple):
-    """A message as it was, or a part of it that somebody else wrote.
+    """A message as it was, or a part of it by another author.
 
     Attributes:
         handle: of the message; the same for its parts.
