@@ -119,7 +119,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     @field_validator(
-        *("admission", "background", "keep_originals", "mode", "notices", "page", "redact"),
+        *("admission", "background", "keep_originals", "mode", "notices", "page", "recall", "redact"),
         mode="before",
         check_fields=False,
     )
@@ -354,7 +354,12 @@ class Settings(_Section):
     keep_originals: Annotated[Literal["off", "compacted"], _OF_DEPLOYMENT] = Field(
         "off",
         description="compacted keeps the messages that a compaction covers, encrypted with the master key, so that "
-        "people can look them up (docs/recall.md); off keeps none.",
+        "they can be looked up (docs/recall.md); off keeps none.",
+    )
+    recall: Annotated[Literal["off", "tool", "auto"], _OF_DEPLOYMENT] = Field(
+        "auto",
+        description="How a model finds what is kept: tool gives a compacted request that has tools one more, whose "
+        "calls the proxy answers; auto does that, too; off gives it nothing. Without `keep_originals` there is none.",
     )
     originals_ttl_s: float = Field(
         30 * 86_400.0, gt=0, description="Seconds after which kept messages are forgotten, looked up or not."

@@ -81,6 +81,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "store_ttl_s": ([1, 1e9], [0, -1]),
     "store_max_bytes": ([1024], [1023]),
     "keep_originals": (["off", "compacted", False], ["on", True, "all"]),
+    "recall": (["off", "tool", "auto", False], ["on", True]),
     "originals_ttl_s": ([1, 1e9], [0, -1]),
     "originals_max_bytes": ([1024], [1023]),
 }
@@ -116,7 +117,7 @@ def test_the_defaults_are_the_designs() -> None:
 def test_good_values_are_taken(key: str, value: Any) -> None:
     """At the bounds too; YAML's bare `off` and `on`, read as false and true, are the words."""
     taken = getattr(settings_from({key: value}), key)
-    has_off = key in ("admission", "background", "keep_originals", "mode", "notices", "page", "redact")
+    has_off = key in ("admission", "background", "keep_originals", "mode", "notices", "page", "recall", "redact")
     words = {True: "on", False: "off"} if has_off else {}
     assert taken == (words.get(value, value) if isinstance(value, bool) else value)
 

@@ -13,10 +13,13 @@ from litellm_compaction.engine.context import (
     RequestContext,
 )
 from litellm_compaction.engine.learning.ways import ALL_WAYS, KnownWays, Outcome, Standing
+from litellm_compaction.engine.recalling import MOST_LOOKUPS, RECALL
 from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
 
 __all__ = [
     "ALL_WAYS",
+    "MOST_LOOKUPS",
+    "RECALL",
     "Action",
     "Attempts",
     "CompactionNeeded",

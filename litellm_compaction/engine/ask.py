@@ -35,6 +35,7 @@ from litellm_compaction.core.pruning import (
 )
 from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
+from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS
@@ -122,8 +123,10 @@ class SummaryClient:
         windows: Windows,
         counter: TokenCounter,
         sources: Sources,
+        recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._recaller = recaller
         self._pauses = _Pauses(clock)
         self._windows = windows
         self._counter = counter
@@ -303,8 +306,10 @@ class SummaryClient:
         begin = base.replaced_messages if base else 0
         if conversation.span_tokens(begin, decision.covered_messages) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
             return None
-        kept, asked = await off_loop(messages, lambda: _in_append_mode(messages, base, cut, job))
+        kept, asked = await off_loop(messages, lambda: self._in_append_mode(measured, base, cut, job))
+        tools = self._recaller.tools(measured) if self._recaller is not None and base is not None else None
         target, request = measured.context.target, replace(measured.request, messages=asked)
+        request = request if tools is None else replace(request, tools=tools)
         counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
         doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - measured.count.text_error_ratio, 0.0))
@@ -315,10 +320,25 @@ class SummaryClient:
         # The client's other parameters are not sent here.
         return Upstream(
             messages=asked,
-            tools=measured.request.tools,
+            tools=request.tools,
             tool_choice=measured.request.tool_choice,
             tokens=sum(counted.sizes[prefix : len(kept)]),
         )
+
+    def _in_append_mode(
+        self, measured: MeasuredRequest, base: Compaction | None, cut: int, job: SummaryJob
+    ) -> tuple[Sequence[Message], tuple[Message, ...]]:
+        """The conversation up to `cut` as the server was last sent it, and the same with the instruction after it."""
+        messages = measured.conversation.messages
+        current = apply(messages, base) if base else messages
+        sent = current[: len(current) - (len(messages) - cut)]
+        if base is not None and self._recaller is not None:
+            end = cut - measured.conversation.prefix
+            sent = self._recaller.with_found(sent, measured, base.covered_messages, end)
+        prefix = job.strategy.history(sent)
+        earlier: Literal["none", "stays", "goes"]
+        earlier = "goes" if job.earlier else "none" if base is None else "stays"
+        return prefix, appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
 
     async def prompt_limit(self, measured: MeasuredRequest, model: PruningModel, answer_tokens: int) -> PromptLimit:
         """The largest prompt for a pruning model; one that thinks has as much room for that as for its answer.
@@ -350,17 +370,6 @@ class SummaryClient:
         )
         limit_tokens = budget.prompt_limit_tokens - _TEMPLATE_TOKENS
         return PromptLimit(limit_tokens, thinking_tokens, count_text, window_tokens)
-
-
-def _in_append_mode(
-    messages: Sequence[Message], base: Compaction | None, cut: int, job: SummaryJob
-) -> tuple[Sequence[Message], tuple[Message, ...]]:
-    """The conversation up to `cut` as the server was last sent it, and the same with the instruction after it."""
-    current = apply(messages, base) if base else messages
-    prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
-    earlier: Literal["none", "stays", "goes"]
-    earlier = "goes" if job.earlier else "none" if base is None else "stays"
-    return prefix, appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
 
 
 def _may_answer_freely(request: Request) -> bool:

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from typing_extensions import assert_never
 
-from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
+from litellm_compaction.concurrency import Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.messages import Message, Request
@@ -36,10 +34,12 @@ from litellm_compaction.engine.context import (
     nothing,
 )
 from litellm_compaction.engine.continuing import ContinuationPlanner
+from litellm_compaction.engine.learning.small import SmallConversations
 from litellm_compaction.engine.learning.usage import ReplyReader, UsageFeedback
 from litellm_compaction.engine.learning.ways import KnownWays
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough, is_small, note_length
 from litellm_compaction.engine.probing import Prober
+from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sharing.coordination import Coordination
 from litellm_compaction.engine.sharing.pool import Admission
@@ -52,14 +52,6 @@ from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
-
-# Tenants that are known to have, or not to have, a small conversation compacted at a client's wish.
-_MAX_WANTED = 4096
-_WANTED_FACT = "wanted"
-# So long a tenant without any counts as such: another process may be asked for its first.
-_UNWANTED_S = 1.0
-# A store that does not answer delays no request again soon.
-_STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
 
 
 class _Shared(NamedTuple):
@@ -99,16 +91,24 @@ class Compactor:
         self._counter = counter
         self._store = store
         self.reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
-        summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, clock=clock)
+        self.recaller = Recaller(originals) if originals is not None else None
+        summary_client = SummaryClient(
+            windows=windows, counter=counter, sources=self.sources, recaller=self.recaller, clock=clock
+        )
         self._clock = clock
         self._originals = originals
         self._builder = CompactionBuilder(summary_client=summary_client, store=store, originals=originals)
         self._compactions: Flights[_Shared] = Flights()
-        self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
+        self._small = SmallConversations(store, clock)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
         self._coordination = Coordination(board, clock=clock) if board is not None else None
         self._measurer = RequestMeasurer(
-            windows=windows, counter=counter, sources=self.sources, coordination=self._coordination, clock=clock
+            windows=windows,
+            counter=counter,
+            sources=self.sources,
+            coordination=self._coordination,
+            recaller=self.recaller,
+            clock=clock,
         )
         self.replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self.reporter)
         self.known_ways = KnownWays(store, wall_clock)
@@ -201,7 +201,7 @@ class Compactor:
         if (
             is_small(measured)
             and not measured.context.is_wanted
-            and not await self._has_small_ones(measured.context.scope)
+            and not await self._small.are_compacted(measured.context.scope)
         ):
             return self._measurer.unchanged(measured)
         measured = await hashed(measured)
@@ -305,7 +305,7 @@ class Compactor:
         await self._builder.keep(measured, built)
         if measured.context.now:
             measured.context.attempts.has_compacted = True
-            await self._remember_wanted(measured.context.scope)
+            await self._small.remember(measured.context.scope)
         is_fallback = built.compaction.level == "truncate" and not measured.context.is_client_summary
         outcome: Outcome = "fallback" if is_fallback else "compacted"
         if shared.measured is not measured or shared.is_found:
@@ -450,29 +450,6 @@ class Compactor:
         return await off_loop_if(
             measured.is_long, lambda: plan(measured.conversation, budget, measured.options, stored)
         )
-
-    async def _has_small_ones(self, scope: str) -> bool:
-        """Returns True if small conversations of this tenant are looked up, too: one of them has been compacted.
-
-        By another process, or before a restart, as well; asked once a second at most, and of memory if it has.
-        """
-        until_s = self._wanted_until_s.get(scope, -math.inf)
-        if until_s <= self._clock():
-            try:
-                found = await asyncio.wait_for(self._store.get_fact(scope, _WANTED_FACT), _STORE_TIMEOUT_S)
-                until_s = math.inf if found is not None else self._clock() + _UNWANTED_S
-            except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is small
-                until_s = self._clock() + _STORE_SILENT_S
-            # What this process has made meanwhile is known better.
-            until_s = max(until_s, self._wanted_until_s.get(scope, until_s))
-            self._wanted_until_s[scope] = until_s
-        return until_s == math.inf
-
-    async def _remember_wanted(self, scope: str) -> None:
-        """Before the answer begins: the next turn may come to another process."""
-        self._wanted_until_s[scope] = math.inf
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._store.put_fact(scope, _WANTED_FACT, "1"), _STORE_TIMEOUT_S)
 
     async def _decide(
         self, measured: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool = True

@@ -116,6 +116,7 @@ class RequestContext:
         is_client_summary: the client asks for a summary that it goes on with in place of its history: nothing that fits
             is taken from that, no model is asked, and nothing is kept of it.
         goes_on: the request makes the model go on with an answer, and starts none.
+        carries_calls: whoever carries the answer can answer a call of it, so that the client does not see it.
         refusal: how the server has just refused the request as too long, as in events; "" if it has not.
         attempts: shared by all phases of one client request.
     """
@@ -136,6 +137,7 @@ class RequestContext:
     focus: str = ""
     is_client_summary: bool = False
     goes_on: bool = False
+    carries_calls: bool = False
     refusal: str = ""
 
     @property
@@ -252,6 +254,20 @@ class CompactionNeeded:
         return self.measured.budget.fits(self.levels[0].predicted_tokens)
 
 
+class Recallable(NamedTuple):
+    """The part of its own conversation that a model may look up.
+
+    Attributes:
+        entry: of the hash chain, of the newest message that is the client's.
+        hidden: entries of the messages that it is not shown as they were.
+        vocabulary: name of the model's, whose control tokens are broken in what it is shown.
+    """
+
+    entry: str
+    hidden: frozenset[str]
+    vocabulary: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
     """A request as it is sent.
@@ -259,6 +275,8 @@ class PreparedRequest:
     Attributes:
         action: what was done, as clients may be told.
         messages: the list for the model; None if the client's own list stays as it is.
+        tools: likewise.
+        recallable: what can be looked up by the tool among them that is ours; None if none is.
         tokens_before: the estimated prompt as it came.
         count: of what is sent.
         count_text: tokens of a text, for this model.
@@ -280,6 +298,8 @@ class PreparedRequest:
     window: Window
     doubt_tokens: int = 0
     round: int = 0
+    tools: tuple[JsonValue, ...] | None = None
+    recallable: Recallable | None = None
     way: Way | None = None
     prompt: BegunPrompt | None = None
     is_trusted: bool = False

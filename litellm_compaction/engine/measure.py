@@ -30,6 +30,7 @@ from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
+from litellm_compaction.engine.recalling import Additions, Recaller
 from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.templates.template import chars_of
@@ -61,8 +62,10 @@ class RequestMeasurer:
         counter: TokenCounter,
         sources: Sources,
         coordination: Coordination | None = None,
+        recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._recaller = recaller
         self._windows = windows
         self._coordination = coordination
         self._counter = counter
@@ -177,8 +180,26 @@ class RequestMeasurer:
     ) -> PreparedRequest:
         """The request with a compaction in place of the messages that it covers; the caller asks if that fits."""
         covered = measured.conversation.messages
-        messages = await off_loop_if(measured.is_long, lambda: _with_every_result(apply(covered, compaction)))
-        count = await self.count_request(measured, replace(measured.request, messages=messages))
+        messages = await off_loop_if(measured.is_long, lambda: apply(covered, compaction))
+        if self._recaller is None:
+            return await self._sent(measured, compaction, action, Additions(messages))
+        prepared = await self._sent(measured, compaction, action, self._recaller.added(measured, compaction, messages))
+        if not prepared.budget.fits(prepared.count.tokens) and self._recaller.forget(measured):
+            # What was looked up for an earlier answer refuses no request.
+            added = self._recaller.added(measured, compaction, messages)
+            prepared = await self._sent(measured, compaction, action, added)
+        return prepared
+
+    async def _sent(
+        self,
+        measured: MeasuredRequest,
+        compaction: Compaction,
+        action: Literal["reused", "compacted"],
+        added: Additions,
+    ) -> PreparedRequest:
+        messages = await off_loop_if(measured.is_long, lambda: _with_every_result(added.messages))
+        tools = measured.request.tools if added.tools is None else added.tools
+        count = await self.count_request(measured, replace(measured.request, messages=messages, tools=tools))
         if measured.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
             count = holding(count, [measured.floor_count])
@@ -192,6 +213,8 @@ class RequestMeasurer:
             window=measured.window,
             doubt_tokens=self._counter.told.doubt_tokens(measured.context.target.key, count),
             round=compaction.round,
+            tools=added.tools,
+            recallable=added.recallable,
         )
 
     async def text_counter(self, context: RequestContext) -> tuple[Window, Callable[[str], int]]:

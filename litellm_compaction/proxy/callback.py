@@ -47,7 +47,6 @@ from litellm_compaction.proxy.startup import (
     spare_collections,
 )
 from litellm_compaction.proxy.wire import can_be_continued, with_details
-from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import open_board, open_originals, open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -101,7 +100,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._store = store = open_store(
             settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes, redis=proxy_redis
         )
-        self._originals = open_originals(
+        originals = open_originals(
             settings.store,
             store,
             ttl_s=settings.originals_ttl_s,
@@ -115,7 +114,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             sources=Sources.of(settings),
             store=store,
             board=open_board(settings.store, store, secret=proxy_secret),
-            originals=self._originals,
+            originals=originals,
             observers=(log_observer(logger), metrics.observe, add_to_trace, self._history),
         )
         has_page = settings.page == "on"
@@ -153,7 +152,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                     store=self._store,
                     turns=self._turns,
                     router=_router,
-                    lookup=None if self._originals is None else Lookup(self._originals),
+                    lookup=None if self._compactor.recaller is None else self._compactor.recaller.lookup,
                 )
             )
         except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)

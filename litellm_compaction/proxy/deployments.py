@@ -32,11 +32,12 @@ from litellm_compaction.proxy.report import why_unasked
 from litellm_compaction.proxy.routing import (
     Deployment,
     asked_deployment_of,
+    carrier_of,
     deployment_of,
     group_entries,
     router_entries,
 )
-from litellm_compaction.proxy.wire import asked_output_tokens
+from litellm_compaction.proxy.wire import asked_output_tokens, can_be_continued
 from litellm_compaction.stores import Facts
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Target, Window, Windows
@@ -269,6 +270,8 @@ class DeploymentSelector:
             now=client.wish.now and not client.is_client_summary,
             focus="" if client.is_client_summary else client.wish.focus,
             is_client_summary=client.is_client_summary,
+            carries_calls=can_be_continued(body)
+            and (client.is_chat or carrier_of(deployment, settings) == "transport"),
         )
 
     async def _other_pruning_model(

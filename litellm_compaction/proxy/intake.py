@@ -276,7 +276,10 @@ class Intake:
             changed["messages"] = wire.encode(prepared.messages)
         elif call.rewritten or call.client.original is not call.client.received:
             changed["messages"] = wire.encode(call.client.original.messages)
-        return {**kwargs, **changed, **_slim_tools(call, kwargs)}
+        changed |= _slim_tools(call, kwargs)
+        if prepared.tools is not None:
+            changed["tools"] = list(prepared.tools)
+        return {**kwargs, **changed}
 
     def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.

@@ -1,6 +1,6 @@
 """Looks up what was said: an index of conversations in memory, its search, and the answer that a model reads."""
 
-from litellm_compaction.recall.answer import found_fields, message_fields, recalled, shown_to_people, written
+from litellm_compaction.recall.answer import found_fields, message_fields, shown_to_people, told, written
 from litellm_compaction.recall.hits import Found, Hit, Piece, search
 from litellm_compaction.recall.index import Index, Original
 from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
@@ -16,8 +16,8 @@ __all__ = [
     "found_fields",
     "indexed",
     "message_fields",
-    "recalled",
     "search",
     "shown_to_people",
+    "told",
     "written",
 ]

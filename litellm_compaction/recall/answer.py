@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, JsonValue
-from litellm_compaction.recall.hits import Found, Hit, search
-from litellm_compaction.recall.index import Index, Original
+from litellm_compaction.recall.hits import Found, Hit
+from litellm_compaction.recall.index import Original
 
 # The words of others are set in: a line of theirs cannot be taken for the head of a hit.
 _INSET = "  "
@@ -20,27 +20,11 @@ _LEAST_TOKENS = 48
 _HITS = 5
 
 
-def recalled(
-    index: Index,
-    query: str,
-    *,
-    limit_tokens: int,
-    count: Callable[[str], int],
-    visible: Collection[str] = (),
-    within: Collection[str] | None = None,
-    limit: int = _HITS,
-    least_share: float = 0.0,
-) -> str:
-    """Searches as `search` does, and returns an answer of at most `limit_tokens`; "" if there is no room for one.
+def told(found: Found, *, limit_tokens: int, count: Callable[[str], int]) -> str:
+    """Returns what a search has found as a model reads it: the hits, as far as there is room, or the words.
 
-    Args:
-        index: of what its caller may see.
-        query: as it came from a model or a person.
-        limit_tokens: of the whole answer.
-        count: tokens of a text.
-        visible, within, limit, least_share: as `search` has them.
+    Of at most `limit_tokens` by `count`; "" if there is no room for an answer.
     """
-    found = search(index, query, visible=visible, within=within, limit=limit, least_share=least_share)
     answer = written(found.hits, limit_tokens=limit_tokens, count=count) if found.hits else _nothing(found.words)
     return answer if count(answer) <= limit_tokens else ""
 

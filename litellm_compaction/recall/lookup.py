@@ -66,13 +66,18 @@ class Lookup:
         self._source = source
         self._tenants: Bounded[str, _Tenant] = Bounded(_MOST_TENANTS)
 
-    async def search(self, tenant: str, query: str, *, limit: int) -> Found:
-        """Returns what is found for a query in what is kept of a tenant's conversations."""
+    async def search(
+        self, tenant: str, query: str, *, limit: int, within: Collection[str] | None = None, least_share: float = 0.0
+    ) -> Found:
+        """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`."""
 
         def handles(found: Found) -> list[str]:
             return [hit.original.handle for hit in found.hits]
 
-        return await self._asked(tenant, lambda index: search(index, query, limit=limit), handles)
+        def ask(index: Index) -> Found:
+            return search(index, query, within=within, limit=limit, least_share=least_share)
+
+        return await self._asked(tenant, ask, handles)
 
     async def find(self, tenant: str, handle: str) -> Sequence[Original]:
         """Returns the parts of a message; none for a handle that is no tenant's, another one's, or expired."""

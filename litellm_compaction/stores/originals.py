@@ -92,6 +92,11 @@ class Originals:
         self._tasks = Tasks()
         self._told: set[str] = set()
 
+    @property
+    def are_kept(self) -> bool:
+        """Returns True if there is a master key to encrypt them with."""
+        return bool(self._secret())
+
     def keep(self, covered: Covered) -> None:
         """Begins to keep what is not kept yet; nothing waits for it, and a failure is logged once."""
         self._tasks.begin(self._try_to_keep(covered))

@@ -216,6 +216,8 @@ class Bench:
         asked_tokens: int | None = None,
         now: bool = False,
         focus: str = "",
+        carries_calls: bool = False,
+        is_client_summary: bool = False,
         **settings: Any,
     ) -> RequestContext:
         chosen: Settings = settings_from(settings)
@@ -233,6 +235,8 @@ class Bench:
             asked_tokens=asked_tokens,
             now=now,
             focus=focus,
+            carries_calls=carries_calls,
+            is_client_summary=is_client_summary,
         )
 
     @staticmethod

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, JsonValue, Message, Request, parse_message
 from litellm_compaction.engine import (
     ALL_WAYS,
     Attempts,
@@ -86,6 +86,7 @@ class Opened:
     prompt_tokens: int
     completion_tokens: int = 0
     is_open: bool = True
+    tools: Sequence[JsonValue] | None = None
 
     @property
     def is_continuation(self) -> bool:
@@ -134,13 +135,18 @@ class Server:
 
     @asynccontextmanager
     async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+        self,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        *,
+        continuation: Continuation | None,
+        tools: Sequence[JsonValue] | None = None,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
         read = self.request.messages if messages is None else messages
         # As the GPT family counts: four tokens a message, three for the reply.
-        opened = Opened(messages, max_tokens, continuation, 3 + sum(4 + count(each.text) for each in read))
+        opened = Opened(messages, max_tokens, continuation, 3 + sum(4 + count(each.text) for each in read), tools=tools)
         self.opened.append(opened)
         if self.context is not None:
             self.context.open(opened.prompt_tokens + max_tokens)

@@ -24,7 +24,7 @@ _SHRINK_RATIO = 0.80
 # How a stream ended: by itself; at the window's end; with nothing but thoughts, more than it was given; at its share of
 # the window, or before it, for others that need the room; by an error that means a full window, or by another one.
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
-Step: TypeAlias = Literal["deliver", "fail", "other_way", "harder", "anew", "calls", "go_on"]
+Step: TypeAlias = Literal["deliver", "look_up", "fail", "other_way", "harder", "anew", "calls", "go_on"]
 
 
 class Ended(NamedTuple):
@@ -35,6 +35,7 @@ class Ended(NamedTuple):
         is_delivered: the client has some of the answer.
         gives_way: it was stopped since others need its room.
         has_whole_calls: of several tool calls only the last was cut.
+        only_recalls: the answer ended with calls of our own tool, and no other.
     """
 
     end: End | None
@@ -42,20 +43,21 @@ class Ended(NamedTuple):
     is_delivered: bool
     gives_way: bool
     has_whole_calls: bool
+    only_recalls: bool = False
 
 
 def next_step(ended: Ended) -> Step:
     """Returns the next step after an upstream request: its answer is delivered, asked for once more, or goes on.
 
     `harder` compacts more, since the client has seen nothing of an overflow; `anew` repeats the request; `calls` hands
-    over the calls that are whole; `go_on` plans a continuation.
+    over the calls that are whole; `look_up` answers the model's call of our tool; `go_on` plans a continuation.
     """
     if ended.is_way_refused:
         return "other_way"
     if ended.end == "failed":
         return "fail"
     if ended.end == "done":
-        return "deliver"
+        return "look_up" if ended.only_recalls else "deliver"
     if not ended.is_delivered and ended.end == "overflow":
         return "harder"
     if not ended.is_delivered and ended.gives_way:

@@ -22,7 +22,7 @@ from litellm.exceptions import Timeout
 from litellm.types.utils import ModelResponseStream, Usage
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import (
     CompactionNeeded,
     Compactor,
@@ -34,8 +34,8 @@ from litellm_compaction.engine import (
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.one_answer import joined
 from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Continuation, Received, UpstreamError
-from litellm_compaction.proxy.answer.relay import joined
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
 
@@ -138,6 +138,8 @@ class HookedUpstream:
         self._data = data
         self._logging: Any = data.get("litellm_logging_obj")
         self._parts: list[_Part] = []
+        # As they are sent; None for the client's own.
+        self._tools: Sequence[JsonValue] | None = None
         self.responses: list[Any] = []
 
     @property
@@ -146,8 +148,14 @@ class HookedUpstream:
 
     @asynccontextmanager
     async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+        self,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        *,
+        continuation: Continuation | None,
+        tools: Sequence[JsonValue] | None = None,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
+        self._tools = tools
         stream, part = self._first, _Part(self._logging)
         if stream is None:
             # LiteLLM 1.109.1 reads the first chunk before it returns: its errors come from here.
@@ -184,6 +192,8 @@ class HookedUpstream:
         is_begun = continuation is not None and not continuation.begins_anew
         keys = _CLIENT_KEYS if is_begun else (*_CLIENT_KEYS, "response_format")
         asked = {key: self._data[key] for key in keys if self._data.get(key) is not None}
+        if self._tools is not None:
+            asked["tools"] = list(self._tools)
         if continuation is not None and continuation.closing:
             options["extra_body"] = dict(continuation.closing)
             asked = {key: value for key, value in asked.items() if key not in continuation.closing}
@@ -205,8 +215,14 @@ class WholeUpstream(HookedUpstream):
 
     @asynccontextmanager
     async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+        self,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        *,
+        continuation: Continuation | None,
+        tools: Sequence[JsonValue] | None = None,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
+        self._tools = tools
         response, self._first = self._first, None
         if response is None:
             try:
@@ -332,4 +348,6 @@ async def _one(response: Any) -> AsyncIterator[Batch]:
     plain: Chunk = response.model_dump(exclude_none=True)
     choice = plain["choices"][0]
     delta = choice.get("message") or {}
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
     yield [{**plain, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}]

@@ -5,7 +5,6 @@ Written once, over an abstract upstream (`protocol.py`); `transport.py` and `hoo
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -23,6 +22,7 @@ from litellm_compaction.core.messages import (
     THOUGHTS_NOTICE,
 )
 from litellm_compaction.engine import (
+    MOST_LOOKUPS,
     CompactionNeeded,
     Compactor,
     ContinuationPlan,
@@ -34,6 +34,7 @@ from litellm_compaction.engine import (
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.events import AnswerOutcome, ContinuationOutcome
 from litellm_compaction.proxy.answer.endings import Ended, next_step, taught
+from litellm_compaction.proxy.answer.one_answer import OneAnswer, Progress
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
     Batch,
@@ -42,10 +43,9 @@ from litellm_compaction.proxy.answer.protocol import (
     Upstream,
     UpstreamDropped,
     UpstreamError,
-    added_up,
     continuation_of,
 )
-from litellm_compaction.proxy.answer.relay import OneAnswer, Progress, Relay
+from litellm_compaction.proxy.answer.relay import Relay
 from litellm_compaction.proxy.refusals import log_failure
 
 # Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
@@ -103,6 +103,7 @@ class Answer:
         self._room = room
         self._is_watched = is_watched
         self._has_retried = False
+        self._may_look_up = True
         self._cuts = 0
         self._callbacks = 0
         self._is_resumed = False
@@ -181,12 +182,26 @@ class Answer:
                 is_delivered=self._progress.delivered,
                 gives_way=relay.gives_way,
                 has_whole_calls=relay.has_whole_calls,
+                only_recalls=relay.only_recalls and self._may_look_up,
             )
             step = next_step(ended)
             if step == "fail":
                 raise relay.error or UpstreamError(_STILL_TOO_LARGE)
+            if relay.recalls and self._may_look_up:
+                await self._look_up(prepared, relay)
             if step == "deliver":
                 break
+            if step == "look_up":
+                if parted := self._parted():
+                    yield parted
+                try:
+                    prepared = await self._compactor.guard(self._asked.request, self._context, self._room)
+                except CompactionError:
+                    if not self._progress.delivered:
+                        raise
+                    yield self._closing(prepared, relay)
+                    return
+                continue
             if step == "other_way" and error is not None:
                 prepared = await self._by_another_way(prepared, error)
                 continue
@@ -230,6 +245,22 @@ class Answer:
         self._last = prepared, relay
         yield self._ending(relay)
 
+    async def _look_up(self, prepared: PreparedRequest, relay: Relay) -> None:
+        """Answers the calls of our own tool, for this answer or, beside calls of the client's, for the next one."""
+        self.is_joined = True
+        calls, left = relay.recalls, MOST_LOOKUPS - self._progress.lookups
+        # A model that calls for more is told once that there is no more.
+        self._may_look_up = len(calls) <= left
+        self._progress.lookups += min(len(calls), left)
+        if self._compactor.recaller is not None:
+            said = self._progress.sent_text
+            await self._compactor.recaller.look_up(self._context, prepared, said, calls, left)
+
+    def _parted(self) -> Batch:
+        """Separates the words before a look-up from those after it."""
+        parting = self._progress.part()
+        return [self._one.dressed({"content": parting})] if parting else []
+
     def _tell_background(self) -> None:
         """Lets the answer's conversation be compacted ahead, unless a restart has done that already."""
         if self._last is None or self.is_joined:
@@ -241,7 +272,7 @@ class Answer:
                 self._asked.request,
                 self._context,
                 prepared,
-                answer="" if is_call else self._progress.sent_text,
+                answer="" if is_call else self._progress.whole_text,
                 used_tokens=relay.filled_tokens,
             )
 
@@ -329,7 +360,7 @@ class Answer:
         relay.opened(limit, left, is_share=limit < all_tokens)
         has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
         continuation = continuation_of(prepared) if has_begun else None
-        opened = self._upstream.open(prepared.messages, limit, continuation=continuation)
+        opened = self._upstream.open(prepared.messages, limit, continuation=continuation, tools=prepared.tools)
         async with opened as stream:
             async for batch in stream:
                 relay.has_company = self._room.has_company
@@ -549,49 +580,26 @@ class Answer:
 
     def _ending(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
         reason = reason or relay.finish_reason or "stop"
+        if reason in _CALLS and relay.only_recalls:
+            # It calls for more than it may look up.
+            reason = "stop"
         if (
             reason == "stop"
             and self._asked.is_json
             and (self._progress.restarts or self._cuts)
-            and not _is_json(self._progress.sent_text)
+            and not self._progress.is_json
         ):
             reason = "length"
-        if details := self._details():
+        if details := self._progress.details(self._outcome):
             self._listener.ended(details)
         fields = relay.ending_fields if reason == relay.finish_reason else {}
         return self._one.ending(reason, self.usage() if self._asked.wants_usage else None, fields)
 
     def usage(self) -> dict[str, Any]:
-        """The whole answer's usage: the first prompt, all generated tokens, and the cost of restarts beside that."""
-        prompts, reported = self._progress.prompt_tokens, self._progress.usages
-        prompt = prompts[0] if prompts else 0
-        completion = self._progress.completion_tokens
-        usage: dict[str, Any] = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
-        if reported:
-            usage = {**reported[0], **usage, **added_up(reported)}
-        details = self._details()
-        return {**usage, "compaction": details} if details else usage
-
-    def _details(self) -> dict[str, Any]:
-        """{} for an answer that was neither cut nor restarted."""
-        if not self._progress.restarts and not self.is_cut:
-            return {}
-        prompts = list(self._progress.prompt_tokens)
-        return {"outcome": self._outcome, "restarts": self._progress.restarts, "prompt_tokens": prompts}
+        """Returns the whole answer's usage, with the cost of restarts."""
+        return self._progress.usage(self._outcome)
 
     @property
     def is_cut(self) -> bool:
         """Returns True if the window has ended the answer, and not the model or the client."""
         return self._outcome != "completed"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

@@ -246,12 +246,18 @@ class Upstream(Protocol):
         """Ways to make it go on."""
 
     def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+        self,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        *,
+        continuation: Continuation | None,
+        tools: Sequence[JsonValue] | None = None,
     ) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
         """The chunks of an answer as they come; leaving the context aborts it.
 
         Args:
             messages: None for the client's own list.
+            tools: likewise.
             max_tokens: bound on the answer.
             continuation: how an answer goes on; None for one that begins.
 

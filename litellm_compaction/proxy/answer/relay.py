@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
@@ -21,10 +20,12 @@ from litellm_compaction.core.continuation.text import (
     settled_length,
     unstopped_length,
 )
-from litellm_compaction.engine import Outcome, PreparedRequest
+from litellm_compaction.core.messages import ToolCall
+from litellm_compaction.engine import RECALL, Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.endings import FULL_RATIO, NEAR_FULL_RATIO, End, judged, most_tokens
-from litellm_compaction.proxy.answer.protocol import Asked, Chunk, Notices, Place, Received, UpstreamError
+from litellm_compaction.proxy.answer.one_answer import Progress, append_calls
+from litellm_compaction.proxy.answer.protocol import Asked, Chunk, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
@@ -43,28 +44,6 @@ _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is; nor does a server send so many pieces.
 _ENDLESS_RATIO = 4
 _NONE: Mapping[str, Any] = MappingProxyType({})
-
-
-@dataclass(slots=True)
-class Progress:
-    """An answer as far as its client has it, and its cost.
-
-    Attributes:
-        lost_tokens: of `completion_tokens`, those that can never reach the client.
-    """
-
-    text: list[str] = field(default_factory=list)
-    reasoning: str = ""
-    completion_tokens: int = 0
-    lost_tokens: int = 0
-    prompt_tokens: list[int] = field(default_factory=list)
-    usages: list[Mapping[str, Any]] = field(default_factory=list)
-    restarts: int = 0
-    delivered: bool = False
-
-    @property
-    def sent_text(self) -> str:
-        return "".join(self.text)
 
 
 class Relay:
@@ -93,6 +72,10 @@ class Relay:
         self._echo_tokens = 0
         self._tail: list[str] = []
         self._calls: list[dict[str, Any]] = []
+        # Of our own tool, which the client neither knows nor sees.
+        self._recalls: list[dict[str, Any]] = []
+        self._recall_name = RECALL if prepared.recallable is not None else None
+        self._has_calls = False
         self._flowing: set[int] = set()
         self._call_open = False
         self._received = 0
@@ -171,7 +154,7 @@ class Relay:
         return [] if self._breaks_off() else self.surrendered()
 
     def surrendered(self) -> list[Chunk]:
-        """Everything that is held and whole."""
+        """Everything that is held and whole, but for calls of our own tool."""
         text = self._taken_tail()
         if self._joiner is not None:
             text += self._joiner.finish(is_complete=self.finish_reason == "stop")
@@ -257,13 +240,18 @@ class Relay:
 
     @property
     def lost_tokens(self) -> int:
-        """Generated tokens that the client never gets: cut calls, and text that the joiner took out."""
-        return self.cut_call_tokens + self._removed_tokens()
+        """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out."""
+        return self.cut_call_tokens + self._removed_tokens() + self.recall_tokens
 
     @property
     def cut_call_tokens(self) -> int:
         """Tokens of the calls that were cut before the client had any of them: they would have to be written again."""
         return sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
+
+    @property
+    def recall_tokens(self) -> int:
+        """Tokens of the calls of our own tool."""
+        return sum(self._generated.of(_call_text(call)) for call in self._recalls)
 
     def _removed_tokens(self) -> int:
         if self._joiner is None:
@@ -303,6 +291,20 @@ class Relay:
     def is_stuck(self) -> bool:
         """Returns True if going on would repeat a call that the client has begun to receive."""
         return bool(self._flowing)
+
+    @property
+    def recalls(self) -> list[ToolCall]:
+        """The calls of our own tool that are whole."""
+        is_whole = self.end == "done" and self.finish_reason != "length"
+        return [
+            ToolCall(id=call.get("id") or f"{RECALL}_{at}", name=RECALL, arguments=call["function"]["arguments"])
+            for at, call in enumerate(self._recalls if is_whole else ())
+        ]
+
+    @property
+    def only_recalls(self) -> bool:
+        """Returns True if the client has no call to answer: the model waits for ours."""
+        return bool(self.recalls) and not self._has_calls
 
     @property
     def has_whole_calls(self) -> bool:
@@ -395,16 +397,33 @@ class Relay:
         self._call_open = True
         held = self._taken_tail()
         deltas = self._sent({"content": held}) if held else []
+        if self._recall_name is not None:
+            calls = self._without_recalls(calls)
+        self._has_calls = self._has_calls or bool(calls)
         flowing = [call for call in calls if self._flows(call)]
         append_calls(self._calls, [call for call in calls if call not in flowing])
         return [*deltas, {"tool_calls": flowing}] if flowing else deltas
+
+    def _without_recalls(self, calls: Sequence[Any]) -> list[Any]:
+        """The calls that are the client's, numbered as if there were no others; those of our tool are held."""
+        others: list[Any] = []
+        for call in calls:
+            index = call.get("index", 0) if isinstance(call, Mapping) else 0
+            held = [each["index"] for each in self._recalls]
+            if index in held or _name(call) == self._recall_name:
+                append_calls(self._recalls, [{**call, "index": index}])
+            elif isinstance(call, Mapping) and held:
+                others.append({**call, "index": index - sum(each < index for each in held)})
+            else:
+                others.append(call)
+        return others
 
     def _others(self, delta: Mapping[str, Any]) -> Chunk:
         """Fields of some servers only, as they came: a refusal, annotations, OpenAI's older `function_call`."""
         others = {key: value for key, value in delta.items() if value and key not in _KNOWN_FIELDS}
         if isinstance(call := others.get("function_call"), dict):
             self._count(f"{call.get('name') or ''}{call.get('arguments') or ''}")
-            self._call_open = True
+            self._call_open = self._has_calls = True
             self._flowing.add(_OLD_CALL)
         elif isinstance(refusal := others.get("refusal"), str):
             self._count(refusal)
@@ -438,157 +457,11 @@ class Relay:
         self._generated.add(text)
 
 
+def _name(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return function.get("name") if isinstance(function, Mapping) else None
+
+
 def _call_text(call: Mapping[str, Any]) -> str:
     function = call.get("function") or {}
     return f"{function.get('name') or ''}{function.get('arguments') or ''}"
-
-
-def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
-    """Joins the fragments of tool calls by index: one complete delta a call."""
-    for call in calls:
-        if not isinstance(call, Mapping):
-            continue
-        index = call.get("index", len(held))
-        known = next((each for each in held if each.get("index") == index), None)
-        function = dict(call.get("function") or {})
-        if known is None:
-            held.append(
-                {**call, "index": index, "function": {**function, "arguments": function.get("arguments") or ""}}
-            )
-            continue
-        known["function"]["arguments"] += function.get("arguments") or ""
-        for key in ("id", "type"):
-            if call.get(key) and not known.get(key):
-                known[key] = call[key]
-        if function.get("name") and not known["function"].get("name"):
-            known["function"]["name"] = function["name"]
-
-
-class OneAnswer:
-    def __init__(self, progress: Progress, notices: Notices) -> None:
-        self._progress = progress
-        self._notices = notices
-        self._base: Chunk = {}
-        self._closing: Chunk = {}
-        self._role_sent = False
-
-    def adopt(self, chunk: Chunk) -> None:
-        """Makes the first chunk's id, model and time those of the whole answer; it may be one that is held."""
-        choices = chunk.get("choices")
-        is_first, is_last = not self._base, not choices or choices[0].get("finish_reason") is not None
-        if not (is_first or is_last) or chunk.get("error") is not None:
-            return
-        fields = {key: chunk[key] for key in chunk if key not in ("choices", "usage")}
-        if is_first:
-            self._base = fields
-        else:
-            # Fields that a server adds to its last chunks only, such as LM Studio's `stats` and llama.cpp's `timings`.
-            self._closing.update((key, fields[key]) for key in fields if key not in self._base)
-
-    def goes_on_as_it_came(self, chunk: Chunk, deltas: Sequence[Chunk]) -> bool:
-        """Returns True if `chunk` says all of `deltas` and nothing else; notes that it was sent.
-
-        Most chunks do: reading and writing each anew would be most of our cost for a stream.
-        """
-        if not isinstance(chunk, Received) or len(deltas) != 1 or chunk.get("id") != self._base.get("id"):
-            return False
-        choices = chunk["choices"]
-        if len(choices) != 1 or choices[0].get("finish_reason") is not None or chunk.get("usage"):
-            return False
-        own = {key: value for key, value in choices[0]["delta"].items() if value}
-        has_role = own.pop("role", None) is not None
-        if own != deltas[0] or has_role == self._role_sent:
-            return False
-        self._role_sent = True
-        self._progress.delivered = True
-        return True
-
-    def dressed(self, delta: Chunk) -> Chunk:
-        """`delta` as a chunk of the one answer: the first stream's id, one role."""
-        delta = {key: value for key, value in delta.items() if key != "role"}
-        if not self._role_sent:
-            delta = {"role": "assistant", **delta}
-            self._role_sent = True
-        self._progress.delivered = True
-        return {**self._base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-
-    def notice(self, text: str) -> Chunk | None:
-        """`text` as a chunk, which delivers nothing of the answer; None if the client is not told here."""
-        return self._told(self._notices.within if self._progress.delivered else self._notices.before, text)
-
-    def closing_notice(self, text: str) -> Chunk | None:
-        """`text` at the end of an answer that the window has cut, likewise."""
-        return self._told(self._notices.after, text)
-
-    def _told(self, place: Place, text: str) -> Chunk | None:
-        if place == "off":
-            return None
-        return self._undelivered("content" if place == "content" else "reasoning_content", text)
-
-    def opening(self) -> Chunk:
-        """The first chunk of an answer that has to wait: empty, so that the client knows that one comes."""
-        return self._undelivered("content", "")
-
-    def _undelivered(self, key: str, text: str) -> Chunk:
-        if not self._base:
-            self._base = {"id": f"chatcmpl-{id(self):x}", "object": "chat.completion.chunk", "created": 0, "model": ""}
-        delivered = self._progress.delivered
-        chunk = self.dressed({key: text})
-        self._progress.delivered = delivered
-        return chunk
-
-    def ending(self, reason: str, usage: Mapping[str, Any] | None, fields: Mapping[str, Any] = _NONE) -> list[Chunk]:
-        """The last chunks.
-
-        Args:
-            reason: the finish reason.
-            usage: None if the client did not ask for it.
-            fields: the server's other ones of its choice.
-        """
-        choice = {**fields, "index": 0, "delta": {}, "finish_reason": reason}
-        base = {**self._base, **self._closing}
-        chunks: list[Chunk] = [{**base, "choices": [choice]}]
-        return chunks if usage is None else [*chunks, {**base, "choices": [], "usage": usage}]
-
-
-def joined(chunks: Iterable[Chunk]) -> Chunk:
-    """The pieces of an answer as the one completion for a client that did not ask for a stream."""
-    envelope: Chunk = {}
-    message: dict[str, Any] = {"role": "assistant"}
-    texts: dict[str, list[str]] = {}
-    calls: list[dict[str, Any]] = []
-    last: dict[str, Any] = {}
-    usage = None
-    for chunk in chunks:
-        envelope.update((key, value) for key, value in chunk.items() if key not in envelope and key != "choices")
-        usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            last = {**last, **{key: value for key, value in choice.items() if value is not None}}
-            for key, value in choice["delta"].items():
-                if key == "tool_calls":
-                    append_calls(calls, value)
-                elif key == "function_call" and isinstance(value, dict):
-                    message[key] = _added_call(message.get(key, {}), value)
-                elif isinstance(value, str) and key != "role":
-                    texts.setdefault(key, []).append(value)
-                elif isinstance(value, list) and isinstance(message.get(key, []), list):
-                    message[key] = [*message.get(key, ()), *value]
-                elif value is not None and key != "role":
-                    message[key] = value
-    message.update((key, "".join(pieces)) for key, pieces in texts.items())
-    if calls:
-        message["tool_calls"] = [_whole_call(call) for call in calls]
-    is_silent = calls or "function_call" in message or "refusal" in message
-    message.setdefault("content", None if is_silent else "")
-    choice = {**last, "index": 0, "message": message, "finish_reason": last.get("finish_reason") or "stop"}
-    del choice["delta"]
-    return {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage}
-
-
-def _added_call(known: Mapping[str, Any], fragment: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = (known.get("arguments") or "") + (fragment.get("arguments") or "")
-    return {"name": known.get("name") or fragment.get("name"), "arguments": arguments}
-
-
-def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", **{key: value for key, value in call.items() if key != "index" and value is not None}}

@@ -25,13 +25,13 @@ from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedReque
 from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.one_answer import joined
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
     Batch,
     Listener,
     UpstreamError,
 )
-from litellm_compaction.proxy.answer.relay import joined
 from litellm_compaction.proxy.answer.sse import (
     DONE,
     ERROR_BYTES,
@@ -238,7 +238,7 @@ class GuardedTransport(ListTransport):
             chunks = [chunk async for batch in answer.batches() for chunk in batch]
         except UpstreamError as error:
             return _refusal(error)
-        if upstream.whole is not None and not answer.is_cut:
+        if upstream.whole is not None and not answer.is_cut and not answer.is_joined:
             return with_body(upstream.whole, upstream.whole.content)
         return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))
 

@@ -17,7 +17,7 @@ import httpx
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import Message
+from litellm_compaction.core.messages import JsonValue, Message
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Continuation, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.sse import (
@@ -92,8 +92,15 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+        self,
+        messages: Sequence[Message] | None,
+        max_tokens: int,
+        *,
+        continuation: Continuation | None,
+        tools: Sequence[JsonValue] | None = None,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
+        if tools is not None:
+            self._body["tools"] = list(tools)
         # Leaving the context closes the connection, which stops the server.
         response = await self._streaming(messages, max_tokens, continuation=continuation)
         try:

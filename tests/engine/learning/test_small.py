@@ -1,0 +1,46 @@
+"""Tenants of whom a small conversation has been compacted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from litellm_compaction.engine.learning.small import SmallConversations
+from tests.engine.bench import RecordingStore
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_the_store_is_asked_once_a_second_until_there_is_one() -> None:
+    """And never again: by whatever process it was made."""
+    store, clock = RecordingStore(), Clock()
+    small = SmallConversations(store, clock)
+    assert not await small.are_compacted("team")
+    assert not await small.are_compacted("team")
+    assert store.facts_read == 1
+    await SmallConversations(store, clock).remember("team")
+    assert not await small.are_compacted("team"), "known for a second"
+    clock.now_s = 1.0
+    assert await small.are_compacted("team")
+    clock.now_s = 1e6
+    assert await small.are_compacted("team")
+    assert store.facts_read == 2
+    assert not await small.are_compacted("others")
+
+
+async def test_a_store_that_is_down_is_left_alone() -> None:
+    """What this process has made is known without it."""
+    store, clock = RecordingStore(), Clock()
+    small = SmallConversations(store, clock)
+    store.broken = True
+    assert not await small.are_compacted("team")
+    clock.now_s = 29.0
+    assert not await small.are_compacted("team")
+    assert store.facts_read == 1
+    await small.remember("team")
+    assert await small.are_compacted("team")

@@ -1,0 +1,197 @@
+"""A compacted request's tool, and what it has found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import ToolCall
+from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest
+from litellm_compaction.stores import Originals
+from litellm_compaction.stores.rows import MemoryRows
+from tests.builders import JsonDict, assistant, chat, user
+from tests.engine.bench import Bench
+
+TOOL: JsonDict = {"type": "function", "function": {"name": "read_file", "parameters": {}}}
+FACT = "that bird answers to norahegral"
+# Each answer has so many things to keep that a record keeps few of them.
+_KINDS = ("or", "ib", "un", "ek")
+
+
+def _noise(at: int) -> str:
+    named = [f"{kind}{number}" for number in range(at, at + 6) for kind in _KINDS]
+    return " and ".join(f"one {name} answers to {name[::-1]}" for name in named)
+
+
+LONG = [
+    assistant(f"{each['content'][:60]} {_noise(6 * at)}") if each["role"] == "assistant" else each
+    for at, each in enumerate(chat(60, words=40))
+]
+LONG[12] = assistant(f"{LONG[12]['content']} and {FACT} and {LONG[12]['content']}")
+
+
+class Scene:
+    """A conversation of which the model has lost a fact.
+
+    Attributes:
+        secret: the master key.
+    """
+
+    def __init__(self) -> None:
+        self.secret: str | None = "sk-master"
+        rows = MemoryRows(ttl_s=100, max_bytes=10_000_000)
+        self.originals = Originals(rows, ttl_s=100, secret=lambda: self.secret)
+        self.bench = Bench(originals=self.originals)
+
+    async def sent(self, raw: list[JsonDict], **changes: Any) -> PreparedRequest:
+        options: dict[str, Any] = {"tools": [TOOL], "keep_originals": "compacted", "carries_calls": True}
+        return await self.bench.guard(raw, **{**options, **changes})
+
+    async def look_up(self, prepared: PreparedRequest, *queries: str, left: int = MOST_LOOKUPS, said: str = "") -> None:
+        recaller = self.bench.compactor.recaller
+        assert recaller is not None
+        calls = [ToolCall(id=f"c{at}", name=RECALL, arguments=query) for at, query in enumerate(queries)]
+        context = self.bench.context(keep_originals="compacted", carries_calls=True)
+        await recaller.look_up(context, prepared, said, calls, left)
+
+
+def shown(prepared: PreparedRequest) -> list[str]:
+    assert prepared.messages is not None
+    return [message.text for message in prepared.messages]
+
+
+def names(prepared: PreparedRequest) -> list[str] | None:
+    return None if prepared.tools is None else [tool["function"]["name"] for tool in prepared.tools]  # type: ignore[index, call-overload, misc]
+
+
+async def test_a_compacted_request_gets_the_tool_and_no_other() -> None:
+    """Its tokens are counted."""
+    scene = Scene()
+    assert (await scene.sent(LONG[:4])).tools is None
+    prepared = await scene.sent(LONG)
+    assert names(prepared) == ["read_file", RECALL]
+    plain = await Scene().sent(LONG, recall="off")
+    assert plain.tools is None
+    assert prepared.messages == plain.messages
+    assert prepared.count.tokens > plain.count.tokens + 20
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recall": "off"},
+        {"keep_originals": "off"},
+        {"carries_calls": False},
+        {"is_client_summary": True},
+        {"tools": []},
+        {"tools": [TOOL, {"type": "function", "function": {"name": RECALL}}]},
+        {"tools": [{"name": "older", "parameters": {}}]},
+        {"tools": ["none"]},
+    ],
+)
+async def test_others_do_not(changes: dict[str, Any]) -> None:
+    """If nothing is kept, if a call could reach the client, or if the client has such a tool itself."""
+    prepared = await Scene().sent(LONG, **changes)
+    assert (prepared.action, prepared.tools, prepared.recallable) == ("compacted", None, None)
+
+
+async def test_without_a_master_key_there_is_none() -> None:
+    """Nothing is kept that it could find."""
+    scene = Scene()
+    scene.secret = None
+    assert (await scene.sent(LONG)).tools is None
+
+
+async def test_what_was_found_stands_behind_its_question_in_later_turns() -> None:
+    """With the same bytes before it; and not in another tenant's conversation of the same words."""
+    scene = Scene()
+    asked = [*LONG, user("What does the bird answer to?")]
+    first = await scene.sent(asked)
+    assert not any(FACT in text for text in shown(first))
+    await scene.look_up(first, '{"query": "bird answers"}', said="Let me look.")
+    second = await scene.sent(asked)
+    assert second.action == "reused"
+    before = shown(first)
+    assert shown(second)[: len(before)] == before
+    called, result = shown(second)[len(before) :]
+    assert called == "Let me look."
+    assert FACT in result
+    assert "not instructions" in result
+    assert second.count.tokens > first.count.tokens
+    later = await scene.sent([*asked, assistant("Norahegral."), user("Thanks.")])
+    assert shown(later)[: len(before) + 2] == shown(second)
+    other = await scene.sent([*asked, assistant("Norahegral."), user("Thanks.")], scope="others")
+    assert not any(FACT in text for text in shown(other))
+
+
+async def test_what_is_shown_is_not_found() -> None:
+    """The newest messages stand in the prompt."""
+    scene = Scene()
+    asked = [*LONG, user("The otter is called Retto. What is the otter called?")]
+    prepared = await scene.sent(asked)
+    await scene.look_up(prepared, '{"query": "otter Retto"}')
+    assert "Nothing was found" in shown(await scene.sent(asked))[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "query"),
+    [
+        ('{"query": "bird"}', "bird"),
+        ('{"text": "bird"}', "bird"),
+        ('"bird"', "bird"),
+        ("bird", "bird"),
+        ("[" * 100_000, None),
+        ("{}", None),
+        ('{"query": 7}', None),
+        ("", None),
+    ],
+)
+async def test_any_arguments_are_answered(arguments: str, query: str | None) -> None:
+    """And go on as JSON, which servers read again."""
+    scene = Scene()
+    prepared = await scene.sent(LONG)
+    await scene.look_up(prepared, arguments)
+    again = await scene.sent(LONG)
+    assert again.messages is not None
+    [call] = again.messages[-2].calls
+    assert isinstance(json.loads(call.arguments), dict)
+    assert (FACT in again.messages[-1].text) == (query is not None)
+
+
+async def test_more_calls_than_are_left_are_told_so() -> None:
+    """Each call has its result."""
+    scene = Scene()
+    prepared = await scene.sent(LONG)
+    await scene.look_up(prepared, '{"query": "bird"}', '{"query": "parser"}', left=1)
+    again = await scene.sent(LONG)
+    assert again.messages is not None
+    assert [message.call_id for message in again.messages[-2:]] == ["c0", "c1"]
+    assert FACT in again.messages[-2].text
+    assert "No more look-ups" in again.messages[-1].text
+
+
+async def test_a_window_without_room_gets_a_word() -> None:
+    """Which leaves the answer its room: what was found is at most a twelfth of the window, and fits."""
+    scene = Scene()
+    prepared = await scene.sent(LONG)
+    limit_tokens = prepared.window.tokens // 12
+    for _ in range(6):
+        await scene.look_up(prepared, '{"query": "bird answers"}')
+        prepared = await scene.sent(LONG)
+        assert prepared.budget.fits(prepared.count.tokens)
+        assert prepared.count_text(shown(prepared)[-1]) <= limit_tokens + 16
+
+
+async def test_originals_that_cannot_be_read_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is told, and goes on."""
+    scene = Scene()
+    prepared = await scene.sent(LONG)
+
+    async def broken(*_: Any) -> Any:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(scene.originals, "names", broken)
+    await scene.look_up(prepared, '{"query": "bird"}')
+    assert "cannot be searched" in shown(await scene.sent(LONG))[-1]

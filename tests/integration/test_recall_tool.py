@@ -1,0 +1,243 @@
+"""A model looks up what its conversation lost, through a real proxy: the client sees one answer, no tool of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
+from tests.integration.bench import KEY, SUMMARY, is_summary_call
+from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
+
+pytestmark = pytest.mark.proxy
+
+_ANIMALS = [f"{size} {kind}" for size in ("small", "large", "old", "young") for kind in (
+    "walrus", "otter", "seal", "crab", "heron", "turtle", "newt", "ray", "eel", "toad", "gull", "shrimp", "squid",
+)]  # fmt: skip
+# By animal, each said once, between much else.
+NAMES = {each: "".join(reversed(each.replace(" ", ""))) for each in _ANIMALS}
+TOOL = {
+    "type": "function",
+    "function": {"name": "read_file", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}},
+}
+
+
+def question(animal: str) -> str:
+    return f"What is the {animal} called?"
+
+
+def script(call: ChatCall) -> Reply:
+    """A model that looks up a name that it does not see, and then gives it."""
+    if is_summary_call(call.body):
+        return Reply(SUMMARY)
+    asked = re.findall(r"What is the ([a-z ]+) called\?", call.prompt_text)
+    if not asked:
+        return Reply("Understood.")
+    name = NAMES[asked[-1]]
+    names = [tool["function"]["name"] for tool in call.body.get("tools") or ()]
+    if "recall" in names and name not in call.prompt_text:
+        return Reply("Let me look.", tool_calls=[("recall", json.dumps({"query": question(asked[-1])}))])
+    return Reply(f"It is {name}." if name in call.prompt_text else "I do not know.")
+
+
+class Running:
+    def __init__(self, running: Proxy, simulator: Simulator) -> None:
+        self.proxy = running
+        self.simulator = simulator
+
+    def asked(self) -> list[RequestRecord]:
+        return [each for each in self.simulator.requests if each.body and not is_summary_call(each.body)]
+
+    def compacted(self, **body: Any) -> tuple[list[dict[str, Any]], str, str]:
+        """A conversation that has just been compacted, and two animals whose names the model does not see any more."""
+        messages = conversation()
+        self.proxy.chat("small", messages, **body).raise_for_status()
+        seen = json.dumps((self.asked()[-1].body or {})["messages"])
+        gone = [animal for animal, name in NAMES.items() if name not in seen]
+        assert len(gone) > 9, "all of it was kept"
+        return [*messages, {"role": "assistant", "content": "Understood."}], gone[0], gone[9]
+
+
+@pytest.fixture(params=["auto", "hooks"])
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+    with opened(tmp_path, request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def carried(tmp_path: Path) -> Iterator[Running]:
+    with opened(tmp_path, "auto") as started:
+        yield started
+
+
+@contextmanager
+def opened(folder: Path, carrier: str) -> Iterator[Running]:
+    simulator = Simulator([Model(KEY)])
+    simulator.script = script
+    simulator.load(KEY, 8192)
+    with ExitStack() as stack:
+        base_url = stack.enter_context(serve(simulator)).base_url
+        settings = {"keep_originals": "compacted", "carrier": carrier, **NOTHING_AHEAD}
+        config = write_config(folder, [lm_studio("small", KEY, base_url)], settings)
+        yield Running(stack.enter_context(proxy(config)), simulator)
+
+
+def conversation() -> list[dict[str, Any]]:
+    """Of many exchanges, with one name in each."""
+    said: list[dict[str, Any]] = [{"role": "system", "content": "You are helpful."}]
+    for number, (animal, name) in enumerate(NAMES.items()):
+        chat = " ".join(f"We went on about ponds and weather, part {number} of it, line {line}." for line in range(14))
+        said += [
+            {"role": "user", "content": f"And then? {chat}"},
+            {"role": "assistant", "content": f"{chat} by the way the {animal} is called {name.lower()} by all. {chat}"},
+        ]
+    return [*said, {"role": "user", "content": "Go on."}]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_model_looks_it_up_in_the_same_answer(running: Running, stream: bool) -> None:
+    """The client reads one answer; call, result and tool are the server's and ours."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
+    messages = [*messages, {"role": "user", "content": question(animal)}]
+    said = f"Let me look.\n\nIt is {NAMES[animal]}."
+    if stream:
+        answer = running.proxy.stream("small", messages, tools=[TOOL], stream_options={"include_usage": True})
+        assert answer.text == said
+        assert answer.finish_reasons == ["stop"]
+        assert not any(delta.get("tool_calls") for delta in answer.deltas)
+        [usage] = answer.usages
+        raw = answer.raw.decode()
+    else:
+        answered = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
+        choice = answered.json()["choices"][0]
+        assert choice["message"]["content"] == said
+        assert not choice["message"].get("tool_calls")
+        assert choice["finish_reason"] == "stop"
+        usage, raw = answered.json()["usage"], answered.text
+    assert "recall" not in raw
+    *_, first, second = running.asked()
+    assert usage["completion_tokens"] == first.completion_tokens + second.completion_tokens
+    assert not first.truncated
+    assert not second.truncated
+    assert first.body is not None
+    assert second.body is not None
+    assert [tool["function"]["name"] for tool in second.body["tools"]] == ["read_file", "recall"]
+    assert second.body["tools"] == first.body["tools"]
+    shown = second.body["messages"]
+    assert shown[: len(first.body["messages"])] == first.body["messages"], "the server reads nothing again"
+    assert [message["role"] for message in shown[len(first.body["messages"]) :]] == ["assistant", "tool"]
+    assert NAMES[animal] in shown[-1]["content"]
+    running.proxy.expect_logged("recall model=small lookups=1")
+    assert not running.proxy.logged(f"{NAMES[animal]}|{animal}|failed_open")
+    # In the next turn it still stands there.
+    again = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "Thanks."}]
+    running.proxy.chat("small", again, tools=[TOOL]).raise_for_status()
+    third = running.asked()[-1]
+    assert third.body is not None
+    assert third.body["messages"][: len(shown)] == shown
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_calls_of_the_clients_go_on_beside_ours(running: Running, stream: bool) -> None:
+    """The client gets its own, as if there were no others; what ours found stands in its next request."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
+    messages = [*messages, {"role": "user", "content": question(animal)}]
+
+    def both(call: ChatCall) -> Reply:
+        if call.messages[-1]["role"] == "tool":
+            return script(call)
+        query = json.dumps({"query": question(animal)})
+        return Reply(tool_calls=[("recall", query), ("read_file", '{"path": "a"}'), ("read_file", '{"path": "b"}')])
+
+    running.simulator.script = both
+    if stream:
+        answer = running.proxy.stream("small", messages, tools=[TOOL])
+        made: dict[int, dict[str, Any]] = {}
+        for call in [call for delta in answer.deltas for call in delta.get("tool_calls") or ()]:
+            known = made.setdefault(call["index"], {"id": call.get("id"), "type": "function", "function": {}})
+            for key, text in call["function"].items():
+                known["function"][key] = known["function"].get(key, "") + (text or "")
+        said, reasons = [made[index] for index in sorted(made)], answer.finish_reasons
+        raw = answer.raw.decode()
+    else:
+        whole = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
+        choice = whole.json()["choices"][0]
+        said, reasons, raw = choice["message"]["tool_calls"], [choice["finish_reason"]], whole.text
+    assert [each["function"]["arguments"] for each in said] == ['{"path": "a"}', '{"path": "b"}']
+    assert {each["function"]["name"] for each in said} == {"read_file"}
+    assert reasons == ["tool_calls"]
+    assert '"recall"' not in raw
+    if stream:
+        assert sorted(made) == [0, 1]
+    called = {"role": "assistant", "content": None, "tool_calls": said}
+    results = [{"role": "tool", "tool_call_id": each["id"], "content": "text"} for each in said]
+    after = running.proxy.chat("small", [*messages, called, *results], tools=[TOOL]).raise_for_status()
+    assert after.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
+    sent = (running.asked()[-1].body or {})["messages"]
+    assert [message["role"] for message in sent[-4:]] == ["tool", "assistant", "tool", "tool"]
+    assert NAMES[animal] in json.dumps([message for message in sent if message["role"] == "tool"])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running, stream: bool) -> None:
+    """After three, and a word that there are no more."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
+    messages = [*messages, {"role": "user", "content": question(animal)}]
+    before = len(running.asked())
+    query = json.dumps({"query": "nothing of the kind"})
+    running.simulator.script = lambda call: (
+        Reply(SUMMARY) if is_summary_call(call.body) else Reply(tool_calls=[("recall", query)])
+    )
+    if stream:
+        answer = running.proxy.stream("small", messages, tools=[TOOL])
+        assert (answer.text, answer.finish_reasons) == ("", ["stop"])
+        said = answer.raw.decode()
+    else:
+        whole = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
+        assert whole.json()["choices"][0]["finish_reason"] == "stop"
+        said = whole.text
+    assert '"recall"' not in said
+    assert len(running.asked()) - before == 5
+    assert "No more look-ups" in json.dumps((running.asked()[-1].body or {})["messages"])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_other_routes_carry_it_too(carried: Running, stream: bool) -> None:
+    """Anthropic's messages and OpenAI's responses, by their own clients."""
+    messages, animal, other_animal = carried.compacted(tools=[TOOL])
+    asked = [*messages[1:], {"role": "user", "content": question(animal)}]
+    said = f"Let me look.\n\nIt is {NAMES[animal]}."
+    schema = TOOL["function"]["parameters"]
+    with anthropic.Anthropic(base_url=carried.proxy.base_url, api_key=carried.proxy.key, max_retries=0) as client:
+        tool = {"name": "read_file", "description": "Reads a file.", "input_schema": schema}
+        asking: dict[str, Any] = {"model": "small", "max_tokens": 500, "messages": asked, "tools": [tool]}
+        asking["system"] = messages[0]["content"]
+        if stream:
+            with client.messages.stream(**asking) as events:
+                message = events.get_final_message()
+        else:
+            message = client.messages.create(**asking)
+    assert [block.type for block in message.content] == ["text"]
+    assert message.content[0].text.endswith(said)
+    assert message.stop_reason == "end_turn"
+    asked = [*asked, {"role": "assistant", "content": said}, {"role": "user", "content": question(other_animal)}]
+    said = f"Let me look.\n\nIt is {NAMES[other_animal]}."
+    with openai.OpenAI(base_url=f"{carried.proxy.base_url}/v1", api_key=carried.proxy.key, max_retries=0) as other:
+        function = {"type": "function", "name": "read_file", "parameters": schema, "strict": False}
+        asking = {"model": "small", "input": asked, "instructions": messages[0]["content"], "tools": [function]}
+        if stream:
+            *_, last = other.responses.create(**asking, stream=True)
+            response = last.response
+        else:
+            response = other.responses.create(**asking)
+    assert [item.type for item in response.output] == ["message"]
+    assert response.output_text.endswith(said)
+    assert len([each for each in carried.asked() if "recall" in json.dumps(each.body)]) >= 4
