@@ -10,6 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
@@ -544,7 +545,9 @@ def _finding(kind: type[_Section], section: Mapping[object, object], place: str,
     location = found["loc"]
     key, *inner = (str(part) for part in location) if isinstance(location, tuple) and location else ("",)
     if found["type"] == "extra_forbidden":
-        return f"{place}: unknown key {key!r}; known keys: {', '.join(sorted(kind.model_fields))}"
+        near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        return f"{place}: unknown key {key!r}" + (meant or f"; known keys: {', '.join(sorted(kind.model_fields))}")
     message = ": ".join((*inner[:1], str(found["msg"]).removeprefix("Value error, ")))
     if not key:
         return f"{place}: {message}"

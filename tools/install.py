@@ -35,9 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"Installing what {lock.relative_to(ROOT)} lists into {sys.prefix} …", flush=True)
     if importlib.util.find_spec("uv") is not None or _ran(*PIP, "-r", str(ROOT / "locks" / "installer.txt")):
         if _installed(UV, lock):
-            return 0
+            return _done()
         print("uv could not install it; pip tries the same files.", file=sys.stderr)
-    return 0 if _installed(PIP, lock) else 1
+    return _done() if _installed(PIP, lock) else 1
+
+
+def _done() -> int:
+    program = Path(sys.executable).with_name("litellm-compaction")
+    shown = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+    print(f"Done. Next: {shown} up", flush=True)
+    return 0
 
 
 def _installed(installer: Sequence[str], lock: Path) -> bool:

@@ -20,6 +20,7 @@ import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
 from litellm_compaction.cli.servers import Probe, probe
+from litellm_compaction.cli.up import running_up
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import KnownWays, Standing, shares_context
 from litellm_compaction.errors import (
@@ -39,6 +40,8 @@ from litellm_compaction.proxy.config_check import (
     problem,
 )
 from litellm_compaction.proxy.litellm_api import redis_of
+from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
+from litellm_compaction.proxy.live_settings import overlay_from_json
 from litellm_compaction.proxy.report import (
     DeploymentReport,
     Reporter,
@@ -48,7 +51,14 @@ from litellm_compaction.proxy.report import (
     tokenizer_name,
     why_unasked,
 )
-from litellm_compaction.proxy.routing import Deployment, as_entry, asked_deployment_of, deployment_of, unknown_model
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    as_entry,
+    asked_deployment_of,
+    deployment_of,
+    is_local_address,
+    unknown_model,
+)
 from litellm_compaction.stores import Store, memory_store, open_existing
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, without_userinfo
@@ -83,8 +93,14 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
         ConfigError: the file cannot be read.
     """
     file = read_config(config or (_HERE if _HERE.is_file() else shipped_config()))
+    live = running_up(environ) if file.follows_environment and not environ.get(API_BASE_VARIABLE) else None
+    if live is not None:
+        environ = {**environ, API_BASE_VARIABLE: live.api_base}
     rows, from_servers = asyncio.run(_examined(file, environ, probes=probe))
     findings = (*file.findings(environ), *from_servers)
+    if live is not None:
+        what = "its simulator, not an LM Studio" if live.is_simulated else "its LM Studio"
+        findings = (*findings, note("up", f"it runs at {live.base_url}: looked at is {what}, at {live.api_base}."))
     has_problem = any(finding.level == "problem" for finding in findings)
     if as_json:
         report = {
@@ -255,6 +271,11 @@ async def _of_store(store: Store, settings: Settings) -> AsyncIterator[Finding]:
         if server.policy.startswith("allkeys-"):
             text = "may evict changed settings, and what nobody has used for a while: noeviction or volatile-lru keeps"
             yield note("store", f"maxmemory-policy {server.policy} {text} the settings.")
+    with contextlib.suppress(StoreError, ConfigError):
+        saved = await store.get_setting(CHANGED_SETTINGS)
+        if values := overlay_from_json(saved.partition("\n")[0] if saved else None).values:
+            named = ", ".join(f"{key}: {value}" for key, value in values.items())
+            yield note("page", f"changed on the settings page, in place of config.yaml's values: {named}.")
     with contextlib.suppress(StoreError):
         events = [event for row in await store.events() if (event := event_from_json(row.text)) is not None]
         for said in useless_summarisers(events):
@@ -306,10 +327,23 @@ class _Examiner:
             return [_Row(name=name, model="", guarded=None, why="its settings are not valid")]
         row = _Row(name=name, model=deployment.target.model, guarded=False, why=_why_not(deployment, params))
         if deployment.kind == "foreign":
-            return [row]
+            return [await self._perhaps_meant(row, deployment, str(params.get("model")))]
         if deployment.kind == "opted_in":
             return await self._opted_in(row, deployment)
         return await self._lm_studio(row, deployment)
+
+    async def _perhaps_meant(self, row: _Row, deployment: Deployment, model: str) -> _Row:
+        """A problem if the prefix is forgotten, the commonest slip: LM Studio is there, and lists such a model."""
+        api_base = deployment.target.api_base
+        if deployment.settings.enabled is False or api_base is None or not is_local_address(api_base):
+            return row
+        try:
+            listing = await list_models(self.http, api_base, deployment.target.api_key, timeout_s=_LIMIT_S)
+        except (ServerUnavailable, NotThisApi):
+            return row
+        if not any(listed.key == model for listed in listing.models):
+            return row
+        return row.with_problem(f"LM Studio at its api_base has this model: write `model: lm_studio/{model}`.")
 
     async def _lm_studio(self, row: _Row, deployment: Deployment) -> list[_Row]:
         api_base, api_key = deployment.target.api_base or "", deployment.target.api_key

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +30,17 @@ from litellm_compaction.cli.servers import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
-from litellm_compaction.proxy.config_check import ENVIRONMENT_PREFIX
+from litellm_compaction.places import data_folder
+from litellm_compaction.proxy.config_check import CALLBACKS_PLACE, ENVIRONMENT_PREFIX
 from litellm_compaction.windows.fetch import KeyRefused
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
 _SIMULATED_MODEL, _SIMULATED_TOKENS = "qwen/qwen3-8b", 8192
+# Written while `up` runs.
+RUNNING_FILE = "up.json"
+_MOST_NAMED = 3
+# As the plug-in writes them (`proxy/callback.py`).
+_OWN_WARNING = re.compile("litellm_compaction:(?:WARNING|ERROR|CRITICAL):")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # LiteLLM's imports take 6–8 s on two cores (measured 2026-11), several times that on a cold or busy disk.
 PROXY_START_LIMIT_S = 180.0
@@ -45,6 +54,15 @@ class _Upstream(NamedTuple):
     api_base: str | None
     # One to try, "" if none is known.
     model: str
+    is_simulated: bool = False
+
+
+class Running(NamedTuple):
+    """A proxy that `up` has started, and the server behind it."""
+
+    base_url: str
+    api_base: str
+    is_simulated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +82,19 @@ def up(
     config: Path | None,
     simulator: bool,
     lm_studio: str | None,
+    force: bool,
+    verbose: bool,
     environ: Mapping[str, str],
 ) -> int:
-    """Runs until the proxy ends or is told to end; the proxy's exit code.
-
-    Problems in the file are printed first: a proxy without the handler, say, starts and guards nothing.
+    """Runs until the proxy ends or is told to end; the proxy's exit code, 1 for a file with a problem.
 
     Args:
         port: 0 takes a free one.
         config: None is the shipped one.
         simulator: use the simulator, even if LM Studio answers.
         lm_studio: the address that must answer; None looks at `LM_STUDIO_API_BASE`, then at port 1234.
+        force: start in spite of a problem: a proxy without the handler, say, starts and guards nothing.
+        verbose: show what LiteLLM says while it starts; else only if it does not.
 
     Raises:
         CompactionError: something is missing or wrong; nothing is left running.
@@ -82,9 +102,12 @@ def up(
     path = config or shipped_config()
     file = read_config(path)
     settings = settings_from(file.settings)
-    for finding in file.findings(environ):
-        if finding.level == "problem":
-            _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
+    problems = [finding for finding in file.findings(environ) if finding.level == "problem"]
+    for finding in problems:
+        _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
+    if problems and not force:
+        _say("Nothing was started; --force starts it all the same.", to_errors=True)
+        return 1
     port = usable_port(host, port)
     command = proxy_command(path, host, port)
     stopping = _Stopping()
@@ -95,20 +118,114 @@ def up(
         base_url = local_url(host, port)
         _say(f"Starting LiteLLM's proxy with {path} …")
         environment = proxy_environment(environ, master_key=key.value, api_base=upstream.api_base)
-        with running("proxy", command, environment) as proxy:
+        output = None if verbose else subprocess.PIPE
+        with (
+            running("proxy", command, environment, output=output) as proxy,
+            _folded(proxy) as said,
+            _told_to_doctor(environ, base_url, upstream),
+        ):
             stopping.proxy = proxy
             try:
                 wait_until_alive(proxy, base_url)
             except ServerUnavailable as error:
+                code = exit_code(proxy, 0 if not stopping.asked else None)
                 if not stopping.asked:
+                    said.unfold()
                     _say(f"litellm-compaction: {error}", to_errors=True)
-                    return exit_code(proxy, 0) or 1
-                return exit_code(proxy) or 0
+                return code or (0 if stopping.asked else 1)
+            said.go_on()
             _say(f"\nReady at {base_url}/v1 (the base URL for clients), Ctrl-C ends it.")
-            if settings.page == "on":
+            if upstream.is_simulated:
+                _say("It serves a SIMULATOR, not LM Studio: answers are canned.")
+            if settings.page == "on" and not any(finding.place == CALLBACKS_PLACE for finding in problems):
                 _say(f"Settings and history: {base_url}/compaction, opened with the master key.")
             _say(f"Try:\n\n{_curl(base_url, upstream.model, key.in_shell)}\n")
             return exit_code(proxy) or 0
+
+
+class _Folded:
+    """What a proxy says: held until it is ready, then passed on as it comes.
+
+    Of what was held only the plug-in's own warnings are shown: LiteLLM's start is 40 lines about other things.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._held: list[str] = []
+        self._is_held = True
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def go_on(self) -> None:
+        self._end(lambda line: _OWN_WARNING.search(line) is not None)
+
+    def unfold(self) -> None:
+        """Shows all of it, to its end: the proxy has ended."""
+        self._end(lambda _: True)
+        self._reader.join(_GRACE_S)
+
+    def _end(self, is_shown: Callable[[str], bool]) -> None:
+        with self._lock:
+            self._is_held = False
+            for line in filter(is_shown, self._held):
+                _say(line)
+
+    def _read(self) -> None:
+        for raw in self._stream:
+            line = raw.decode("utf-8", "replace").rstrip("\r\n")
+            with self._lock:
+                if self._is_held:
+                    self._held.append(line)
+                else:
+                    _say(line)
+
+
+class _Shown:
+    """The same for a proxy that writes to the terminal itself."""
+
+    def go_on(self) -> None: ...
+
+    def unfold(self) -> None: ...
+
+
+@contextlib.contextmanager
+def _folded(proxy: subprocess.Popen[bytes]) -> Iterator[_Folded | _Shown]:
+    if proxy.stdout is None:
+        yield _Shown()
+        return
+    yield _Folded(proxy.stdout)
+
+
+@contextlib.contextmanager
+def _told_to_doctor(environ: Mapping[str, str], base_url: str, upstream: _Upstream) -> Iterator[None]:
+    """Writes down what runs, so that `doctor` looks at the same server; without it all goes well, too."""
+    path: Path | None = None
+    if upstream.api_base is not None:
+        with contextlib.suppress(OSError, ConfigError):
+            path = data_folder(environ) / RUNNING_FILE
+            path.parent.mkdir(parents=True, exist_ok=True)
+            running_now = {"pid": os.getpid(), "base_url": base_url, **upstream._asdict()}
+            path.write_text(json.dumps(running_now), encoding="utf-8")
+    try:
+        yield
+    finally:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def running_up(environ: Mapping[str, str]) -> Running | None:
+    """Returns what an `up` of this user serves now; None if none runs with a server of its choice."""
+    try:
+        said = json.loads((data_folder(environ) / RUNNING_FILE).read_text(encoding="utf-8"))
+        found = Running(str(said["base_url"]), str(said["api_base"]), said["is_simulated"] is True)
+        # Asks, and sends nothing. Windows has no such question.
+        if os.name == "posix":
+            os.kill(int(said["pid"]), 0)
+    except (OSError, ConfigError, ValueError, KeyError, TypeError):
+        return None
+    return found
 
 
 @contextlib.contextmanager
@@ -152,7 +269,7 @@ def _upstream(
             f"SIMULATOR, not LM Studio, {reason}: {address.base_url}, {_SIMULATED_MODEL} loaded "
             f"with {_SIMULATED_TOKENS:,} tokens. Its answers are canned."
         )
-        yield _Upstream(f"{address.base_url}/v1", _SIMULATED_MODEL)
+        yield _Upstream(f"{address.base_url}/v1", _SIMULATED_MODEL, is_simulated=True)
 
 
 def _loaded(listing: Listing) -> tuple[str, str]:
@@ -160,8 +277,9 @@ def _loaded(listing: Listing) -> tuple[str, str]:
     chat = [model for model in listing.models if model.kind == "llm"]
     loaded = [(model.key, copy.context_length) for model in chat for copy in model.instances]
     if loaded:
-        windows = ", ".join(f"{key} with {f'{tokens:,}' if tokens else 'unknown'} tokens" for key, tokens in loaded)
-        return loaded[0][0], f"loaded: {windows}"
+        named = [f"{key} with {f'{tokens:,}' if tokens else 'unknown'} tokens" for key, tokens in loaded]
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        return loaded[0][0], f"loaded: {', '.join(named[:_MOST_NAMED])}{more}"
     if chat:
         return chat[0].key, "no model loaded yet (the first request loads one)"
     return "", "no chat model downloaded"

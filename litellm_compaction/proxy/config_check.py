@@ -22,6 +22,7 @@ from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 SECTION = "litellm_compaction"
 SETTINGS_PLACE = f"callback_settings.{SECTION}"
 HANDLER = f"{SECTION}.handler"
+CALLBACKS_PLACE = "litellm_settings.callbacks"
 API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
 ENVIRONMENT_PREFIX = "os.environ/"
 
@@ -117,17 +118,18 @@ def _refused(place: str, named: str, error: ConfigError) -> Finding:
 
 
 def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:
-    place = "litellm_settings.callbacks"
     listed = settings.get("callbacks")
     names = _names(listed)
     if HANDLER not in names:
         alike = next((str(name) for name in names if "compaction" in str(name)), None)
         found = f"{alike!r} is not the handler" if alike else "the plug-in is not listed, so nothing is guarded"
-        yield problem(place, f"{found}: {_CALLBACK_LINE}.")
+        yield problem(CALLBACKS_PLACE, f"{found}: {_CALLBACK_LINE}.")
     elif isinstance(listed, str):
-        yield problem(place, f"a bare string replaces all other callbacks, a list adds to them: {_CALLBACK_LINE}.")
+        yield problem(
+            CALLBACKS_PLACE, f"a bare string replaces all other callbacks, a list adds to them: {_CALLBACK_LINE}."
+        )
     elif names.count(HANDLER) > 1:
-        yield problem(place, f"{HANDLER} is listed {names.count(HANDLER)} times: leave one.")
+        yield problem(CALLBACKS_PLACE, f"{HANDLER} is listed {names.count(HANDLER)} times: leave one.")
     for other in _OTHER_CALLBACK_LISTS:
         if HANDLER in _names(settings.get(other)):
             yield problem(f"litellm_settings.{other}", f"this list has no request hooks: {_CALLBACK_LINE} instead.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,12 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli.doctor import doctor
+from litellm_compaction.cli.up import RUNNING_FILE
+from litellm_compaction.config import Settings
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import event_to_json
+from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
+from litellm_compaction.proxy.live_settings import Overlay
 from litellm_compaction.simulator import Address, Reply, Simulator, serve
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokenizers import registry
@@ -491,3 +496,41 @@ def test_a_model_whose_summaries_say_nothing_is_named(report: Report, address: A
     [said] = [each for each in messages(found, "note") if each.startswith("tiny:")]
     assert "6 of 6" in said
     assert "max_summary_calls: 0" in said
+
+
+def test_a_forgotten_prefix_is_advised(report: Report, address: Address) -> None:
+    """LM Studio is at the address, and lists a model of that very name; others are left alone."""
+    code, found = report(config(deployment(QWEN, params={"api_base": f"{address.base_url}/v1"})))
+    assert code == 1
+    assert f"LM Studio at its api_base has this model: write `model: lm_studio/{QWEN}`." in messages(found)
+    _, found = report(config(deployment("qwen/other", params={"api_base": f"{address.base_url}/v1"})))
+    assert not any("write `model" in said for said in messages(found))
+
+
+def test_it_looks_at_the_server_of_the_up_that_runs(report: Report, address: Address, environ: dict[str, str]) -> None:
+    """And says so; a proxy that has ended is none."""
+    path = Path(environ["LITELLM_COMPACTION_HOME"]) / RUNNING_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    note = {"pid": os.getpid(), "base_url": "http://127.0.0.1:4000", "api_base": f"{address.base_url}/v1"}
+    path.write_text(json.dumps({**note, "is_simulated": True}), encoding="utf-8")
+    document = config(deployment("lm_studio/*", "lm_studio/*", params={"api_base": "os.environ/LM_STUDIO_API_BASE"}))
+    code, found = report(document)
+    assert code == 0
+    said = f"it runs at http://127.0.0.1:4000: looked at is its simulator, not an LM Studio, at {address.base_url}/v1."
+    assert said in messages(found, "note")
+
+
+async def test_settings_that_were_changed_on_the_page_are_named(
+    report: Report, address: Address, tmp_path: Path
+) -> None:
+    """They hold in place of config.yaml's."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = open_store(url, ttl_s=100, max_bytes=1_000_000)
+    overlay = Overlay().changed(Settings(), {"pre_request_ratio": 0.75}, when_s=1.0, role="admin")
+    await store.put_setting(CHANGED_SETTINGS, f"{overlay.to_json()}\nsigned")
+    await store.aclose()
+    document = config(deployment(params={"api_base": f"{address.base_url}/v1"}), settings={"store": url})
+    _, found = await asyncio.to_thread(report, document)
+    assert "changed on the settings page, in place of config.yaml's values: pre_request_ratio: 0.75." in messages(
+        found, "note"
+    )

@@ -22,8 +22,9 @@ import httpx
 import pytest
 
 from litellm_compaction.cli.config_file import read_config, shipped_config
-from litellm_compaction.cli.up import _key
-from litellm_compaction.simulator import Address, Simulator
+from litellm_compaction.cli.servers import listing_of
+from litellm_compaction.cli.up import RUNNING_FILE, Running, _key, _loaded, running_up
+from litellm_compaction.simulator import Address, Model, Simulator, serve
 from tests.cli import copied
 from tests.cli.conftest import QWEN, config, deployment
 
@@ -108,6 +109,10 @@ def test_up_serves_the_simulator_where_no_lm_studio_answers(environ: dict[str, s
         assert f'"Authorization: Bearer $(cat {path})"' in up.text
         assert f"Ready at {base_url}/v1 (the base URL for clients)" in up.text
         assert f"Settings and history: {base_url}/compaction," in up.text
+        assert "It serves a SIMULATOR, not LM Studio" in up.text
+        assert len(up.lines) < 20, "LiteLLM's own lines"
+        live = running_up(environ)
+        assert live == Running(base_url, f"{simulated[1]}/v1", is_simulated=True)
         with httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http:
             answer = http.post("/v1/chat/completions", json=_BODY, headers={"Authorization": f"Bearer {key}"})
             assert answer.status_code == 200, answer.text
@@ -120,6 +125,7 @@ def test_up_serves_the_simulator_where_no_lm_studio_answers(environ: dict[str, s
             for url in (base_url, simulated[1]):
                 with pytest.raises(httpx.ConnectError):
                     http.get(url)
+        assert running_up(environ) is None
 
 
 @pytest.mark.proxy
@@ -159,9 +165,66 @@ def test_a_key_of_the_environment_is_never_shown(environ: dict[str, str]) -> Non
 def test_up_passes_on_that_the_proxy_did_not_start(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
     """A callback that cannot be loaded ends the proxy, and `up` with its exit code (uvicorn's 3)."""
     document = config(litellm_settings={"callbacks": ["no_such_module.handler"]})
-    arguments = ("--config", str(write(document)))
+    arguments = ("--force", "--config", str(write(document)))
     text = failed(copied.environment(environ), *arguments, code=3, program=copied.__name__)
     assert "The proxy ended with exit code 3 before it was ready" in text
+    assert "no_such_module" in text, "what it said itself"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"litellm_settings": {"callbacks": []}}, "the plug-in is not listed, so nothing is guarded"),
+        ({"litellm_settings": {"callbacks": ["litellm_compaction.handlers"]}}, "is not the handler"),
+        ({"settings": {"pruning_model": "nowhere"}}, "nowhere"),
+        ({"general_settings": {"master_key": "os.environ/NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
+    ],
+)
+def test_a_config_with_a_problem_starts_nothing(
+    environ: dict[str, str], write: Callable[[Any], Path], changed: dict[str, Any], said: str
+) -> None:
+    """A line says what `doctor` would say, another one how to go on."""
+    text = failed(environ, "--config", str(write(config(deployment("lm_studio/*", "lm_studio/*"), **changed))))
+    assert said in text
+    assert text.endswith("Nothing was started; --force starts it all the same.\n")
+    assert "Starting" not in text
+
+
+@pytest.mark.proxy
+def test_a_proxy_without_the_plug_in_has_no_page(
+    environ: dict[str, str], address: Address, write: Callable[[Any], Path]
+) -> None:
+    """Started by force it serves, and `up` names no address that is a 404."""
+    document = config(deployment("lm_studio/*", "lm_studio/*"), litellm_settings={"callbacks": []})
+    arguments = ("--force", "--verbose", "--lm-studio", address.base_url, "--config", str(write(document)))
+    with run_up(copied.environment(environ), *arguments, program=copied.__name__) as up:
+        up.wait_until_ready()
+        assert "/compaction" not in up.text
+        assert "Uvicorn running on" in up.text, "all that LiteLLM says"
+
+
+def test_of_many_models_three_are_named() -> None:
+    """In one line."""
+    models = [Model(f"qwen/qwen{number}") for number in range(30)]
+    simulator = Simulator(models)
+    for model in models:
+        simulator.load(model.key, 4096)
+    with serve(simulator) as address:
+        listing = listing_of(address.base_url, None)
+    assert listing is not None
+    model, text = _loaded(listing)
+    assert model in text
+    assert text.endswith("with 4,096 tokens and 27 more")
+    assert text.count("tokens") == 3
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', '{"pid": 0, "base_url": 1}'])
+def test_a_damaged_note_of_what_runs_is_none(environ: dict[str, str], text: str) -> None:
+    """Whatever an earlier version, or an editor, has left there."""
+    path = Path(environ["LITELLM_COMPACTION_HOME"]) / RUNNING_FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    assert running_up(environ) is None
 
 
 def test_a_taken_port_is_a_clear_error(environ: dict[str, str]) -> None:
@@ -208,8 +271,7 @@ def test_a_bad_config_is_a_clear_error(
 def test_what_is_wrong_in_a_config_is_said(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
     """Before LiteLLM starts, which would say `Empty module name` here, and nothing at all without any callback."""
     document = config(litellm_settings={"callbacks": ["litellm_compaction"]})
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        text = failed(environ, "--port", str(taken.getsockname()[1]), "--config", str(write(document)))
+    text = failed(environ, "--config", str(write(document)))
     assert "litellm_settings.callbacks: 'litellm_compaction' is not the handler" in text
 
 

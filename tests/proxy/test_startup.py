@@ -49,7 +49,7 @@ def test_a_good_tokenizer_starts(monkeypatch: pytest.MonkeyPatch, model_file: Pa
         (
             {"pre_request_ration": 0.8},
             None,
-            r"callback_settings\.litellm_compaction: unknown key 'pre_request_ration'; known keys: .*notices",
+            r"litellm_compaction: unknown key 'pre_request_ration'; did you mean 'pre_request_ratio'\?",
         ),
         ({"pre_request_ratio": 1.5}, None, r"pre_request_ratio = 1\.5: .*less than 1"),
         ({"notices": "loud"}, None, r"notices = 'loud': .*'content', 'reasoning' or 'off'"),
