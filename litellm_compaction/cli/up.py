@@ -144,7 +144,7 @@ def up(
 
 
 class _Folded:
-    """What a proxy says: held until it is ready, then passed on as it comes.
+    """Holds what a proxy says until it is ready, then passes it on as it comes.
 
     Of what was held only the plug-in's own warnings are shown: LiteLLM's start is 40 lines about other things.
     """

@@ -6,6 +6,7 @@ The `Sdk` part is of the protocol that `rpc` speaks. It generates and loads noth
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
@@ -130,8 +131,21 @@ class ChatCall:
 Script = Callable[[ChatCall], "Reply | None"]
 
 
+# How a request for a summary begins.
+_ASKS_FOR_SUMMARY = re.compile(r"\b(?:write the record|summari[sz]\w*|condense)\b", re.IGNORECASE)
+_OPENING_CHARS, _MOST_LINES, _LINE_CHARS = 400, 24, 160
+_SAID = re.compile(r"^USER:\n(.+)", re.MULTILINE)
+
+
 def default_reply(call: ChatCall) -> Reply:
-    return Reply(f"This is answer {call.index + 1} of the simulated model.")
+    """A numbered answer; to a request for a summary the beginnings of what the user has said."""
+    last = str(call.messages[-1].get("content") or "") if call.messages else ""
+    if not _ASKS_FOR_SUMMARY.search(last[:_OPENING_CHARS]):
+        return Reply(f"This is answer {call.index + 1} of the simulated model.")
+    said = [str(each.get("content") or "") for each in call.messages[:-1] if each.get("role") == "user"]
+    said = [*said, *_SAID.findall(last)]
+    lines = [f"- {' '.join(each.split())[:_LINE_CHARS]}" for each in said if each.strip()]
+    return Reply("\n".join(("### What the user said", *(lines[-_MOST_LINES:] or ["- nothing"]))))
 
 
 def numbered_words(n: int, start: int = 1) -> str:

@@ -16,7 +16,13 @@ from litellm_compaction.cli.app import program
 def test_up_has_safe_defaults() -> None:
     """Port 4000, this machine only, no simulator unless needed."""
     options = program.commands["up"].make_context("up", []).params
-    assert options == {"host": "127.0.0.1", "port": 4000, "config": None, "simulator": False, "lm_studio": None}
+    assert (options["host"], options["port"], options["config"]) == ("127.0.0.1", 4000, None)
+    assert (options["simulator"], options["lm_studio"], options["force"], options["verbose"]) == (
+        False,
+        None,
+        False,
+        False,
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,15 @@ def test_default_reply_is_deterministic(bench: BenchFactory) -> None:
     assert answers[0] == answers[1]
 
 
+def test_a_request_for_a_summary_gets_one_of_what_was_shown(served: Bench) -> None:
+    """Behind the conversation, or with a transcript of it; a newcomer's log has no junk, and says nothing of it."""
+    behind = served.chat(user("The port is 4812."), user("You write the record of a conversation."))
+    assert behind.json()["choices"][0]["message"]["content"] == "### What the user said\n- The port is 4812."
+    transcript = "You write the record.\n\nCONVERSATION TO CONDENSE:\nUSER:\nThe port is 4812.\n\nASSISTANT:\nFine."
+    alone = served.chat(user(transcript))
+    assert alone.json()["choices"][0]["message"]["content"] == "### What the user said\n- The port is 4812."
+
+
 def test_script_sees_the_call(served: Bench) -> None:
     """A script gets the body, the text with tool results and arguments, the counts, and a running index."""
     calls: list[ChatCall] = []
