@@ -180,6 +180,7 @@ class ClientRequest:
         asks_for_usage: a usage chunk belongs in the stream.
         is_structured: the answer is a document, in which no notice may stand.
         slimmed_chars: how much shorter the JSON of its tools is in `original`.
+        program: of the client, the first word of its user agent.
     """
 
     received: Request
@@ -195,6 +196,7 @@ class ClientRequest:
     asks_for_usage: bool = True
     is_structured: bool = False
     slimmed_chars: int = 0
+    program: str = ""
 
 
 @dataclass(slots=True)
@@ -241,7 +243,8 @@ class Plot:
         if self._turns is None:
             return
         try:
-            self._turn = self._turns.sent(self._turn, self._client.original.messages, context, prepared)
+            messages, program = self._client.original.messages, self._client.program
+            self._turn = self._turns.sent(self._turn, messages, context, prepared, program)
         except Exception as error:  # noqa: BLE001 - see the class
             log_failure("turns", error)
 

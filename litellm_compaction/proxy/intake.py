@@ -459,6 +459,7 @@ class Intake:
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
             slimmed_chars=saved_chars,
+            program=told_headers(body).get("user-agent", "").partition(" ")[0],
         )
 
     async def _window_tokens(self, context: RequestContext) -> int:

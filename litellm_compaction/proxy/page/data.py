@@ -102,7 +102,7 @@ def fields_for(
                 description=f"{text} Allowed: {allowed}." if allowed else text,
                 value=value,
                 configured=_SAME if (key, said) == ("pruning_model", SAME_MODEL) else said,
-                changed=f"{clock_text(change.when_s)[:16]} UTC by {change.role}" if change else "",
+                changed=f"{clock_text(change.when_s)[:16]} by {change.role}" if change else "",
                 options=_models(models, value) if key == "pruning_model" else [(word, word) for word in words],
                 problem=problems.get(key, ""),
             )

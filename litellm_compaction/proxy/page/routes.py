@@ -91,7 +91,7 @@ class _Page:
         visitor = await _visitor(request)
         known = await self._around.live.read()
         done = _DONE.get(request.query_params.get("done", ""))
-        return await self._page(visitor, known, [Notice("done", done)] if done else [])
+        return await self._page(request, visitor, known, [Notice("done", done)] if done else [])
 
     async def _post(self, request: Request) -> Response:
         form = await _form(request)
@@ -105,10 +105,11 @@ class _Page:
             return _see_other(f"?done={await write(self._around, form, await live.read(), visitor)}")
         except NotSaved as error:
             entered, notices = _entered(form), [Notice("problem", error.notice)]
-            return await self._page(visitor, live.known, notices, error.status, entered, error.problems)
+            return await self._page(request, visitor, live.known, notices, error.status, entered, error.problems)
 
     async def _page(
         self,
+        request: Request,
         visitor: Visitor,
         known: Known,
         notices: Sequence[Notice],
@@ -132,6 +133,9 @@ class _Page:
             talks=drawn,
             more_talks=len(talks) - len(drawn),
             events=events,
+            now_s=time.time(),
+            base_url=f"{request.base_url}v1",
+            shows_settings=request.method == "POST" or "done" in request.query_params,
         )
         return _answer(page(content), status)
 

@@ -23,6 +23,7 @@ from litellm_compaction.engine import Action, PreparedRequest, RequestContext
 _MAX_MODELS = 512
 # Enough to tell conversations apart, little enough to hash on the event loop.
 _OPENING_CHARS = 2048
+_MOST_PROGRAM_CHARS = 40
 _Tokens: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -48,6 +49,7 @@ class Turn:
         prompt_tokens: as it was sent; the server's own number after the answer.
         filled_tokens: prompt and answer.
         compact_ratio, carry_ratio: shares of the window at which a prompt is compacted and an answer carried over.
+        program: the client's, by its own word: `OpenAI/Python`; "" if it says none.
     """
 
     talk: str
@@ -62,6 +64,7 @@ class Turn:
     compact_ratio: _Number
     carry_ratio: _Number
     action: Action = "none"
+    program: str = ""
     restarts: list[Drop] = field(default_factory=list)
 
 
@@ -150,13 +153,19 @@ class Turns:
         self._accuracies: Bounded[str, Accuracy] = Bounded(_MAX_MODELS)
 
     def sent(
-        self, turn: Turn | None, messages: Sequence[Message], context: RequestContext, prepared: PreparedRequest
+        self,
+        turn: Turn | None,
+        messages: Sequence[Message],
+        context: RequestContext,
+        prepared: PreparedRequest,
+        program: str = "",
     ) -> Turn | None:
         """Notes the prepared request; gives the turn that it belongs to, None if it has no messages.
 
         Args:
             turn: of the same request, if something went out for it before.
             messages: as the client sent them.
+            program: as in `Turn`.
         """
         tokens = prepared.count.tokens
         if turn is None:
@@ -173,8 +182,9 @@ class Turns:
                 prompt_tokens=tokens,
                 filled_tokens=tokens,
                 window_tokens=prepared.window.tokens,
-                compact_ratio=context.settings.pre_request_ratio,
+                compact_ratio=prepared.budget.trigger_tokens / prepared.window.tokens,
                 carry_ratio=context.settings.streaming_ratio,
+                program=program[:_MOST_PROGRAM_CHARS],
             )
         if prepared.messages and prepared.messages[-1].is_synthetic:
             turn.restarts.append(Drop(_stopped_at(turn, context, prepared), tokens))

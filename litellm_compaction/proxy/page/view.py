@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 import jinja2
 
+from litellm_compaction import __version__
 from litellm_compaction.events import CompactionEvent, ContinuationEvent, Event, TruncationAlarm
 from litellm_compaction.proxy.deployments import GuardedDeployment
 from litellm_compaction.proxy.page.auth import Visitor
@@ -74,7 +75,7 @@ class Field:
     Attributes:
         value: in force, or entered and refused.
         configured: in config.yaml.
-        changed: "2026-11-22 02:10 UTC by proxy_admin" if it was changed here.
+        changed: "2026-11-22 02:10 by proxy_admin" if it was changed here.
         options: value and label in a drop-down; empty for a number.
         problem: why the value was refused.
     """
@@ -104,6 +105,9 @@ class Content:
         revision: of the changes that the form shows.
         talks: those that are drawn, the most recent first; `more_talks` are not.
         events: the newest first.
+        now_s: wall clock.
+        base_url: of the proxy, for clients.
+        shows_settings: a form was sent, and has something to say.
     """
 
     visitor: Visitor
@@ -114,11 +118,42 @@ class Content:
     talks: Sequence[Talk]
     more_talks: int
     events: Sequence[Event]
+    now_s: float = 0.0
+    base_url: str = ""
+    shows_settings: bool = False
 
 
 def page(content: Content) -> str:
-    plots = [_plot(talk) for talk in content.talks]
-    return _rendered("page.html.j2", content=content, plots=plots, events=_folded(content.events))
+    models = [row.report.target.model for row in content.rows if row.report.window is not None]
+    return _rendered(
+        "page.html.j2",
+        content=content,
+        headline=_headline(content),
+        plots=[_plot(talk) for talk in content.talks],
+        events=[(event, 1) for event in content.events if _reused(event) is None],
+        reuses=_folded([event for event in content.events if _reused(event) is not None]),
+        example=f"lm_studio/{models[0]}" if models else "MODEL",
+        version=__version__,
+    )
+
+
+def _headline(content: Content) -> str:
+    """Sums up how it stands, in one line."""
+    made = [event for event in content.events if isinstance(event, CompactionEvent)]
+    counts = {
+        "model guarded": len(content.rows),
+        "conversation": len(content.talks) + content.more_talks,
+        "compaction": sum(event.outcome in ("compacted", "fallback") for event in made),
+    }
+    said = [f"{count} {_plural(name, count)}" for name, count in counts.items()]
+    said.append(f"{sum(isinstance(event, TruncationAlarm) for event in content.events)} cut by the server")
+    said.append(f"{sum(event.outcome == 'refused' for event in made)} refused")
+    return " · ".join(said)
+
+
+def _plural(name: str, count: int) -> str:
+    first, _, rest = name.partition(" ")
+    return name if count == 1 else f"{first}s {rest}".strip()
 
 
 def plain_page(text: str) -> str:
@@ -127,18 +162,28 @@ def plain_page(text: str) -> str:
 
 
 def clock_text(when_s: float) -> str:
-    """A wall clock time for people, in UTC; "" for one that no calendar has."""
+    """A wall clock time for people, by the proxy's clock; "" for one that no calendar has."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(when_s))
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when_s))
     except (ValueError, OverflowError, OSError):
         return ""
 
 
+def zone_text(when_s: float) -> str:
+    """The proxy's time zone: `CET, UTC+01:00`."""
+    try:
+        now = time.localtime(when_s)
+        hours, minutes = divmod(abs(now.tm_gmtoff) // 60, 60)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    return f"{now.tm_zone}, UTC{'-' if now.tm_gmtoff < 0 else '+'}{hours:02}:{minutes:02}"
+
+
 def _folded(events: Sequence[Event]) -> list[tuple[Event, int]]:
-    """The events with their number, a compaction's reuses in a row as the newest of them."""
+    """Reuses with their number, those of a compaction in a row as the newest of them."""
     rows: list[tuple[Event, int]] = []
     for event in events:
-        if rows and (record := _reused(event)) is not None and record == _reused(rows[-1][0]):
+        if rows and _reused(event) == _reused(rows[-1][0]):
             rows[-1] = (rows[-1][0], rows[-1][1] + 1)
         else:
             rows.append((event, 1))
@@ -260,7 +305,7 @@ def _environment() -> jinja2.Environment:
         auto_reload=False,
     )
     made.globals.update(style=STYLE, canvas=_CANVAS, ALL=ALL)
-    made.filters.update(clock=clock_text, thousands="{:,}".format, share_of=_share_of, shown=_shown)
+    made.filters.update(clock=clock_text, zone=zone_text, thousands="{:,}".format, share_of=_share_of, shown=_shown)
     made.tests["cut"] = lambda event: isinstance(event, ContinuationEvent)
     made.tests["alarm"] = lambda event: isinstance(event, TruncationAlarm)
     for name in made.list_templates(extensions=["j2"]):

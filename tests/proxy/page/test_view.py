@@ -31,6 +31,7 @@ from litellm_compaction.proxy.page.view import (
     clock_text,
     page,
     plain_page,
+    zone_text,
 )
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.proxy.routing import Deployment
@@ -209,7 +210,7 @@ def test_the_header_allows_the_style_that_is_sent() -> None:
 def test_nothing_is_loaded_and_nothing_is_run() -> None:
     """No script, no inline style or handler, no address outside; the style sheet is the one that the header allows."""
     reader = _Reader(page(content()))
-    assert {name for name, _ in reader.elements}.isdisjoint({"script", "link", "img", "iframe", "object", "a"})
+    assert {name for name, _ in reader.elements}.isdisjoint({"script", "link", "img", "iframe", "object"})
     for _, attributes in reader.elements:
         assert not [name for name in attributes if name.startswith("on") or name in ("style", "src")]
         assert attributes.get("href") in (None, "?")
@@ -275,7 +276,7 @@ def test_what_a_row_says() -> None:
 def test_a_row_says_what_counts(owns_vocabulary: bool, cell: str) -> None:
     """By which vocabulary, and whose it is."""
     family = replace(FAMILY, name="qwen3", vocabulary="qwen2", owns_vocabulary=owns_vocabulary)
-    assert f"<td>{cell}</td>" in page(content(rows=[row("m", family)]))
+    assert f'<td class="wide">{cell}</td>' in page(content(rows=[row("m", family)]))
 
 
 def test_a_row_says_how_an_answer_goes_on() -> None:
@@ -289,7 +290,7 @@ def test_an_answer_that_was_cut_is_a_row() -> None:
     """How it ended and how full its window was; a compaction after a server's overflow shows no fill."""
     events = content().events
     text = " ".join(" ".join(_Reader(page(content(events=events))).texts).split())
-    assert "answer cut : no restart was left in mid-answer 7,900, restart 3 of 3 8,192 96 %" in text
+    assert "answer cut : no restart was left 7,900, restart 3 of 3 local in mid-answer 8,192 96 %" in text
     (told,) = [replace(each, refusal="http_400") for each in events if isinstance(each, CompactionEvent)]
     assert "server overflow" in "".join(_Reader(page(content(events=[told]))).texts)
 
@@ -309,14 +310,45 @@ def test_reuses_in_a_row_are_one() -> None:
 
 
 def test_an_empty_page_says_so() -> None:
-    """Tables without rows are sentences."""
-    text = "".join(
-        _Reader(
-            page(content(rows=[], talks=[], more_talks=0, events=[], visitor=Visitor(role="", tenant="t", auth=None)))
-        ).texts
-    )
+    """Tables without rows are sentences, and one is the request to begin with."""
+    empty = content(rows=[], talks=[], more_talks=0, events=[], visitor=Visitor(role="", tenant="t", auth=None))
+    text = "".join(_Reader(page(replace(empty, base_url="http://proxy/v1"))).texts)
     assert "None that you may see." in text
     assert "None yet of your team, user or key." in text
+    assert "0 models guarded · 0 conversations · 0 compactions · 0 cut by the server · 0 refused" in text
+    assert 'curl http://proxy/v1/chat/completions -H "Authorization: Bearer KEY"' in text
+
+
+def test_the_first_line_says_how_it_stands() -> None:
+    """Reuses are no compactions; a truncation is what the plug-in is there to prevent."""
+    known: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
+    sizes = {"tokens_before": 7000, "tokens_after": 3000}
+    outcomes: tuple[Any, ...] = ("compacted", "reused", "reused", "fallback", "refused")
+    events = [
+        *(CompactionEvent(outcome=outcome, **known, **sizes) for outcome in outcomes),
+        TruncationAlarm(model="m", window_tokens=8192, expected_tokens=100, reported_tokens=50, reason="short"),
+    ]
+    made = content(rows=[], talks=[talk()], more_talks=0, events=events)
+    text = "".join(_Reader(page(made)).texts)
+    assert "0 models guarded · 1 conversation · 2 compactions · 1 cut by the server · 1 refused" in text
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_settings_are_folded_until_a_form_was_sent(shows: bool) -> None:
+    """They are changed twice a year; an answer to a form shows its fields."""
+    details = list(_Reader(page(content(shows_settings=shows))).all("details"))
+    assert ("open" in details[-1]) == shows
+
+
+def test_what_went_wrong_comes_with_a_remedy_and_its_record() -> None:
+    """In the same row."""
+    known: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
+    event = CompactionEvent(
+        outcome="fallback", reason="paused", tokens_before=7000, tokens_after=3000, compaction_id="0123abcd", **known
+    )
+    text = "".join(_Reader(page(content(events=[event]))).texts)
+    assert "Name another pruning_model" in text
+    assert "0123abcd" in text
 
 
 @pytest.mark.parametrize("turns", [1, 2, 60, 120])
@@ -353,6 +385,12 @@ def test_any_numbers_can_be_drawn(numbers: list[tuple[int, int, int, int]], rati
         each.action, each.restarts = "compacted", [Drop(before, prompt)]
     reader = _Reader(plot(made))
     assert "nan" not in "".join(str(attributes) for _, attributes in reader.elements)
+
+
+def test_a_zone_is_named() -> None:
+    """Times are the proxy's."""
+    assert re.fullmatch(r".+, UTC[+-]\d\d:\d\d", zone_text(1.8e9))
+    assert zone_text(float("nan")) == ""
 
 
 def test_a_time_that_no_calendar_has_is_empty() -> None:
