@@ -23,9 +23,11 @@ USED_AHEAD = "prepared"
 USED_EARLY = "early"
 # Why a model's answer was no summary, or came too late.
 USELESS = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal", "timeout"))
-# Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, or
-# texts were shortened as the operator allows.
-BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt"))
+# The owner has undone the compaction of a conversation: it is kept as it is, or compacted since it does not fit.
+UNDONE = "undone"
+# Why a compaction is not as configured although nothing is wrong: no summary has room, the client writes its own, texts
+# were shortened as the operator allows, or it was undone.
+BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt", UNDONE))
 # The number of a model's newest summaries to look at, and the number of rejected ones that is too many.
 _LATEST, _TOO_MANY = 6, 4
 # Of an answer that the window has cut.
@@ -56,6 +58,7 @@ class CompactionEvent:
         result_tokens: of the newest tool results, in the phase `tool_response`.
         projected_tokens: the prompt that those results made, after the part that was sent before them, uncompacted.
         limit_tokens: the largest prompt that may be sent.
+        messages: the client's, without the leading system ones.
     """
 
     outcome: Outcome
@@ -82,6 +85,7 @@ class CompactionEvent:
     result_tokens: int = 0
     projected_tokens: int = 0
     limit_tokens: int = 0
+    messages: int = 0
 
     @property
     def has_overflowed(self) -> bool:
@@ -223,7 +227,7 @@ def _level(event: CompactionEvent) -> int:
     if event.outcome in ("compacted", "fallback"):
         is_as_planned = not event.has_overflowed and event.reason in ("", *BY_PLAN)
         return logging.INFO if is_as_planned else logging.WARNING
-    return _LEVELS.get(event.outcome, logging.DEBUG)
+    return _LEVELS.get(event.outcome, logging.INFO if event.reason == UNDONE else logging.DEBUG)
 
 
 def log_observer(logger: logging.Logger) -> Observer:

@@ -59,6 +59,8 @@ def event(outcome: Outcome = "compacted", **changes: object) -> CompactionEvent:
         ("failed_open", "error", logging.ERROR),
         ("reused", "", logging.DEBUG),
         ("kept", "", logging.DEBUG),
+        ("kept", "undone", logging.INFO),
+        ("compacted", "undone", logging.INFO),
     ],
 )
 def test_the_level_says_how_bad_it_is(
@@ -158,6 +160,7 @@ def test_an_event_is_a_frozen_record_without_text() -> None:
         "outcome",
         "phase",
         "model",
+        "messages",
         "window_tokens",
         "window_source",
         "tokens_before",

@@ -261,6 +261,47 @@ def recall(store: Store, originals: Originals | None, **options: Any) -> int:
     return recall(store, originals, **options)
 
 
+@program.command("show", short_help="Show a record, and the messages before and after.")
+@click.option("--text", is_flag=True, help="With the conversation's text, where originals are kept.")
+@click.argument("record")
+@_beside_originals
+def show_record(store: Store, originals: Originals | None, record: str, **options: Any) -> int:
+    """Shows a record, of any tenant: its numbers, and with --text the messages that it covers before and after.
+
+    RECORD is its id, as `events`, `store ls` and the header x-litellm-compaction-record show it; its beginning will do.
+    """
+    from litellm_compaction.cli.records import show
+
+    return show(store, originals, beginning=record, **options)
+
+
+@program.command("undo", short_help="Forget a record, so that its conversation is sent as it is.")
+@click.argument("record")
+@_beside_originals
+def undo_record(store: Store, originals: Originals | None, record: str) -> int:
+    """Forgets a record, of any tenant, with those that go on from it.
+
+    Its conversation is sent as it is while it fits, until more is said. RECORD is its id; its beginning will do.
+    """
+    from litellm_compaction.cli.records import undo
+
+    return undo(store, originals, beginning=record)
+
+
+@program.command("redo", short_help="Have a record made anew with a focus.")
+@click.option("--focus", required=True, metavar="TOPIC", help="What its summary is to keep in detail.")
+@click.argument("record")
+@_beside_originals
+def redo_record(store: Store, originals: Originals | None, record: str, focus: str) -> int:
+    """Forgets a record, of any tenant, with those that go on from it; the next request makes it anew with a focus.
+
+    RECORD is its id; its beginning will do.
+    """
+    from litellm_compaction.cli.records import undo
+
+    return undo(store, originals, beginning=record, focus=focus)
+
+
 @program.group("store", short_help="Look at stored compactions, or delete them.", no_args_is_help=False)
 def store_actions() -> None:
     """Looks at the compactions that the proxies keep, or deletes them."""

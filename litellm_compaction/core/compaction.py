@@ -136,6 +136,9 @@ class Compaction:
         early: was `ahead`, and takes effect at once, since the server was made to read what it leaves; not used yet.
         images: those of covered messages that are sent all the same, by positions after the prefix: in their place, or
             beside the record if that stands for their message. Those of pinned messages are not among them.
+        undone_messages: above 0 for the mark in place of a record that its owner has undone: a conversation of at most
+            so many messages after the leading system ones is sent as it is while it fits. It stands for nothing.
+        focus: not "" for such a mark if the owner wants a record of the same round with this topic instead. Untrusted.
     """
 
     covered_messages: int
@@ -154,6 +157,13 @@ class Compaction:
     ahead: bool = False
     early: bool = False
     images: tuple[ImagePlace, ...] = ()
+    undone_messages: int = 0
+    focus: str = ""
+
+    @property
+    def is_mark(self) -> bool:
+        """It stands in the place of a record that is gone."""
+        return self.undone_messages > 0 or self.focus != ""
 
     @property
     def stubbed(self) -> tuple[int, ...]:
@@ -198,6 +208,21 @@ class Compaction:
         return frame(self.model_text, self.ledger, round_number=self.round) + lead_in(self.level)
 
 
+def mark_of(compaction: Compaction, *, undone_messages: int = 0, focus: str = "") -> Compaction:
+    """Returns the mark that is stored in place of a record that its owner has undone, or wants anew."""
+    return Compaction(
+        covered_messages=compaction.covered_messages,
+        covered_hash=compaction.covered_hash,
+        pinned=(),
+        round=compaction.round,
+        segments=(),
+        ledger="",
+        level="truncate",
+        undone_messages=undone_messages,
+        focus=focus,
+    )
+
+
 def is_sound(compaction: Compaction) -> bool:
     """Returns True if all positions lie within the covered messages: a shared store may hold anything."""
     covered, start = compaction.covered_messages, compaction.replaced_messages
@@ -231,7 +256,7 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     """
     prefix = system_prefix_length(messages)
     start = compaction.replaced_messages
-    rest = _shown(messages[prefix:], compaction)
+    rest = shown_rest(messages[prefix:], compaction)
     shown = [message for message in edited_part(rest, compaction) if message is not None]
     tail = [*shown, *rest[compaction.covered_messages :]]
     record = compaction.record if record is None else record
@@ -311,7 +336,7 @@ def _in_form(message: Message, original: Message, how: str | int | None) -> Mess
     return message
 
 
-def _shown(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
+def shown_rest(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
     """The messages after the prefix, without the beginning that the record stands for."""
     start = compaction.replaced_messages
     if isinstance(dict(compaction.shown).get(start), int):

@@ -45,6 +45,7 @@ class Conversation:
         hashes: chain entries, one more than there are messages after the leading system ones.
         own_tokens: the whole prompt as it came, if it is known better than by its parts; else None.
         staying: indices of messages that stay verbatim although a compaction may cover them.
+        pins: indices of messages that the client wants verbatim: they count as requests.
         words_sizes: of requests with data attached to them: their tokens without it, by index.
     """
 
@@ -55,6 +56,7 @@ class Conversation:
     hashes: tuple[str, ...]
     own_tokens: int | None = None
     staying: tuple[int, ...] = ()
+    pins: tuple[int, ...] = ()
     words_sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -74,7 +76,7 @@ class Conversation:
 
     @cached_property
     def requests(self) -> tuple[int, ...]:
-        return request_indices(self.messages)
+        return tuple(sorted({*request_indices(self.messages), *self.pins}))
 
     @cached_property
     def doubted(self) -> int | None:
@@ -92,7 +94,7 @@ class Conversation:
 
     @cached_property
     def protected(self) -> frozenset[int]:
-        return protected_indices(self.messages)
+        return protected_indices(self.messages).union(self.pins)
 
     @property
     def prefix_tokens(self) -> int:
@@ -168,12 +170,7 @@ def usable(conversation: Conversation, stored: Iterable[Compaction]) -> list[Com
     verbatim. A record that was made without room comes last: the earlier, richer one may fit again. Else the newest
     round counts: a summary may cover less than the edit before it.
     """
-    hashes = conversation.hashes
-    known = [
-        each
-        for each in stored
-        if each.covered_messages < len(hashes) and hashes[each.covered_messages] == each.covered_hash
-    ]
+    known = [each for each in stored if not each.is_mark and _is_of(conversation, each)]
     if not known:
         return []
     cuts = frozenset(conversation.cuts)
@@ -188,6 +185,25 @@ def usable(conversation: Conversation, stored: Iterable[Compaction]) -> list[Com
         return set(requests) <= set(compaction.pinned)
 
     return sorted(filter(holds, known), key=lambda each: (each.provisional, -each.round))
+
+
+def is_undone(conversation: Conversation, stored: Iterable[Compaction]) -> bool:
+    """Returns True if the owner has undone the compaction of a conversation, and no more has been said since."""
+    said = len(conversation.rest)
+    return any(said <= each.undone_messages and _is_of(conversation, each) for each in stored)
+
+
+def focus_wanted(conversation: Conversation, stored: Sequence[Compaction]) -> str:
+    """Returns the topic with which the owner wants a record made anew; "" if none, or as soon as it is made."""
+    newest = max((each.round for each in stored if not each.is_mark and not each.ahead), default=0)
+    marks = (each for each in stored if each.focus and each.round > newest and _is_of(conversation, each))
+    return next((mark.focus for mark in marks), "")
+
+
+def _is_of(conversation: Conversation, compaction: Compaction) -> bool:
+    """Returns True if the messages that a compaction covers are the first ones of a conversation."""
+    covered, hashes = compaction.covered_messages, conversation.hashes
+    return covered < len(hashes) and hashes[covered] == compaction.covered_hash
 
 
 def applied_tokens(conversation: Conversation, compaction: Compaction) -> int:

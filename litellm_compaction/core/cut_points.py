@@ -55,7 +55,7 @@ def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:
     newest = newest_user_index(messages)
     if newest is None:
         return ()
-    own = next((index for index in range(newest, -1, -1) if _may_be_own(messages[index])), newest)
+    own = next((index for index in range(newest, -1, -1) if is_persons(messages[index])), newest)
     return tuple(sorted({own, newest}))
 
 
@@ -74,7 +74,7 @@ def doubted_index(messages: Sequence[Message]) -> int | None:
 def request_text(messages: Sequence[Message]) -> str:
     """The request being worked on, in the person's words; "" for none."""
     requests = request_indices(messages)
-    own = [own_words(messages[index]) for index in requests if _may_be_own(messages[index])]
+    own = [own_words(messages[index]) for index in requests if is_persons(messages[index])]
     doubted = doubted_index(messages)
     before = [] if doubted is None else [own_words(messages[doubted])]
     found = [text for text in (*before, *own) if text]
@@ -150,13 +150,14 @@ def pinned_among(indices: Iterable[int], prefix: int, covered_messages: int) -> 
     return tuple(index - prefix for index in sorted(indices) if prefix <= index < prefix + covered_messages)
 
 
-def _may_be_own(message: Message) -> bool:
+def is_persons(message: Message) -> bool:
+    """Returns True for a message that the person may have written."""
     return message.role == "user" and not message.is_synthetic and not is_injected(message)
 
 
 def _is_certainly_own(messages: Sequence[Message], index: int) -> bool:
     """Returns True if a message that may be the person's stands where a person speaks: first, or after an answer."""
-    if not _may_be_own(messages[index]):
+    if not is_persons(messages[index]):
         return False
     before = index - 1
     while before >= 0 and (messages[before].is_system or is_injected(messages[before])):

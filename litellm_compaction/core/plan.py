@@ -22,6 +22,7 @@ from litellm_compaction.core.conversation import (
     applied_tokens,
     image_tokens_of,
     images_of_the_user,
+    is_undone,
     kept_tokens,
     newest_images,
     usable,
@@ -63,7 +64,9 @@ _LEAD_IN_TOKENS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Send the messages as they are."""
+    """Send the messages as they are; `is_undone` if the owner has undone their compaction."""
+
+    is_undone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +216,8 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
     """
     if budget.rules.keeps_what_fits:
         return _plan_client_summary(conversation, budget, options, stored)
+    if not budget.is_wanted and budget.own.fits(conversation.tokens) and is_undone(conversation, stored):
+        return Keep(is_undone=True)
     known = usable(conversation, stored)
     conversation, budget = _with_answered_round(conversation, budget, known)
     shallow, budget = budget, deep(budget) if options.rereads else budget

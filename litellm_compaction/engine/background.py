@@ -41,6 +41,7 @@ from litellm_compaction.engine.context import (
     nothing,
 )
 from litellm_compaction.engine.measure import RequestMeasurer, hashed
+from litellm_compaction.engine.pins import Pins
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sharing.pool import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
@@ -70,6 +71,7 @@ class Background:
         windows: Windows,
         admission: Admission,
         store: CompactionStore,
+        pins: Pins,
         reporter: Reporter,
         clock: Callable[[], float],
         quiet_s: float = QUIET_S,
@@ -79,6 +81,7 @@ class Background:
         self._windows = windows
         self._admission = admission
         self._store = store
+        self._pins = pins
         self._reporter = reporter
         self._clock = clock
         self._quiet_s = quiet_s
@@ -154,9 +157,9 @@ class Background:
     async def _write(self, request: Request, context: RequestContext, answer: str) -> None:
         # Nothing is loaded for it, and no server asked for a count.
         attempts = Attempts(summary_calls_left=1)
-        context = replace(context, now=False, focus="", measure=None, warm_up=nothing, attempts=attempts)
+        context = replace(context, now=False, focus="", pins=None, measure=None, warm_up=nothing, attempts=attempts)
         request = replace(request, messages=turn_ended(request.messages, answer))
-        measured = await hashed(await self._measurer.measure(request, context))
+        measured = await self._pins.applied(await hashed(await self._measurer.measure(request, context)))
         if context.has_siblings and not Reservation(self._admission, context).is_shared(measured.window):
             return
         if await self._windows.is_busy(context.target):

@@ -290,6 +290,8 @@ class CompactionBuilder:
         # The store tells its own troubles; this request has its compaction.
         with contextlib.suppress(Exception):
             await self._store.put(measured.context.scope, kept)
+            if measured.context.tenant:
+                await self._store.name(measured.context.tenant, measured.context.scope, kept)
         self._keep_originals(measured, kept.covered_messages)
 
     def _keep_originals(self, measured: MeasuredRequest, covered_messages: int) -> None:

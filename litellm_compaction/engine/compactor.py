@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import usable
+from litellm_compaction.core.conversation import focus_wanted, is_undone, usable
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, with_less_data
@@ -38,6 +38,7 @@ from litellm_compaction.engine.learning.small import SmallConversations
 from litellm_compaction.engine.learning.usage import ReplyReader, UsageFeedback
 from litellm_compaction.engine.learning.ways import KnownWays
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough, is_small, note_length
+from litellm_compaction.engine.pins import Pins
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.reporting import Reporter
@@ -45,7 +46,7 @@ from litellm_compaction.engine.sharing.coordination import Coordination
 from litellm_compaction.engine.sharing.pool import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
 from litellm_compaction.errors import CompactionError, DoesNotFit
-from litellm_compaction.events import Observer, Outcome
+from litellm_compaction.events import UNDONE, Observer, Outcome
 from litellm_compaction.stores import Board, Originals, Store
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
@@ -100,6 +101,7 @@ class Compactor:
         self._builder = CompactionBuilder(summary_client=summary_client, store=store, originals=originals)
         self._compactions: Flights[_Shared] = Flights()
         self._small = SmallConversations(store, clock)
+        self._pins = Pins(store)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
         self._coordination = Coordination(board, clock=clock) if board is not None else None
         self._measurer = RequestMeasurer(
@@ -129,6 +131,7 @@ class Compactor:
             windows=windows,
             admission=self._admission,
             store=store,
+            pins=self._pins,
             reporter=self.reporter,
             clock=clock,
             quiet_s=quiet_s,
@@ -198,13 +201,11 @@ class Compactor:
         return prepared
 
     async def _prepared(self, measured: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
-        if (
-            is_small(measured)
-            and not measured.context.is_wanted
-            and not await self._small.are_compacted(measured.context.scope)
-        ):
+        context = measured.context
+        has_wish = context.is_wanted or context.pins is not None
+        if is_small(measured) and not has_wish and not await self._small.are_compacted(context.scope):
             return self._measurer.unchanged(measured)
-        measured = await hashed(measured)
+        measured = await self._pins.applied(await hashed(measured))
 
         async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
             settled = measured if stored else await self._prober.settled(measured)
@@ -214,7 +215,10 @@ class Compactor:
                 return await self._decide_shortened(settled, messages, stored, reason="attached")
             return await self._decide(settled, stored)
 
-        return await self._builder.without_misfits(measured, await self._builder.find(measured), decided)
+        found = await self._builder.find(measured)
+        if not measured.context.is_client_summary and not measured.context.goes_on:
+            measured = measured.with_focus(focus_wanted(measured.conversation, found))
+        return await self._builder.without_misfits(measured, found, decided)
 
     async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
         """Returns what to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
@@ -303,6 +307,7 @@ class Compactor:
         if not isinstance(levels[0], Summarize) and not await self._prober.does_render(measured, prepared):
             return None
         await self._builder.keep(measured, built)
+        prepared = replace(prepared, compaction=None if measured.context.is_client_summary else built.kept)
         if measured.context.now:
             measured.context.attempts.has_compacted = True
             await self._small.remember(measured.context.scope)
@@ -312,6 +317,9 @@ class Compactor:
             reused = self._reusing(measured, prepared, built.kept)
             # A record that was there before, and only came late, is told as a reuse.
             return replace(reused, action="reused") if shared.is_found else reused
+        if not measured.context.now and is_undone(measured.conversation, needed.stored):
+            # It would not have fitted otherwise.
+            built.effort.reason = built.effort.reason or UNDONE
         base = None if isinstance(levels[0], Edit) else levels[0].base
         known = next(iter(usable(measured.conversation, needed.stored)), None)
         self.reporter.decided(
@@ -384,7 +392,8 @@ class Compactor:
             prepared = foreseen.prepared
             if isinstance(prepared, CompactionNeeded):
                 # Its calls go the way that is known now.
-                prepared = replace(prepared, measured=replace(prepared.measured, context=context))
+                measured = replace(prepared.measured, context=context)
+                prepared = replace(prepared, measured=measured.with_focus(prepared.measured.context.focus))
             if (await self._measurer.window(context)).is_like(prepared.window):
                 return prepared
         return await self.prepare(request, context)
@@ -458,11 +467,11 @@ class Compactor:
         while True:
             decision = await self._plan(measured, known)
             match decision:
-                case Keep():
+                case Keep(is_undone=is_undone):
                     again = await self._prober.fitted(measured)
                     if again is not None:
                         return await self._decide(again, stored, shorten=shorten)
-                    return self._measurer.unchanged(measured)
+                    return self._kept(measured) if is_undone else self._measurer.unchanged(measured)
                 case Reuse(compaction=compaction):
                     prepared = await self._applied_surely(measured, compaction, "reused")
                     if prepared.budget.fits(prepared.count.tokens):
@@ -510,6 +519,16 @@ class Compactor:
             self.reporter.decided(measured, "reused", prepared=prepared, compaction=compaction)
             if compaction.ahead or compaction.early:
                 await self._builder.put_into_effect(measured, compaction)
+
+        return replace(prepared, compaction=compaction, tell=tell)
+
+    def _kept(self, measured: MeasuredRequest) -> PreparedRequest:
+        """The request as it came, since the owner of its compaction has undone that."""
+        prepared = self._measurer.unchanged(measured)
+
+        async def tell() -> None:
+            if measured.budget.own.triggers(measured.count.tokens):
+                self.reporter.decided(measured, "kept", prepared=prepared, reason=UNDONE)
 
         return replace(prepared, tell=tell)
 

@@ -113,6 +113,7 @@ class RequestContext:
         asked_tokens: the client's limit for the answer; None for none.
         now: the client wants its conversation compacted before it is answered, whatever the fill.
         focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
+        pins: handles or words of messages that the client wants verbatim in every compaction; None if it says nothing.
         is_client_summary: the client asks for a summary that it goes on with in place of its history: nothing that fits
             is taken from that, no model is asked, and nothing is kept of it.
         goes_on: the request makes the model go on with an answer, and starts none.
@@ -135,6 +136,7 @@ class RequestContext:
     tenant: str = ""
     now: bool = False
     focus: str = ""
+    pins: tuple[str, ...] | None = None
     is_client_summary: bool = False
     goes_on: bool = False
     carries_calls: bool = False
@@ -219,6 +221,10 @@ class MeasuredRequest:
     def options(self) -> CompactionOptions:
         return replace(self.context.options, rereads=self.rereads)
 
+    def with_focus(self, focus: str) -> MeasuredRequest:
+        """The same, to be compacted with this topic whatever the fill; "" changes nothing."""
+        return replace(self, context=replace(self.context, now=True, focus=focus)) if focus else self
+
     @property
     def is_voluntary(self) -> bool:
         """Nothing but the client's wish asks for a compaction."""
@@ -282,6 +288,7 @@ class PreparedRequest:
         count_text: tokens of a text, for this model.
         doubt_tokens: by how much `count` may be too low since nothing has confirmed it; the answer's bound leaves them.
         round: of the compaction that was applied, 0 for none.
+        compaction: the same as it is stored; None for one that is not.
         way: how the server is made to go on with an answer; None for a request that starts one.
         prompt: all of it as it is to be sent, for the way `raw`.
         is_trusted: the server has gone on by this way before, so that it says nothing but the rest.
@@ -300,6 +307,7 @@ class PreparedRequest:
     round: int = 0
     tools: tuple[JsonValue, ...] | None = None
     recallable: Recallable | None = None
+    compaction: Compaction | None = field(default=None, compare=False, repr=False)
     way: Way | None = None
     prompt: BegunPrompt | None = None
     is_trusted: bool = False

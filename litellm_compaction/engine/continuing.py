@@ -109,7 +109,7 @@ class ContinuationPlanner:
             good = [way for way in good if way != "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         # The client's wishes from before its answer are done.
-        context = replace(context, now=False, focus="", goes_on=True)
+        context = replace(context, now=False, focus="", pins=None, goes_on=True)
         # No server is asked: it may still be writing the very answer.
         context_with_room = replace(context.with_room(room_tokens), measure=None)
         whole_tokens = count_text(partial.text or partial.reasoning)

@@ -270,8 +270,10 @@ class RequestMeasurer:
     def _like(self, measured: MeasuredRequest, request: Request, count: Count, **changes: Any) -> MeasuredRequest:
         """A request made of `measured`'s, which comes again under the same hashes."""
         made = self._measured(request, measured.context, measured.window, measured.family, count, measured.started_s)
-        conversation = replace(made.conversation, hashes=measured.conversation.hashes)
-        return replace(made, conversation=conversation, **changes)
+        known = measured.conversation
+        conversation = replace(made.conversation, hashes=known.hashes, pins=known.pins)
+        budget = replace(made.budget, floor_tokens=conversation.floor_tokens) if known.pins else made.budget
+        return replace(made, conversation=conversation, budget=budget, **changes)
 
     def _measured(
         self,

@@ -95,6 +95,7 @@ class Reporter:
                 result_tokens=result_tokens,
                 projected_tokens=projected_tokens if result_tokens else 0,
                 limit_tokens=measured.budget.own.prompt_limit_tokens if result_tokens else 0,
+                messages=_clients_messages(measured),
             )
         )
 
@@ -150,6 +151,16 @@ class Reporter:
     def _tell(self, event: Event) -> None:
         for observer in self._observers:
             observer(event)
+
+
+def _clients_messages(measured: MeasuredRequest) -> int:
+    """The number of messages after the leading system ones, without an answer that goes on."""
+    rest = measured.conversation.rest
+    if not measured.context.goes_on:
+        return len(rest)
+    ours = next((at for at, message in enumerate(rest) if message.is_synthetic), len(rest))
+    # The answer's first part stands before our first request to go on.
+    return ours - 1 if ours < len(rest) and rest[ours].asks_to_go_on else ours
 
 
 def _result_tokens(measured: MeasuredRequest) -> int:

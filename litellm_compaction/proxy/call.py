@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from litellm_compaction.concurrency import Bounded
-from litellm_compaction.core.messages import JsonValue, Request
+from litellm_compaction.core.messages import JsonValue, Request, system_prefix_length
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.engine import (
     Action,
@@ -30,13 +30,17 @@ from litellm_compaction.engine import (
     RequestContext,
     Reservation,
 )
+from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.page.turns import Turn, Turns
 from litellm_compaction.proxy.refusals import log_failure
 
 NOW_HEADER = "x-litellm-compaction-now"
 FOCUS_HEADER = "x-litellm-compaction-focus"
-_ALLOWED = '"off", or an object such as {"now": true, "focus": "the database schema"}'
+PIN_HEADER = "x-litellm-compaction-pin"
+_ALLOWED = '"off", or an object such as {"now": true, "focus": "the database schema", "pin": ["Never touch prod."]}'
+# Bounds of a list in a header or a body; a sentence is shorter.
+_MAX_PINS, _MAX_PIN_CHARS = 32, 1000
 _YES, _NO = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off", ""})
 # Far more than a proxy in front of one machine has under way; a bound for calls whose end is never told.
 _MAX_CALLS = 1024
@@ -46,11 +50,15 @@ _DETAILS = "model_call_details"
 
 
 class Wish(NamedTuple):
-    """`off` to be left alone, `now` to be compacted whatever the fill, with `focus` as a topic, or ""."""
+    """`off` to be left alone, `now` to be compacted whatever the fill, with `focus` as a topic, or "".
+
+    `pins` name messages that are to stay verbatim, by handle or words; None for no word about that.
+    """
 
     off: bool = False
     now: bool = False
     focus: str = ""
+    pins: tuple[str, ...] | None = None
 
 
 NONE = Wish()
@@ -65,11 +73,15 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
     found = NONE
     for value in _sent(body, metadata):
         wish = _read(value)
-        found = Wish(found.off or wish.off, found.now or wish.now, found.focus or wish.focus)
+        pins = wish.pins if found.pins is None else found.pins
+        found = Wish(found.off or wish.off, found.now or wish.now, found.focus or wish.focus, pins)
     headers = _headers(body)
     now = _is_yes(headers.get(NOW_HEADER, ""))
     focus = _topic(_decoded(headers.get(FOCUS_HEADER, "")), FOCUS_HEADER)
-    found = Wish(found.off, found.now or now, found.focus or focus)
+    pins = found.pins
+    if pins is None and PIN_HEADER in headers:
+        pins = _pins([_decoded(headers[PIN_HEADER])], PIN_HEADER)
+    found = Wish(found.off, found.now or now, found.focus or focus, pins)
     if found.focus and not found.now:
         raise BadWish(
             f'A focus is only used where the conversation is compacted now: add "now": true, or {NOW_HEADER}.'
@@ -100,16 +112,34 @@ def _read(value: object) -> Wish:
         return Wish(off=True)
     if not isinstance(value, Mapping):
         raise BadWish(f"metadata.compaction is of type {type(value).__name__}; allowed: {_ALLOWED}.")
-    unknown = [str(key)[:40] for key in value if key not in ("now", "focus")]
+    unknown = [str(key)[:40] for key in value if key not in ("now", "focus", "pin")]
     if unknown:
         raise BadWish(
             f"metadata.compaction has unknown keys: {', '.join(map(repr, unknown[:5]))}; allowed: {_ALLOWED}."
         )
-    for key, kind, allowed in (("now", bool, "true or false"), ("focus", str, "a text")):
+    for key, kind, allowed in (
+        ("now", bool, "true or false"),
+        ("focus", str, "a text"),
+        ("pin", list, "a list of texts"),
+    ):
         found = value.get(key)
         if found is not None and not isinstance(found, kind):
             raise BadWish(f"metadata.compaction.{key} is of type {type(found).__name__}; allowed: {allowed}.")
-    return Wish(now=bool(value.get("now")), focus=_topic(value.get("focus") or "", "metadata.compaction.focus"))
+    focus = _topic(value.get("focus") or "", "metadata.compaction.focus")
+    pins = value.get("pin")
+    return Wish(
+        now=bool(value.get("now")), focus=focus, pins=None if pins is None else _pins(pins, "metadata.compaction.pin")
+    )
+
+
+def _pins(values: Sequence[object], place: str) -> tuple[str, ...]:
+    pins = [value.strip() for value in values if isinstance(value, str) and 0 < len(value.strip()) <= _MAX_PIN_CHARS]
+    if len(pins) < len(values) or len(pins) > _MAX_PINS:
+        raise BadWish(
+            f"{place} has a list that is not allowed; allowed: at most {_MAX_PINS} texts of 1 to {_MAX_PIN_CHARS} "
+            "characters, each with words of a message of the user's, or its handle."
+        )
+    return tuple(pins)
 
 
 def _topic(text: str, place: str) -> str:
@@ -208,6 +238,7 @@ class Attempt:
         context, prepared: as it was sent last.
         outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
+        is_open: its compaction is made after the headers have gone.
         details: of its usage: its end, and the cost of restarts.
         is_carried: the transport does all that happens while its answer is open.
         may_pause: its answer nears the limit, so that a compaction may silence it for a while.
@@ -219,6 +250,7 @@ class Attempt:
     prepared: PreparedRequest | None = None
     outlook: Outlook | None = None
     action: Action = "none"
+    is_open: bool = False
     details: Mapping[str, Any] | None = None
     is_carried: bool = False
     may_pause: bool = False
@@ -317,7 +349,22 @@ class Call:
             "x-litellm-compaction-tokens-after": str(outlook.after),
             "x-litellm-compaction-window": str(outlook.window),
             "x-litellm-compaction-round": str(outlook.round),
+            **{f"x-litellm-compaction-{name}": value for name, value in self._receipt().items()},
         }
+
+    @property
+    def late_receipt(self) -> dict[str, str]:
+        """The receipt of a record that was applied after the headers had gone; {} for none."""
+        attempt = self.attempt
+        is_late = attempt.is_open or (attempt.prepared is not None and attempt.prepared.way is not None)
+        return self._receipt() if is_late else {}
+
+    def _receipt(self) -> dict[str, str]:
+        context, prepared = self.attempt.context, self.attempt.prepared
+        if context is None or prepared is None or prepared.compaction is None:
+            return {}
+        prefix = system_prefix_length(self.client.original.messages)
+        return receipt_of(context.scope, prepared.compaction, prefix)._asdict()
 
     def leaves(self, messages: object) -> None:
         """Notes the list that LiteLLM has from now on; a copy, so that a change made in place is seen, too."""
@@ -366,6 +413,7 @@ class Call:
             round=needed.levels[0].round,
         )
         self.attempt.action = "compacted"
+        self.attempt.is_open = True
         self.may_pause = True
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:

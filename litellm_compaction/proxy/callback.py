@@ -100,7 +100,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._store = store = open_store(
             settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes, redis=proxy_redis
         )
-        originals = open_originals(
+        self._originals = open_originals(
             settings.store,
             store,
             ttl_s=settings.originals_ttl_s,
@@ -114,7 +114,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             sources=Sources.of(settings),
             store=store,
             board=open_board(settings.store, store, secret=proxy_secret),
-            originals=originals,
+            originals=self._originals,
             observers=(log_observer(logger), metrics.observe, add_to_trace, self._history),
         )
         has_page = settings.page == "on"
@@ -153,6 +153,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                     turns=self._turns,
                     router=_router,
                     lookup=None if self._compactor.recaller is None else self._compactor.recaller.lookup,
+                    originals=self._originals,
                 )
             )
         except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)

@@ -269,6 +269,7 @@ class DeploymentSelector:
             has_siblings=_is_worker() or not settings.store.startswith(("sqlite:", "memory:")),
             now=client.wish.now and not client.is_client_summary,
             focus="" if client.is_client_summary else client.wish.focus,
+            pins=client.wish.pins,
             is_client_summary=client.is_client_summary,
             carries_calls=can_be_continued(body)
             and (client.is_chat or carrier_of(deployment, settings) == "transport"),

@@ -28,6 +28,7 @@ from litellm_compaction.stores.store import (
     Store,
     StoredCompaction,
     StoredEvent,
+    digest,
 )
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "StoredCompaction",
     "StoredEvent",
     "Stretch",
+    "digest",
     "memory_store",
     "open_board",
     "open_existing",

@@ -36,6 +36,8 @@ _MOST_MESSAGES, _MOST_CHARS = 64, 500_000
 # Of a scope, and the scopes of a tenant; the oldest are not found any more.
 _MOST_LISTED = 4096
 _ROWS_AT_ONCE = 64
+# Back from an entry of a chain: up to 4,096 messages.
+_MOST_FOLLOWED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,22 @@ class Originals:
             rows = await self._found(scope, [_ROW + key for owner, key in names if owner == scope])
             found += await asyncio.to_thread(self._opened, rows)
         return [stretch for stretch in found if stretch.tenant == tenant]
+
+    async def covered(self, scope: str, entry: str, *, tenant: str | None = None) -> list[Message]:
+        """Returns the messages before an entry of a hash chain, oldest first; the last of them if not all are kept.
+
+        Args:
+            tenant: whose they are; None for any, for an operator.
+        """
+        found: list[Message] = []
+        for _ in range(_MOST_FOLLOWED):
+            rows = await self._found(scope, [_ROW + entry])
+            stretches = await asyncio.to_thread(self._opened, rows)
+            if not stretches or tenant not in (None, stretches[0].tenant):
+                break
+            found[:0] = stretches[0].messages
+            entry = stretches[0].hashes[0]
+        return found
 
     async def scan(self) -> list[Stretch]:
         """Returns all that can be read, of all tenants, oldest first: for an operator."""

@@ -6,11 +6,12 @@ bytes that survive upgrades, field by field as in the dataclasses: missing field
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,7 +28,8 @@ _Result = TypeVar("_Result")
 MAX_EVENTS = 10_000
 MAX_TURNS = 2000
 _EVENTS, _TURNS = "events", "turns"
-_COMPACTION, _FACT = "c:", "f:"
+# A name leads from a tenant to a compaction of its own.
+_COMPACTION, _FACT, _NAME = "c:", "f:", "n:"
 # The scope of facts about models, which belong to no tenant: tenants' scopes are hashes.
 FACTS_SCOPE = "models"
 # Longer than any lease: a note that ends later was written by a clock that has been set back, or before a restart.
@@ -104,12 +106,26 @@ class CompactionStore(_OverRows):
         """Keeps one, in place of an earlier one that covers the same messages."""
         await self.rows.put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
 
+    async def name(self, owner: str, scope: str, compaction: Compaction) -> None:
+        """Lets a tenant find a compaction by its id; the name lives as long as a compaction that is not used."""
+        key = _NAME + compaction_id(scope, compaction.covered_hash)
+        await self.rows.put(owner, key, encode_text(f"{scope} {compaction.covered_hash}"))
+
+    async def named(self, owner: str, record: str) -> StoredCompaction | None:
+        """A tenant's compaction by its id; None for one that is another tenant's, forgotten, or was never there."""
+        scope, _, covered_hash = (await self._text(owner, _NAME + record) or "").partition(" ")
+        for row in await self.rows.find(scope, [_COMPACTION + covered_hash]) if covered_hash else ():
+            found = decode(row.body)
+            if found is not None and not found.is_mark and compaction_id(scope, found.covered_hash) == record:
+                return StoredCompaction(scope, found, row.created_s, row.used_s, row.size_bytes)
+        return None
+
     async def compactions(self) -> list[StoredCompaction]:
-        """All that are alive, the most recently used first; looking does not count as use."""
+        """All that are alive but marks, the most recently used first; looking does not count as use."""
         return [
             StoredCompaction(row.scope, found, row.created_s, row.used_s, row.size_bytes)
             for row in await self.rows.scan()
-            if row.key.startswith(_COMPACTION) and (found := decode(row.body)) is not None
+            if row.key.startswith(_COMPACTION) and (found := decode(row.body)) is not None and not found.is_mark
         ]
 
     async def delete(
@@ -319,6 +335,17 @@ def encode(compaction: Compaction) -> bytes:
     fields = _ADAPTER.dump_python(_Envelope(version=1, compaction=compaction), mode="json", warnings=False)
     fields["compaction"] = {_STORED_NAMES.get(name, name): value for name, value in fields["compaction"].items()}
     return encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
+
+
+def digest(compaction: Compaction) -> str:
+    """SHA-256 of a compaction's contents, which stays the same when it is put into effect, and in later versions."""
+    fields = _ADAPTER.dump_python(
+        _Envelope(version=1, compaction=replace(compaction, ahead=False, early=False)),
+        mode="json",
+        exclude_defaults=True,
+        warnings=False,
+    )
+    return hashlib.sha256(encode_text(json.dumps(fields, ensure_ascii=False, sort_keys=True))).hexdigest()
 
 
 def decode(data: bytes) -> Compaction | None:

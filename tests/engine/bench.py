@@ -207,6 +207,7 @@ class Bench:
         window: int | None = 8192,
         *,
         scope: str = "team",
+        tenant: str = "",
         pruning_models: Sequence[PruningModel] | None = None,
         attempts: Attempts | None = None,
         target: Target | None = None,
@@ -218,6 +219,7 @@ class Bench:
         focus: str = "",
         carries_calls: bool = False,
         is_client_summary: bool = False,
+        pins: tuple[str, ...] | None = None,
         **settings: Any,
     ) -> RequestContext:
         chosen: Settings = settings_from(settings)
@@ -227,6 +229,7 @@ class Bench:
             target=target or self.target(window),
             settings=chosen,
             scope=scope,
+            tenant=tenant,
             pruning_models=tuple(models),
             warm_up=warm_up,
             attempts=attempts or Attempts(summary_calls_left=chosen.max_summary_calls),
@@ -237,6 +240,7 @@ class Bench:
             focus=focus,
             carries_calls=carries_calls,
             is_client_summary=is_client_summary,
+            pins=pins,
         )
 
     @staticmethod

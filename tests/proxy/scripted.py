@@ -265,6 +265,7 @@ class Listening:
     """A `Listener`."""
 
     may_pause: bool = False
+    late_receipt: Mapping[str, str] = field(default_factory=dict)
     actions: list[str] = field(default_factory=list)
     details: Mapping[str, Any] = field(default_factory=dict)
 

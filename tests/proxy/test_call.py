@@ -34,6 +34,9 @@ def read(compaction: object = None, **headers: Any) -> Wish:
         ({"now": True, "focus": None}, Wish(now=True)),
         ({"now": True, "focus": " the\nschema\x00\u202e of  it "}, Wish(now=True, focus="the schema of it")),
         ('{"now": true, "focus": "ports"}', Wish(now=True, focus="ports")),
+        ({"pin": ["Never touch prod.", " 0123456789ab "]}, Wish(pins=("Never touch prod.", "0123456789ab"))),
+        ({"pin": []}, Wish(pins=())),
+        ({"pin": None}, NONE),
     ],
 )
 def test_metadata(compaction: object, wish: Wish) -> None:
@@ -63,6 +66,7 @@ def test_wherever_litellm_keeps_it(body: dict[str, Any], wish: Wish) -> None:
         ({"now": " 1 ", "focus": "the schema"}, Wish(now=True, focus="the schema")),
         ({"now": "false"}, NONE),
         ({"now": ""}, NONE),
+        ({"pin": "Größe is 4.".encode().decode("latin-1")}, Wish(pins=("Größe is 4.",))),
         ({"now": "YES", "focus": "Größe".encode().decode("latin-1")}, Wish(now=True, focus="Größe")),
     ],
 )
@@ -89,6 +93,11 @@ def test_metadata_goes_before_headers() -> None:
         ({"now": True, "focus": "x" * 501}, "501 characters; allowed: a topic of at most 500"),
         ({"now": True, "target": 0.2}, "unknown keys: 'target'"),
         ({"focus": "ports"}, 'add "now": true'),
+        ({"pin": "xxx"}, "metadata.compaction.pin is of type str; allowed: a list of texts"),
+        ({"pin": ["xxx", 1]}, "at most 32 texts of 1 to 1000 characters"),
+        ({"pin": ["xxx" * 400]}, "metadata.compaction.pin has a list that is not allowed"),
+        ({"pin": ["x"] * 33}, "at most 32 texts"),
+        ({"pin": [" "]}, "at most 32 texts"),
     ],
 )
 def test_other_shapes_are_refused(compaction: object, says: str) -> None:

@@ -304,3 +304,21 @@ def test_any_text_comes_back(said: list[object], data: st.DataObject) -> None:
         return await texts(originals)
 
     assert asyncio.run(run()) == [message.text for message in conversation.messages]
+
+
+async def test_what_a_record_covers_is_put_together_again(opened: Open) -> None:
+    """From the parts in which it was kept, in order, for its tenant alone; without its beginning if that is gone."""
+    originals = opened()
+    said = talk(150)
+    short, whole = covered(*said[:10]), covered(*said)
+    await kept(originals, short, whole)
+    for each in (short, whole):
+        found = await originals.covered("scope", each.hashes[-1], tenant="tenant")
+        assert [message.text for message in found] == [message.text for message in each.messages]
+    assert await originals.covered("scope", whole.hashes[-1]) == found
+    assert await originals.covered("scope", whole.hashes[-1], tenant="other") == []
+    assert await originals.covered("other", whole.hashes[-1], tenant="tenant") == []
+    assert await originals.covered("scope", "0" * 32, tenant="tenant") == []
+    await originals._rows.delete(scope="scope", key=f"o:{short.hashes[-1]}")
+    left = await originals.covered("scope", whole.hashes[-1], tenant="tenant")
+    assert [message.text for message in left] == [message.text for message in whole.messages[10:]]

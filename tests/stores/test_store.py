@@ -492,3 +492,22 @@ async def test_one_compaction_can_be_deleted(opened: OpenStore) -> None:
     left = {(each.scope, each.compaction.covered_hash) for each in await store.compactions()}
     assert left == {("a", "new"), ("b", "old"), ("b", "new")}
     assert await store.get_fact("a", "old") == "1"
+
+
+async def test_a_record_is_found_by_its_owner_alone(opened: OpenStore, clock: Clock) -> None:
+    """By its id, with the facts about it; another tenant's, a forgotten and a forged id lead nowhere."""
+    store = opened()
+    known = compaction("h")
+    record = compaction_id("scope", "h")
+    await store.put("scope", known)
+    assert await store.named("anna", record) is None
+    await store.name("anna", "scope", known)
+    found = await store.named("anna", record)
+    assert found is not None
+    assert (found.scope, found.compaction, found.id) == ("scope", known, record)
+    assert [stored.id for stored in await store.compactions()] == [record]
+    for owner, other in (("bert", record), ("anna", "0" * 16), ("anna", ""), ("scope", record)):
+        assert await store.named(owner, other) is None
+    with contextlib.suppress(StoreError):
+        await store.delete(scope="scope", covered_hash="h")
+    assert await store.named("anna", record) is None

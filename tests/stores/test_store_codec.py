@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.stores.store import decode, encode
+from litellm_compaction.core.compaction import Compaction, Shown
+from litellm_compaction.stores.store import decode, digest, encode
 from tests.stores.compactions import compaction, compactions
 
 
@@ -20,6 +21,16 @@ def test_everything_survives(known: Compaction) -> None:
     assert read == known
     assert read is not None
     assert read.record == known.record
+
+
+def test_a_digest_is_of_the_contents() -> None:
+    """It changes with any word, and not when a record that was written ahead is put into effect."""
+    known = compaction("h")
+    assert digest(known) == digest(replace(known, ahead=True)) == digest(replace(known, early=True))
+    others = [compaction("g"), replace(known, ledger="- src/b.py"), replace(known, shown=(Shown(1, "stub"),))]
+    assert len({digest(each) for each in (known, *others)}) == 4
+    # As it was written down on 2026-11-27: a receipt of then is checked with it.
+    assert digest(known) == "0305459678a431801ea2a617769d6e37a57b1038788f8ba6d11d82d8b031650c"
 
 
 @given(st.binary() | st.text().map(str.encode))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from litellm_compaction.config import RESERVES
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import (
     ABORT_NOTICE,
@@ -52,13 +53,7 @@ from litellm_compaction.proxy.refusals import log_failure
 _ANY_SHARE = 1e-6
 # A prompt may fill the window up to the room for its answer.
 _WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
-    {
-        "pre_request_ratio": 1.0,
-        "threshold_tokens": 0,
-        "system_reserve_tokens": 0,
-        "output_reserve_tokens": 0,
-        "safety_buffer_tokens": 0,
-    }
+    {"pre_request_ratio": 1.0, "threshold_tokens": 0, **dict.fromkeys(RESERVES, 0)}
 )
 # After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
 _MAX_CUTS = 12
@@ -192,8 +187,8 @@ class Answer:
             if step == "deliver":
                 break
             if step == "look_up":
-                if parted := self._parted():
-                    yield parted
+                if parting := self._progress.part():
+                    yield [self._one.dressed({"content": parting})]
                 try:
                     prepared = await self._compactor.guard(self._asked.request, self._context, self._room)
                 except CompactionError:
@@ -249,17 +244,11 @@ class Answer:
         """Answers the calls of our own tool, for this answer or, beside calls of the client's, for the next one."""
         self.is_joined = True
         calls, left = relay.recalls, MOST_LOOKUPS - self._progress.lookups
-        # A model that calls for more is told once that there is no more.
+        # A model that calls for more is told so once.
         self._may_look_up = len(calls) <= left
         self._progress.lookups += min(len(calls), left)
-        if self._compactor.recaller is not None:
-            said = self._progress.sent_text
-            await self._compactor.recaller.look_up(self._context, prepared, said, calls, left)
-
-    def _parted(self) -> Batch:
-        """Separates the words before a look-up from those after it."""
-        parting = self._progress.part()
-        return [self._one.dressed({"content": parting})] if parting else []
+        if (recaller := self._compactor.recaller) is not None:
+            await recaller.look_up(self._context, prepared, self._progress.sent_text, calls, left)
 
     def _tell_background(self) -> None:
         """Lets the answer's conversation be compacted ahead, unless a restart has done that already."""
@@ -590,14 +579,17 @@ class Answer:
             and not self._progress.is_json
         ):
             reason = "length"
-        if details := self._progress.details(self._outcome):
+        if details := self._progress.details(self._outcome, self._late_receipt):
             self._listener.ended(details)
         fields = relay.ending_fields if reason == relay.finish_reason else {}
         return self._one.ending(reason, self.usage() if self._asked.wants_usage else None, fields)
 
     def usage(self) -> dict[str, Any]:
-        """Returns the whole answer's usage, with the cost of restarts."""
-        return self._progress.usage(self._outcome)
+        return self._progress.usage(self._outcome, self._late_receipt)
+
+    @property
+    def _late_receipt(self) -> Mapping[str, str]:
+        return {} if self._asked.is_whole else self._listener.late_receipt
 
     @property
     def is_cut(self) -> bool:

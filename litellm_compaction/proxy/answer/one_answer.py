@@ -62,7 +62,7 @@ class Progress:
         self.reasoning = ""
         return parting
 
-    def usage(self, outcome: AnswerOutcome) -> dict[str, Any]:
+    def usage(self, outcome: AnswerOutcome, receipt: Mapping[str, str] = _NONE) -> dict[str, Any]:
         """Returns the first prompt, all generated tokens, and beside that the cost of all that came in between."""
         prompt = self.prompt_tokens[0] if self.prompt_tokens else 0
         completion = self.completion_tokens
@@ -73,16 +73,19 @@ class Progress:
         }
         if self.usages:
             usage = {**self.usages[0], **usage, **added_up(self.usages)}
-        details = self.details(outcome)
+        details = self.details(outcome, receipt)
         return {**usage, "compaction": details} if details else usage
 
-    def details(self, outcome: AnswerOutcome) -> dict[str, Any]:
-        """Returns {} for an answer that was neither cut nor restarted, and for which nothing was looked up."""
-        if not self.restarts and not self.lookups and outcome == "completed":
+    def details(self, outcome: AnswerOutcome, receipt: Mapping[str, str]) -> dict[str, Any]:
+        """Returns {} for an answer that has come at once, and all of whose story its headers tell.
+
+        `receipt` is that of a record which was applied after they had gone; {} for none.
+        """
+        if not self.restarts and not self.lookups and not receipt and outcome == "completed":
             return {}
         found = {"lookups": self.lookups} if self.lookups else {}
         prompts = list(self.prompt_tokens)
-        return {"outcome": outcome, "restarts": self.restarts, "prompt_tokens": prompts, **found}
+        return {"outcome": outcome, "restarts": self.restarts, "prompt_tokens": prompts, **found, **receipt}
 
 
 def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:

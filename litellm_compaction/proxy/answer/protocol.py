@@ -293,6 +293,10 @@ class Listener(Protocol):
 
     may_pause: bool
 
+    @property
+    def late_receipt(self) -> Mapping[str, str]:
+        """The receipt of a record that was applied after the headers had gone; {} for none."""
+
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Something goes out."""
 

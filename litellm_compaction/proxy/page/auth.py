@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Request
 
@@ -22,6 +22,8 @@ from litellm_compaction.proxy.litellm_api import may_use
 # list models may look here.
 _KNOWN_PATH = "/v1/models"
 _WRITER, _VIEWER = "proxy_admin", "proxy_admin_viewer"
+_FORM_TYPE = "application/x-www-form-urlencoded"
+_MAX_BODY_BYTES = 64 * 1024
 _KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
 # LiteLLM's parameters for the keys in headers, which FastAPI fills in elsewhere.
 _KEY_HEADERS = {
@@ -79,6 +81,21 @@ async def visitor_of(request: Request) -> Visitor | None:
     note_credential(headers)
     role = getattr(auth, "user_role", None)
     return Visitor(role=str(getattr(role, "value", role) or ""), tenant=tenant_of(_metadata_of(auth)), auth=auth)
+
+
+async def form_of(request: Request) -> dict[str, str] | None:
+    """The fields of a form; None for anything else, or far too much of it."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
+        return None
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_BODY_BYTES:
+            return None
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100))
+    except ValueError:
+        return None
 
 
 def is_own_request(method: str, headers: Mapping[str, str]) -> bool:

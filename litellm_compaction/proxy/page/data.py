@@ -23,7 +23,7 @@ from litellm_compaction.proxy.page.view import Field, Notice, Row, clock_text
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import as_entry, router_entries
 from litellm_compaction.recall import Lookup
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import Originals, Store
 
 SHOWN_EVENTS = 200
 _LIMIT_S = 2.0
@@ -39,6 +39,7 @@ class Surroundings:
     Attributes:
         router: gives LiteLLM's of the moment.
         lookup: of the messages that compactions covered; None if there can be none.
+        originals: the same messages.
     """
 
     live: LiveSettings
@@ -48,6 +49,7 @@ class Surroundings:
     turns: Turns
     router: Callable[[], Any]
     lookup: Lookup | None = None
+    originals: Originals | None = None
 
 
 def revision_of(known: Known) -> str:

@@ -9,14 +9,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
 
 from litellm_compaction.config import LIVE, SAME_MODEL
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.proxy.live_settings import Known, Overlay, WrongValues, with_values
-from litellm_compaction.proxy.page.auth import Visitor, is_own_request, visitor_of
+from litellm_compaction.proxy.page.auth import Visitor, form_of, is_own_request, visitor_of
 from litellm_compaction.proxy.page.data import (
     Surroundings,
     events_for,
@@ -28,6 +27,7 @@ from litellm_compaction.proxy.page.data import (
     useless_models,
 )
 from litellm_compaction.proxy.page.recall import MESSAGES_PATH, RECALL_PATH, RecallRoutes, hide_queries
+from litellm_compaction.proxy.page.records import RECORDS_PATH, RecordRoutes
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, Content, Notice, page, plain_page
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
@@ -39,8 +39,6 @@ PATH = "/compaction"
 _ASKING_PATH = f"{PATH}/"
 _PROXY_MODULE = "litellm.proxy.proxy_server"
 _ROUTE_NAME = "litellm_compaction_page"
-_FORM_TYPE = "application/x-www-form-urlencoded"
-_MAX_BODY_BYTES = 64 * 1024
 _SHOWN_TALKS = 8
 _NEEDS_KEY = (
     "This page needs a key of this LiteLLM proxy. Open it again and enter the key as the password, with any user name. "
@@ -51,6 +49,8 @@ _DONE = {
     "saved": "Saved. New requests follow it.",
     "reset": "Reset: config.yaml holds again.",
     "same": "Nothing changed.",
+    "undone": "Forgotten. The conversation is sent as it is while it fits, until more is said.",
+    "redone": "Forgotten. It is made anew at the next request, with that focus.",
 }
 
 
@@ -70,6 +70,11 @@ def add_page(around: Surroundings) -> None:
         for path, answer in ((RECALL_PATH, answers.search), (f"{MESSAGES_PATH}/{{handle:path}}", answers.message)):
             app.add_api_route(path, answer, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
         hide_queries()
+    records = RecordRoutes(around.store, around.originals, _visitor_or_none)
+    path = f"{RECORDS_PATH}/{{record}}"
+    app.add_api_route(path, records.show, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
+    for name, answer in (("undo", records.undo), ("redo", records.redo)):
+        app.add_api_route(f"{path}/{name}", answer, methods=["POST"], name=_ROUTE_NAME, include_in_schema=False)
 
 
 class _Page:
@@ -94,7 +99,7 @@ class _Page:
         return await self._page(request, visitor, known, [Notice("done", done)] if done else [])
 
     async def _post(self, request: Request) -> Response:
-        form = await _form(request)
+        form = await form_of(request)
         if form is None:
             raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "This is not a form of this page.")
         visitor = await _visitor(request)
@@ -177,21 +182,6 @@ async def _visitor(request: Request) -> Visitor:
     if request.method == "GET" and not may_ask and "authorization" not in request.headers:
         refused.response = _see_other(_ASKING_PATH[1:])
     raise refused
-
-
-async def _form(request: Request) -> dict[str, str] | None:
-    """The fields of a form; None for anything else, or far too much of it."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
-        return None
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY_BYTES:
-            return None
-    try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100))
-    except ValueError:
-        return None
 
 
 def _answer(text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:

@@ -18,6 +18,8 @@ from typing import Literal, NamedTuple
 import jinja2
 
 from litellm_compaction import __version__
+from litellm_compaction.core.prompts import MAX_FOCUS_CHARS
+from litellm_compaction.engine.records import View
 from litellm_compaction.events import CompactionEvent, ContinuationEvent, Event, TruncationAlarm
 from litellm_compaction.proxy.deployments import GuardedDeployment
 from litellm_compaction.proxy.page.auth import Visitor
@@ -47,6 +49,9 @@ _MOST_RATIO = 1.15
 _MAX_BARS = 60
 _MAX_BAR_WIDTH = 14.0
 _LABEL_HEIGHT = 12.0
+# A page of so many messages, and so much of each, is still scrolled in a browser.
+_MOST_PAIRS, _MOST_TEXT_CHARS = 400, 4000
+_MADE = ("compacted", "fallback", "prepared")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,26 @@ class Content:
     shows_settings: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """The page of one record.
+
+    Attributes:
+        events: of the record, the newest last.
+        view: its text; None for a visitor who sees the numbers alone.
+    """
+
+    record: str
+    events: Sequence[CompactionEvent]
+    view: View | None = None
+    notices: Sequence[Notice] = ()
+
+    @property
+    def made(self) -> Sequence[CompactionEvent]:
+        """The event of its making; empty if the history has lost it."""
+        return [event for event in self.events if event.outcome in _MADE][:1]
+
+
 def page(content: Content) -> str:
     models = [row.report.target.model for row in content.rows if row.report.window is not None]
     return _rendered(
@@ -156,9 +181,14 @@ def _plural(name: str, count: int) -> str:
     return name if count == 1 else f"{first}s {rest}".strip()
 
 
-def plain_page(text: str) -> str:
+def plain_page(text: str, *, back: str = "?") -> str:
     """One sentence, and the way back."""
-    return _rendered("plain.html.j2", text=text)
+    return _rendered("plain.html.j2", text=text, back=back)
+
+
+def record_page(shown: Shown) -> str:
+    """One record before and after."""
+    return _rendered("record.html.j2", shown=shown, most=_MOST_PAIRS, most_focus=MAX_FOCUS_CHARS)
 
 
 def clock_text(when_s: float) -> str:
@@ -284,6 +314,11 @@ def _share_of(tokens: int, window_tokens: int) -> str:
     return f"{100 * tokens / window_tokens:.0f} %" if window_tokens > 0 else "–"
 
 
+def _cut_short(text: str) -> str:
+    left = len(text) - _MOST_TEXT_CHARS
+    return text if left <= 0 else f"{text[:_MOST_TEXT_CHARS]}\n… {left:,} more characters"
+
+
 def _shown(field: Field) -> str:
     return next((label for value, label in field.options if value == field.value), field.value)
 
@@ -305,7 +340,14 @@ def _environment() -> jinja2.Environment:
         auto_reload=False,
     )
     made.globals.update(style=STYLE, canvas=_CANVAS, ALL=ALL)
-    made.filters.update(clock=clock_text, zone=zone_text, thousands="{:,}".format, share_of=_share_of, shown=_shown)
+    made.filters.update(
+        clock=clock_text,
+        zone=zone_text,
+        thousands="{:,}".format,
+        share_of=_share_of,
+        shown=_shown,
+        cut_short=_cut_short,
+    )
     made.tests["cut"] = lambda event: isinstance(event, ContinuationEvent)
     made.tests["alarm"] = lambda event: isinstance(event, TruncationAlarm)
     for name in made.list_templates(extensions=["j2"]):

@@ -1,0 +1,109 @@
+"""The person's messages that stay verbatim in every compaction of a conversation, since the client has pinned them.
+
+The compactor asks for them before it plans. The store keeps them as entries of the hash chain under the conversation's
+first message, without any text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from litellm_compaction.core.conversation import Conversation
+from litellm_compaction.core.cut_points import is_persons
+from litellm_compaction.engine.context import MeasuredRequest
+from litellm_compaction.errors import BadWish
+from litellm_compaction.stores import Facts
+
+# Of the window, for all pinned messages together.
+_SHARE = 0.10
+_FACT = "pins:"
+_STORE_TIMEOUT_S = 2.0
+# Of all conversations with one first message.
+_MOST_KEPT = 512
+# As recall shows them: the beginning of a message's entry in the hash chain.
+_HANDLE = re.compile(r"[0-9a-f]{12}")
+
+
+class Pins:
+    def __init__(self, store: Facts) -> None:
+        self._store = store
+
+    async def applied(self, measured: MeasuredRequest) -> MeasuredRequest:
+        """Returns a request whose conversation knows its pinned messages; `measured` has its hashes.
+
+        The list of a request is the conversation's from then on; a request without one goes by the last list.
+
+        Raises:
+            BadWish: a pin of the request is in no message of the person's, or all of them are too large.
+        """
+        conversation, wanted = measured.conversation, measured.context.pins
+        if len(conversation.hashes) < 2 or measured.context.is_client_summary:
+            return measured
+        limit_tokens = int(_SHARE * measured.window.tokens)
+        if wanted is None:
+            indices = _fitting(conversation, await self._known(measured), limit_tokens)
+        else:
+            indices = tuple(dict.fromkeys(_found(conversation, number, pin) for number, pin in enumerate(wanted, 1)))
+            tokens = sum(conversation.sizes[index] for index in indices)
+            if tokens > limit_tokens:
+                raise BadWish(
+                    f"The pinned messages have {tokens} tokens; at most {limit_tokens} can stay pinned, a tenth of the "
+                    "window. Pin fewer or shorter messages."
+                )
+            await self._keep(measured, [conversation.hashes[index - conversation.prefix + 1] for index in indices])
+        if not indices:
+            return measured
+        conversation = replace(conversation, pins=indices)
+        budget = replace(measured.budget, floor_tokens=conversation.floor_tokens)
+        return replace(measured, conversation=conversation, budget=budget)
+
+    async def _known(self, measured: MeasuredRequest) -> Sequence[str]:
+        try:
+            key = _FACT + measured.conversation.hashes[1]
+            kept = await asyncio.wait_for(self._store.get_fact(measured.context.scope, key), _STORE_TIMEOUT_S)
+        except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
+            kept = None
+        return (kept or "").split()
+
+    async def _keep(self, measured: MeasuredRequest, entries: Sequence[str]) -> None:
+        """Keeps a list; those of other conversations with the same first message stay."""
+        hashes, known = set(measured.conversation.hashes), await self._known(measured)
+        kept = [*(entry for entry in known if entry not in hashes), *entries][-_MOST_KEPT:]
+        if kept != list(known):
+            key, text = _FACT + measured.conversation.hashes[1], " ".join(kept)
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._store.put_fact(measured.context.scope, key, text), _STORE_TIMEOUT_S)
+
+
+def _fitting(conversation: Conversation, entries: Sequence[str], limit_tokens: int) -> tuple[int, ...]:
+    """The indices of pinned messages that are still there, as many as there is room for: a window may have shrunk."""
+    places = {entry: conversation.prefix + at for at, entry in enumerate(conversation.hashes[1:])}
+    indices: list[int] = []
+    for entry in entries:
+        index = places.get(entry)
+        if index is not None and conversation.sizes[index] <= limit_tokens:
+            limit_tokens -= conversation.sizes[index]
+            indices.append(index)
+    return tuple(indices)
+
+
+def _found(conversation: Conversation, number: int, pin: str) -> int:
+    """The index of the person's message that a pin names: by its handle, or the newest with these words."""
+    words = " ".join(pin.split())
+    for index in _persons(conversation):
+        if _HANDLE.fullmatch(words):
+            if conversation.hashes[index - conversation.prefix + 1].startswith(words):
+                return index
+        elif words in " ".join(conversation.messages[index].text.split()):
+            return index
+    raise BadWish(f"Pin {number} is in no message of the user's: allowed are words of one, or its handle.")
+
+
+def _persons(conversation: Conversation) -> Iterator[int]:
+    """The indices of messages that the person may have written, the newest first."""
+    messages = conversation.messages
+    return (index for index in range(len(messages) - 1, conversation.prefix - 1, -1) if is_persons(messages[index]))

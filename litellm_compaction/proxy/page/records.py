@@ -1,0 +1,168 @@
+"""`/compaction/records/ID`: a record beside the messages that it covers, for the holder of its owner's key, who may
+undo or redo it.
+
+A browser gets a page, a program JSON. Administrators see the numbers of others' records. An id that is forged, another
+tenant's or forgotten gives the same 404. A form of another site's is refused as for the settings (`auth.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from http import HTTPStatus
+
+from fastapi import Request, Response
+
+from litellm_compaction.core.messages import JsonObject, JsonValue
+from litellm_compaction.core.prompts import one_line_topic
+from litellm_compaction.engine.records import View, events_of, undo, view_of
+from litellm_compaction.errors import StoreError
+from litellm_compaction.events import CompactionEvent
+from litellm_compaction.proxy.page.auth import Visitor, form_of
+from litellm_compaction.proxy.page.view import SECURITY_HEADERS, Shown, plain_page, record_page
+from litellm_compaction.proxy.refusals import log_failure
+from litellm_compaction.stores import Originals, Store, StoredCompaction, digest
+
+RECORDS_PATH = "/compaction/records"
+_ID = re.compile(r"[0-9a-f]{16}")
+_NOT_FOUND = "not found"
+
+
+class RecordRoutes:
+    """Answers about one record; nothing of its text reaches a log.
+
+    Args:
+        originals: None if none are kept.
+        visitor: gives the owner of a request's key, None if it has none that the proxy knows.
+    """
+
+    def __init__(
+        self, store: Store, originals: Originals | None, visitor: Callable[[Request], Awaitable[Visitor | None]]
+    ) -> None:
+        self._store = store
+        self._originals = originals
+        self._visitor = visitor
+
+    async def show(self, request: Request) -> Response:
+        return await self._answered(request, self._shown)
+
+    async def undo(self, request: Request) -> Response:
+        return await self._answered(request, self._undone)
+
+    async def redo(self, request: Request) -> Response:
+        return await self._answered(request, self._redone)
+
+    async def _answered(self, request: Request, answer: Callable[[Request, Visitor], Awaitable[Response]]) -> Response:
+        try:
+            visitor = await self._visitor(request)
+            if visitor is None:
+                return _unknown(request)
+            return await answer(request, visitor)
+        except Exception as error:  # noqa: BLE001 - the proxy goes on
+            log_failure("records", error)
+            return _error(request, HTTPStatus.INTERNAL_SERVER_ERROR, "this has failed; the proxy's log says where")
+
+    async def _shown(self, request: Request, visitor: Visitor) -> Response:
+        record = request.path_params["record"]
+        stored = await self._own(visitor, record)
+        if stored is not None:
+            view = await view_of(stored, self._store, self._originals, visitor.tenant)
+            if _is_browser(request):
+                return _page(Shown(record=record, events=view.events, view=view))
+            return _json(_fields(view))
+        if visitor.sees_all and _ID.fullmatch(record) and (events := await events_of(self._store, record)):
+            if _is_browser(request):
+                return _page(Shown(record=record, events=events))
+            return _json({"id": record, "events": _numbers(events)})
+        return _error(request, HTTPStatus.NOT_FOUND, _NOT_FOUND)
+
+    async def _undone(self, request: Request, visitor: Visitor) -> Response:
+        return await self._forgotten(request, visitor, done="undone")
+
+    async def _redone(self, request: Request, visitor: Visitor) -> Response:
+        form = await form_of(request) or {}
+        try:
+            focus = one_line_topic(form.get("focus", ""))
+        except ValueError as error:
+            return _error(request, HTTPStatus.BAD_REQUEST, f"focus has {error}")
+        if not focus:
+            return _error(request, HTTPStatus.BAD_REQUEST, "focus is empty: a form with the topic to keep in detail")
+        return await self._forgotten(request, visitor, done="redone", focus=focus)
+
+    async def _forgotten(self, request: Request, visitor: Visitor, *, done: str, focus: str = "") -> Response:
+        stored = await self._own(visitor, request.path_params["record"])
+        if stored is None:
+            return _error(request, HTTPStatus.NOT_FOUND, _NOT_FOUND)
+        try:
+            forgotten = await undo(self._store, stored, visitor.tenant, focus=focus)
+        except StoreError as error:
+            return _error(request, HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        if _is_browser(request):
+            headers = {**SECURITY_HEADERS, "Location": f"../../?done={done}"}
+            return Response(status_code=HTTPStatus.SEE_OTHER, headers=headers)
+        return _json({"id": stored.id, "forgotten": forgotten})
+
+    async def _own(self, visitor: Visitor, record: str) -> StoredCompaction | None:
+        return await self._store.named(visitor.tenant, record) if _ID.fullmatch(record) else None
+
+
+def _fields(view: View) -> JsonObject:
+    stored = view.stored
+    compaction = stored.compaction
+    before: list[JsonValue] = [{"number": pair.number, "role": pair.role, "text": pair.before} for pair in view.pairs]
+    after: list[JsonValue] = [
+        {"number": pair.number, "role": pair.role, "fate": pair.fate, "text": pair.after} for pair in view.pairs
+    ]
+    return {
+        "id": stored.id,
+        "digest": digest(compaction),
+        "round": compaction.round,
+        "level": compaction.level,
+        "window_tokens": compaction.window_tokens,
+        "covered_messages": compaction.covered_messages,
+        "made_s": stored.created_s,
+        "used_s": stored.used_s,
+        "record": compaction.record,
+        "before": before,
+        "after": after,
+        "why_incomplete": view.why_incomplete,
+        "events": _numbers(view.events),
+    }
+
+
+def _numbers(events: Sequence[CompactionEvent]) -> list[JsonValue]:
+    """Events without the fingerprint of their owner."""
+    return [{name: value for name, value in asdict(event).items() if name != "tenant"} for event in events]
+
+
+def _is_browser(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "")
+
+
+def _unknown(request: Request) -> Response:
+    if _is_browser(request) and request.method == "GET" and "authorization" not in request.headers:
+        # To the page, which asks for a key.
+        return Response(status_code=HTTPStatus.SEE_OTHER, headers={**SECURITY_HEADERS, "Location": "../"})
+    refused = _error(request, HTTPStatus.UNAUTHORIZED, "a key of this proxy is needed")
+    refused.headers["WWW-Authenticate"] = "Bearer"
+    return refused
+
+
+def _error(request: Request, status: HTTPStatus, message: str) -> Response:
+    if _is_browser(request):
+        return _page(f"{message[0].upper()}{message[1:]}.", status)
+    return _json({"error": {"message": message, "code": int(status)}}, status)
+
+
+def _page(shown: Shown | str, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    text = plain_page(shown, back="../") if isinstance(shown, str) else record_page(shown)
+    body = text.encode("utf-8", "replace")
+    return Response(body, status_code=int(status), media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
+
+
+def _json(fields: JsonObject, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    # In ASCII: clients send half surrogate pairs, too.
+    body = json.dumps(fields)
+    return Response(body, status_code=int(status), media_type="application/json", headers=SECURITY_HEADERS)

@@ -1,0 +1,105 @@
+"""`show` as an operator uses it: numbers first, text only if it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from litellm_compaction.cli import main
+from litellm_compaction.core.compaction import compaction_id
+from litellm_compaction.stores import digest, open_originals
+from tests.stores.compactions import compaction
+from tests.stores.made import SqliteStore
+from tests.stores.test_originals import covered, kept, talk
+
+SECRET = "sk-of-the-environment"
+COVERED = covered(*talk(5, "walrus"), scope="scope", tenant="one")
+KNOWN = compaction(COVERED.hashes[-1], covered=5, text="The \x1b[31msummary.")
+RECORD = compaction_id("scope", COVERED.hashes[-1])
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with one record, beside its originals."""
+    found = tmp_path / "store.sqlite3"
+
+    async def fill() -> None:
+        store = SqliteStore(found, ttl_s=1000, max_bytes=1_000_000)
+        await store.put("scope", KNOWN)
+        url = f"sqlite:///{found}"
+        originals = open_originals(url, store, ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET)
+        assert originals is not None
+        await kept(originals, COVERED)
+        await originals.aclose()
+        await store.aclose()
+
+    asyncio.run(fill())
+    return found
+
+
+@pytest.fixture
+def run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
+    monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "home"))
+
+    def run(*arguments: str, code: int = 0) -> str:
+        assert main([*arguments, "--store", f"sqlite:///{path}"]) == code
+        captured = capsys.readouterr()
+        return captured.err if code else captured.out
+
+    return run
+
+
+def test_show_tells_numbers_alone(run: Run) -> None:
+    """By the beginning of an id, as other commands take it."""
+    shown = run("show", RECORD[:6])
+    assert RECORD in shown
+    assert digest(KNOWN) in shown
+    assert "5 messages" in shown
+    assert "walrus" not in shown
+    assert "summary." not in shown
+
+
+def test_show_has_text_if_it_is_asked_for(run: Run) -> None:
+    """The record, and each message with what became of it; nothing commands the terminal."""
+    shown = run("show", "--text", RECORD)
+    assert "summary." in shown
+    assert "\x1b" not in shown
+    assert "[2] assistant: verbatim\n    walrus 1\n[3] user: in the record\n    walrus 2\n" in shown
+
+
+def test_show_says_why_there_is_no_before(run: Run, path: Path) -> None:
+    path.with_name(f"{path.name}.originals").unlink()
+    shown = run("show", "--text", RECORD)
+    assert "keep_originals: compacted" in shown
+    assert "walrus" not in shown
+    assert "summary." in shown
+
+
+def test_show_wants_exactly_one(run: Run) -> None:
+    assert "no records have an id that begins with 'ffffffffff'" in run("show", "ffffffffff", code=1)
+
+
+def test_undo_forgets_one(run: Run) -> None:
+    """It is listed no more, and cannot be shown."""
+    assert run("undo", RECORD[:6]) == "1 records forgotten.\n"
+    assert "No compactions yet." in run("store", "ls")
+    assert "no records have an id" in run("show", RECORD, code=1)
+
+
+def test_redo_leaves_a_focus_behind(run: Run, path: Path) -> None:
+    """In one line; one that is too long forgets nothing."""
+    assert "at most 500" in run("redo", "--focus", "x" * 501, RECORD, code=1)
+    assert run("redo", "--focus", "the  port", RECORD) == "1 records forgotten.\n"
+
+    async def found() -> list[str]:
+        store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
+        marks = await store.find("scope", [KNOWN.covered_hash])
+        await store.aclose()
+        return [mark.focus for mark in marks]
+
+    assert asyncio.run(found()) == ["the port"]

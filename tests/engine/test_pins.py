@@ -1,0 +1,145 @@
+"""Messages that a client has pinned stay verbatim, whichever compaction comes; within a tenth of the window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import chain
+from litellm_compaction.errors import BadWish
+from tests.builders import JsonDict, assistant, parsed, user
+from tests.engine.bench import Bench, sent
+from tests.engine.test_records_undo import said
+
+RULE = "Whatever happens, the port of the walrus stays 9143."
+WINDOW = 8192
+
+
+def ruled(tokens: int) -> list[JsonDict]:
+    """A conversation near whose beginning the person sets a rule among other words."""
+    first, *rest = said(tokens)
+    return [
+        first,
+        user("Begin."),
+        assistant("Yes."),
+        user(f"{'Before it. ' * 20}{RULE} {'After it. ' * 20}"),
+        *rest[1:],
+    ]
+
+
+def verbatim(raw: list[JsonDict], messages: Any) -> bool:
+    return any(str(raw[3]["content"]) in message.text for message in messages)
+
+
+def handle(raw: list[JsonDict], index: int) -> str:
+    """As recall shows it."""
+    return chain(parsed(raw))[index][:12]
+
+
+async def grown(bench: Bench, raw: list[JsonDict], **context: Any) -> list[JsonDict]:
+    """The conversation when it has been compacted twice more; every request is checked."""
+    rounds = 0
+    while rounds < 2:
+        raw = [*raw, assistant("word " * 200), user("Go on.")]
+        prepared = await bench.guard(raw, WINDOW, **context)
+        assert verbatim(raw, sent(raw, prepared))
+        rounds += prepared.action == "compacted"
+    return raw
+
+
+@pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
+@pytest.mark.parametrize("by", ["words", "handle"])
+async def test_a_pinned_message_stays_in_every_later_compaction(strategy: str, by: str) -> None:
+    """Once it is pinned, also in requests without the list; without a pin it would not."""
+    raw = ruled(6700)
+    bench = Bench()
+    assert not verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, strategy=strategy, keep_recent_messages=1)))
+    bench = Bench()
+    pins = (" ".join(RULE.split()[:8]) if by == "words" else handle(raw, 3),)
+    messages = sent(raw, await bench.guard(raw, WINDOW, strategy=strategy, pins=pins))
+    assert verbatim(raw, messages)
+    await grown(bench, raw, strategy=strategy)
+
+
+async def test_it_may_be_pinned_before_anything_is_too_long() -> None:
+    """A small request is sent as it is, and the pin is kept for later."""
+    raw = ruled(1000)
+    bench = Bench()
+    prepared = await bench.guard(raw, WINDOW, pins=(RULE,))
+    assert prepared.messages is None
+    await grown(bench, raw)
+
+
+async def test_a_message_that_was_covered_comes_back() -> None:
+    """The client still sends it; the record without it does not do any more."""
+    raw = ruled(6700)
+    bench = Bench()
+    assert not verbatim(raw, sent(raw, await bench.guard(raw, WINDOW)))
+    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, pins=(RULE,))))
+
+
+async def test_the_last_list_holds() -> None:
+    """An empty one takes all pins away; other conversations and tenants never had them."""
+    raw = ruled(6700)
+    bench = Bench()
+    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, pins=(RULE,))))
+    assert not verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, scope="others")))
+    other = [raw[0], user("Another."), *raw[2:]]
+    assert not verbatim(other, sent(other, await bench.guard(other, WINDOW)))
+    await bench.guard(raw, WINDOW, pins=())
+    assert not [row for row in await bench.store.rows.scan() if row.key.startswith("f:pins:") and row.body]
+    action = "reused"
+    while action != "compacted":
+        raw = [*raw, assistant("word " * 200), user("Go on.")]
+        prepared = await bench.guard(raw, WINDOW)
+        action = prepared.action
+    assert not verbatim(raw, sent(raw, prepared))
+
+
+async def test_conversations_that_open_alike_have_their_own_pins() -> None:
+    """A list of one takes nothing from the other."""
+    raw = ruled(6700)
+    other = [*raw[:2], assistant("No."), user("Something else."), *raw[4:]]
+    bench = Bench()
+    await bench.guard(raw, WINDOW, pins=(RULE,))
+    await bench.guard(other, WINDOW, pins=("Something else.",))
+    await grown(bench, raw)
+    await bench.guard(other, WINDOW, pins=())
+    await grown(bench, raw)
+
+
+@pytest.mark.parametrize(
+    ("pins", "says"),
+    [
+        (("No such words.",), "Pin 1 is in no message"),
+        ((RULE, "0" * 12), "Pin 2 is in no message"),
+        (("answer 5 answer 5",), "Pin 1 is in no message"),
+    ],
+)
+async def test_a_pin_names_words_of_the_persons(pins: tuple[str, ...], says: str) -> None:
+    """Not the model's, and nobody's; the refusal does not quote it."""
+    with pytest.raises(BadWish, match=says) as raised:
+        await Bench().guard(ruled(6700), WINDOW, pins=pins)
+    assert pins[-1] not in str(raised.value)
+
+
+async def test_a_tenth_of_the_window_can_be_pinned() -> None:
+    """All together; more is refused with the numbers, and nothing of it is kept."""
+    raw = ruled(6000)
+    raw[5] = user("A long one. " + "x" * 3000)
+    bench = Bench()
+    with pytest.raises(BadWish, match=r"have \d+ tokens; at most 819"):
+        await bench.guard(raw, WINDOW, pins=(RULE, "A long one."))
+    assert [row for row in await bench.store.rows.scan() if row.key.startswith("f:pins:")] == []
+    await bench.guard(raw, 2 * WINDOW, pins=(RULE, "A long one."))
+    # In a window that has shrunk the first ones stay, as far as there is room.
+    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW)))
+
+
+async def test_a_store_that_fails_costs_the_memory_alone() -> None:
+    """The request's own pins hold."""
+    raw = ruled(6700)
+    bench = Bench()
+    bench.store.broken = True
+    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, pins=(RULE,))))

@@ -1,0 +1,260 @@
+"""Receipts and records through a real proxy: each answer names its record, whose owner sees it before and after."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import httpx
+import pytest
+
+from litellm_compaction.cli import main
+from litellm_compaction.simulator import Model, Simulator, serve
+from tests.builders import ONE_ROUND, answered, talk
+from tests.integration.bench import KEY, Watch, answers
+from tests.integration.harness import MASTER_KEY, Proxy, Streamed, lm_studio, proxy, write_config
+from tests.integration.record_picture import picture, run
+
+pytestmark = pytest.mark.proxy
+
+ADMIN, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "anna", "arno", "bert"))
+_KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
+_LIMIT_S = 60
+_PREFIX = "x-litellm-compaction-"
+BROWSER = {"accept": "text/html"}
+KEY_OF_ANNA = {"Authorization": f"Bearer {ANNA}"}
+
+
+@dataclass
+class Running:
+    proxy: Proxy
+    simulator: Simulator
+    folder: Path
+
+    def get(self, record: str, key: str = ANNA, **headers: str) -> httpx.Response:
+        known = {"Authorization": f"Bearer {key}"}
+        return self.proxy.client.get(f"/compaction/records/{record}", headers={**known, **headers})
+
+    def ask(self, messages: list[dict[str, Any]], key: str = ANNA, **body: Any) -> httpx.Response:
+        sent = {"model": "small", "messages": messages, "max_tokens": 32, **body}
+        return self.proxy.post(sent, headers={"Authorization": f"Bearer {key}"}).raise_for_status()
+
+    def stream(self, messages: list[dict[str, Any]], key: str = ANNA) -> Streamed:
+        sent = {"model": "small", "messages": messages, "max_tokens": 32, "stream": True}
+        sent["stream_options"] = {"include_usage": True}
+        return self.proxy.stream_body(sent, Authorization=f"Bearer {key}")
+
+    def watch(self) -> Watch:
+        return Watch(self.simulator, len(self.simulator.requests))
+
+
+@pytest.fixture(scope="module", params=["auto", "hooks"])
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp(f"records-{request.param}")
+    shutil.copy(_KEYS, folder)
+    simulator = Simulator([Model(KEY)])
+    simulator.script = answers()
+    simulator.load(KEY, 8192)
+    with ExitStack() as stack:
+        entries = [lm_studio("small", KEY, stack.enter_context(serve(simulator)).base_url)]
+        settings = {"keep_originals": "compacted", "carrier": request.param}
+        auth = {"custom_auth": "page_keys.user_api_key_auth"}
+        config = write_config(folder, entries, settings, general_settings=auth)
+        yield Running(stack.enter_context(proxy(config)), simulator, folder)
+
+
+def receipt(headers: httpx.Headers) -> dict[str, str]:
+    return {name: headers[_PREFIX + name] for name in ("record", "covered", "digest")}
+
+
+def soon(found: Callable[[], Any]) -> Any:
+    """What is found as soon as there is anything: events and originals are kept after the answer."""
+    deadline_s = time.monotonic() + _LIMIT_S
+    while not (each := found()):
+        assert time.monotonic() < deadline_s, "it never came"
+    return each
+
+
+def test_every_answer_names_its_record(running: Running) -> None:
+    """In headers if they can have it, else in the usage of the stream that was open; the next turn has the same."""
+    messages = talk(f"receipts {running.folder.name}", ONE_ROUND)
+    streamed = running.stream(messages)
+    late = streamed.usages[-1].get("compaction", {})
+    # The transport compacts in the open stream, the hooks before it.
+    assert bool(late) == running.folder.name.startswith("records-auto")
+    told = {name: late[name] for name in ("record", "covered", "digest")} if late else receipt(streamed.headers)
+    again = running.ask(answered(messages, "Understood.", "Go on."))
+    assert again.headers["x-litellm-compaction"] == "reused"
+    assert receipt(again.headers) == told
+    reused = running.stream(answered(messages, "Understood.", "Go on."))
+    assert receipt(reused.headers) == told
+    assert "compaction" not in reused.usages[-1]
+    found = running.get(told["record"]).raise_for_status().json()
+    assert found["digest"] == told["digest"]
+    first, last = map(int, told["covered"].split("-"))
+    assert last - first + 1 == found["covered_messages"]
+    # Its system prompt is the client's first message.
+    assert first == 2
+
+
+def test_its_owner_sees_it_before_and_after(running: Running) -> None:
+    """As JSON and as a page; a team mate does, others get what a forged id gets, administrators numbers."""
+    messages = talk(f"before and after {running.folder.name}", ONE_ROUND)
+    record = receipt(running.ask(messages).headers)["record"]
+    soon(lambda: running.get(record).json()["before"])
+    found = running.get(record, ARNO).raise_for_status().json()
+    assert [each["text"].strip() for each in found["before"]][:2] == [each["content"] for each in messages[1:3]]
+    assert {each["fate"] for each in found["after"]} <= {"verbatim", "shorter", "in the record"}
+    assert found["why_incomplete"] == ""
+    soon(lambda: running.get(record).json()["events"])
+    page = running.get(record, **BROWSER)
+    assert (page.status_code, "Messages before and after" in page.text) == (200, True)
+    assert found["record"].splitlines()[0].strip("[]").split()[0] in page.text
+    for headers in ({}, BROWSER):
+        foreign, forged = running.get(record, BERT, **headers), running.get("0123456789abcdef", BERT, **headers)
+        assert (foreign.status_code, foreign.content) == (forged.status_code, forged.content)
+        assert foreign.status_code == 404
+        numbers = running.get(record, ADMIN, **headers)
+        assert numbers.status_code == 200
+        assert messages[1]["content"][:40] not in numbers.text
+    assert running.get(record, "sk-wrong").status_code == 401
+    assert not running.proxy.logged("failed_open|records_failed")
+
+
+def test_an_operator_sees_it_in_the_shell(
+    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers first, and text with `--text`."""
+    messages = talk(f"in the shell {running.folder.name}", ONE_ROUND)
+    told = receipt(running.ask(messages).headers)
+    soon(lambda: running.get(told["record"]).json()["before"])
+    monkeypatch.delenv("LITELLM_COMPACTION_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(running.folder))
+    monkeypatch.setenv("LITELLM_MASTER_KEY", MASTER_KEY)
+    assert main(["show", told["record"]]) == 0
+    shown = capsys.readouterr().out
+    assert told["digest"] in shown
+    assert messages[1]["content"][:40] not in shown
+    assert main(["show", "--text", told["record"]]) == 0
+    assert messages[1]["content"].splitlines()[0] in capsys.readouterr().out
+
+
+def test_what_is_undone_is_sent_as_it_is(running: Running) -> None:
+    """The same request goes out whole and the next turn is compacted; only a form of the page's own undoes."""
+    messages = talk(f"undone {running.folder.name}", 6300)
+    watch = running.watch()
+    record = receipt(running.ask(messages).headers)["record"]
+    soon(lambda: running.get(record).json()["events"])
+    address = f"/compaction/records/{record}/undo"
+    for headers in (
+        {"Authorization": f"Bearer {BERT}"},
+        {"Authorization": f"Bearer {ADMIN}"},
+        {"Authorization": f"Bearer {ANNA}", "Sec-Fetch-Site": "cross-site"},
+        {"Authorization": f"Bearer {ANNA}", "Origin": "https://elsewhere.example"},
+        {"Authorization": "Basic " + base64.b64encode(f"anna:{ANNA}".encode()).decode()},
+    ):
+        assert running.proxy.client.post(address, headers=headers).status_code in (401, 404)
+    basic = {"Authorization": "Basic " + base64.b64encode(f"anna:{ANNA}".encode()).decode(), **BROWSER}
+    done = running.proxy.client.post(address, headers={**basic, "Sec-Fetch-Site": "same-origin"})
+    assert (done.status_code, done.headers["location"]) == (303, "../../?done=undone")
+    assert running.get(record).status_code == 404
+    before = len(watch.sent())
+    again = running.ask(messages)
+    assert again.headers["x-litellm-compaction"] == "none"
+    assert not [name for name in again.headers if name == f"{_PREFIX}record"]
+    assert before < len(watch.sent()) == len(messages)
+    streamed = running.stream(messages)
+    assert (streamed.headers["x-litellm-compaction"], len(watch.sent())) == ("none", len(messages))
+    running.proxy.expect_logged("kept model=small .* reason=undone")
+    later = running.ask(answered(messages, "Understood.", "Go on."))
+    assert later.headers["x-litellm-compaction"] == "compacted"
+    undone = running.proxy.post({}, f"/compaction/records/{receipt(later.headers)['record']}/undo", headers=KEY_OF_ANNA)
+    assert undone.json()["forgotten"] == 1
+
+
+def test_what_does_not_fit_is_compacted_although_it_was_undone(running: Running) -> None:
+    """Nothing is cut."""
+    messages = talk(f"too long {running.folder.name}", 9000)
+    first = running.ask(messages)
+    assert first.headers["x-litellm-compaction"] == "compacted"
+    address = f"/compaction/records/{receipt(first.headers)['record']}/undo"
+    soon(lambda: running.get(receipt(first.headers)["record"]).json()["events"])
+    assert running.proxy.post({}, address, headers=KEY_OF_ANNA).status_code == 200
+    assert running.ask(messages).headers["x-litellm-compaction"] == "compacted"
+    running.proxy.expect_logged("(compacted|fallback) model=small .* reason=undone")
+
+
+def test_a_record_is_made_anew_with_a_focus(running: Running) -> None:
+    """By the next request, whose summary is told the topic."""
+    messages = talk(f"anew {running.folder.name}", ONE_ROUND)
+    record = receipt(running.ask(messages).headers)["record"]
+    address = f"/compaction/records/{record}/redo"
+    client = running.proxy.client
+    for headers in ({**KEY_OF_ANNA, "Sec-Fetch-Site": "cross-site"}, {"Authorization": f"Bearer {BERT}"}):
+        assert client.post(address, data={"focus": "the port"}, headers=headers).status_code in (401, 404)
+    done = client.post(address, data={"focus": "the port of the database"}, headers=KEY_OF_ANNA)
+    assert done.json()["forgotten"] == 1
+    watch = running.watch()
+    streamed = running.stream(messages)
+    assert streamed.headers["x-litellm-compaction"] == "compacted"
+    [summary] = watch.summaries
+    assert "the port of the database" in repr(summary.body)
+    assert "the port of the database" not in repr(watch.sent())
+    assert running.ask(answered(messages, "Understood.", "Go on.")).headers["x-litellm-compaction"] == "reused"
+    assert not running.proxy.logged("port of the database")
+
+
+@pytest.mark.parametrize("by", ["metadata", "header"])
+def test_a_pinned_message_stays(running: Running, by: str) -> None:
+    """Named by its words, in the compaction that comes and in the next one."""
+    first, *rest = talk(f"pinned {by} {running.folder.name}", ONE_ROUND)
+    rule = "The walrus is called Archibald, and nobody else is."
+    said = [first, {"role": "user", "content": rule}, {"role": "assistant", "content": "Noted."}, *rest]
+    body: dict[str, Any] = {"model": "small", "messages": said, "max_tokens": 32}
+    headers = dict(KEY_OF_ANNA)
+    if by == "metadata":
+        body["metadata"] = {"compaction": {"pin": [rule[:30]]}}
+    else:
+        headers["x-litellm-compaction-pin"] = rule[:30]
+    watch = running.watch()
+    answer = running.proxy.post(body, headers=headers)
+    assert answer.headers["x-litellm-compaction"] == "compacted", answer.text
+    assert rule in watch.sent()[1]["content"]
+    for _ in range(20):
+        said = answered(said, "word " * 400, "Go on.")
+        if running.ask(said).headers["x-litellm-compaction"] == "compacted":
+            break
+    else:
+        raise AssertionError("never compacted again")
+    assert rule in watch.sent()[1]["content"]
+    assert not running.proxy.logged("Archibald")
+
+
+def test_a_pin_that_names_nothing_is_refused(running: Running) -> None:
+    """With its number alone, before anything is sent."""
+    watch = running.watch()
+    body = {"model": "small", "messages": talk("no such pin", 900), "metadata": {"compaction": {"pin": ["No such."]}}}
+    refused = running.proxy.post(body, headers=KEY_OF_ANNA)
+    assert (refused.status_code, "Pin 1 is in no message" in refused.text) == (400, True)
+    assert watch.chats == []
+    assert not running.proxy.logged("No such")
+
+
+def test_the_picture_in_the_documents_is_of_a_run(tmp_path: Path) -> None:
+    """Its script draws the run that it makes: the record's words, those that stay, and both palettes."""
+    made = run(tmp_path)
+    drawn = picture(made)
+    texts = "\n".join(ElementTree.fromstring(drawn).itertext())  # noqa: S314 - made here
+    assert made.record["record"].splitlines()[0] in texts
+    assert texts.count(made.before[-1]["content"]) == 2
+    assert "prefers-color-scheme: dark" in drawn
+    known = (Path(__file__).parents[2] / "docs" / "compaction.svg").read_text("utf-8")
+    assert f"Before: {len(made.before)} messages" in known
+    assert "prefers-color-scheme: dark" in known
