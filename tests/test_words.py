@@ -39,7 +39,10 @@ GIVEN_UP = {
 GIVEN_UP_ON_THE_WAY = {"guarded": "prepared", "pending": "needed", "made": "built"}
 _WAY = ("engine/", "proxy/answer/", "proxy/call.py", "proxy/intake.py")
 # Fields of events and what reads them: logs, metrics and stored keys keep their names.
-_WIRE = {("events.py", "rung"), ("engine/reporting.py", "rung"), ("cli/compact.py", "rung"), ("cli/stores.py", "rung")}
+_WIRE = {
+    (name, "rung")
+    for name in ("events.py", "engine/reporting.py", "cli/compact.py", "cli/stores.py", "proxy/mcp_server.py")
+}
 # `made` as a verb's form beside a noun that says what; read by a person on 2026-11-27.
 _JUDGED = {("engine/measure.py", "made"), ("engine/probing.py", "made"), ("proxy/answer/transport.py", "made")}
 

@@ -302,6 +302,20 @@ def redo_record(store: Store, originals: Originals | None, record: str, focus: s
     return undo(store, originals, beginning=record, focus=focus)
 
 
+@program.command(short_help="Serve the search to MCP clients, over stdin and stdout.")
+@click.option("--scope", metavar="S", help="One scope alone, as `store ls` shows it; its beginning will do.")
+@_beside_originals
+def mcp(store: Store, originals: Originals | None, scope: str | None) -> int:
+    """Serves search_history, get_message and describe_compactions to an MCP client that starts this command.
+
+    They show messages that compactions covered, of all tenants or of one scope. The master key that encrypts the
+    messages is the config's, else LITELLM_MASTER_KEY, else the one in the data folder.
+    """
+    from litellm_compaction.cli.mcp import mcp
+
+    return mcp(store, originals, scope=scope)
+
+
 @program.group("store", short_help="Look at stored compactions, or delete them.", no_args_is_help=False)
 def store_actions() -> None:
     """Looks at the compactions that the proxies keep, or deletes them."""

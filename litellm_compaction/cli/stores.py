@@ -31,6 +31,7 @@ from litellm_compaction.stores.sqlite import SqliteRows
 
 _AGES = ((86_400, "d"), (3600, "h"), (60, "min"))
 _POLL_S = 0.5
+NONE_KEPT = "there are no originals here that can be read; `keep_originals: compacted` keeps them"
 
 
 def chosen(url: str | None, config: Path | None, environ: Mapping[str, str]) -> tuple[Store, Originals | None]:
@@ -204,7 +205,7 @@ async def _purge(
         before_s = None if older_than_s is None else time.time() - older_than_s
         known = await store.compactions()
         scopes = {stored.scope for stored in known} | (set() if originals is None else await originals.scopes())
-        scope = _whole_scope(scope, scopes)
+        scope = whole_scope(scope, scopes)
         doomed = [
             stored
             for stored in known
@@ -233,7 +234,7 @@ async def _compactions(store: Store) -> list[StoredCompaction]:
         await store.aclose()
 
 
-def _whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
+def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
     """Returns the one scope that begins so; None for None.
 
     Raises:
@@ -313,8 +314,8 @@ def recall(
     """
     stretches = asyncio.run(_read(store, originals))
     if not stretches:
-        raise StoreError("there are no originals here that can be read; `keep_originals: compacted` keeps them")
-    only = _whole_scope(scope, (stretch.scope for stretch in stretches))
+        raise StoreError(NONE_KEPT)
+    only = whole_scope(scope, (stretch.scope for stretch in stretches))
     index = indexed(stretch for stretch in stretches if only in (None, stretch.scope))
     found = search(index, query, limit=last)
     print(json.dumps(found_fields(found), ensure_ascii=False) if as_json else shown_to_people(found))

@@ -7,7 +7,7 @@ what a hit is from is read again before it is shown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
@@ -83,11 +83,22 @@ class Lookup:
         """Returns the parts of a message; none for a handle that is no tenant's, another one's, or expired."""
         return await self._asked(tenant, lambda index: index.find(handle), lambda parts: [handle] if parts else [])
 
+    async def ranges(self, tenant: str) -> Mapping[Name, tuple[str, str]]:
+        """Returns the first and the last handle of what is kept up to the end of each stretch; none if none is kept."""
+        known = self._of(tenant)
+        async with known.lock:
+            await known.refresh()
+            return dict(known.ranges)
+
+    def _of(self, tenant: str) -> _Tenant:
+        known = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
+        self._tenants.move_to_end(tenant)
+        return known
+
     async def _asked(
         self, tenant: str, ask: Callable[[Index], _Result], handles: Callable[[_Result], Sequence[str]]
     ) -> _Result:
-        known = self._tenants.setdefault(tenant, _Tenant(self._source, tenant))
-        self._tenants.move_to_end(tenant)
+        known = self._of(tenant)
         async with known.lock:
             await known.refresh()
             result = await asyncio.to_thread(ask, known.index)
@@ -109,6 +120,7 @@ class _Tenant:
 
     def forget(self) -> None:
         self.index = Index(plain)
+        self.ranges: dict[Name, tuple[str, str]] = {}
         self._names: set[Name] = set()
         self._chars = 0
         # Of the stretch that a handle's message is from, its first and its last entry.
@@ -161,6 +173,10 @@ class _Tenant:
             first, last = stretch.hashes[0], stretch.hashes[-1]
             self._beginning.setdefault(first, []).append(stretch.name)
             self._ending.setdefault(last, []).append(stretch.name)
+            # A scope's stretches come oldest first, so the one before is there if it is kept.
+            before = self.ranges.get((stretch.name[0], first))
+            opening = stretch.hashes[1][:HANDLE_CHARS] if before is None else before[0]
+            self.ranges[stretch.name] = opening, last[:HANDLE_CHARS]
             for entry in stretch.hashes[1:]:
                 self._ends.setdefault(entry[:HANDLE_CHARS], (first, last))
 

@@ -41,25 +41,23 @@ class RecallRoutes:
         try:
             visitor = await self._visitor(request)
             if visitor is None:
-                refused = _error(HTTPStatus.UNAUTHORIZED, "a key of this proxy is needed")
-                refused.headers["WWW-Authenticate"] = "Bearer"
-                return refused
+                return without_key()
             return await ask(request, visitor.tenant)
         except Exception as error:  # noqa: BLE001 - the proxy goes on
             log_failure("recall", error)
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "this has failed; the proxy's log says where")
+            return error_answer(HTTPStatus.INTERNAL_SERVER_ERROR, "this has failed; the proxy's log says where")
 
     async def _found(self, request: Request, tenant: str) -> Response:
         query, limit = request.query_params.get("q", ""), request.query_params.get("limit", "5")
         if not query.strip():
-            return _error(HTTPStatus.BAD_REQUEST, "q is empty: words, an id, a handle, or /a regular expression/")
+            return error_answer(HTTPStatus.BAD_REQUEST, "q is empty: words, an id, a handle, or /a regular expression/")
         if not (limit.isascii() and limit.isdecimal() and len(limit) < 3 and 1 <= int(limit) <= _MOST_HITS):
-            return _error(HTTPStatus.BAD_REQUEST, f"limit is a number from 1 to {_MOST_HITS}")
+            return error_answer(HTTPStatus.BAD_REQUEST, f"limit is a number from 1 to {_MOST_HITS}")
         return _json(HTTPStatus.OK, found_fields(await self._lookup.search(tenant, query, limit=int(limit))))
 
     async def _one(self, request: Request, tenant: str) -> Response:
         parts = await self._lookup.find(tenant, request.path_params["handle"])
-        return _json(HTTPStatus.OK, message_fields(parts)) if parts else _error(HTTPStatus.NOT_FOUND, "not found")
+        return _json(HTTPStatus.OK, message_fields(parts)) if parts else error_answer(HTTPStatus.NOT_FOUND, "not found")
 
 
 def hide_queries() -> None:
@@ -77,7 +75,14 @@ def _without_query(record: logging.LogRecord) -> bool:
     return True
 
 
-def _error(status: HTTPStatus, message: str) -> Response:
+def without_key() -> Response:
+    """Returns the answer to a request whose key the proxy does not know."""
+    refused = error_answer(HTTPStatus.UNAUTHORIZED, "a key of this proxy is needed")
+    refused.headers["WWW-Authenticate"] = "Bearer"
+    return refused
+
+
+def error_answer(status: HTTPStatus, message: str) -> Response:
     return _json(status, {"error": {"message": message, "code": int(status)}})
 
 

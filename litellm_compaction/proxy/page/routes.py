@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 
 from fastapi import Request, Response
+from starlette.routing import Route
 
 from litellm_compaction.config import LIVE, SAME_MODEL
 from litellm_compaction.errors import ConfigError, StoreError
@@ -26,6 +27,7 @@ from litellm_compaction.proxy.page.data import (
     talks_for,
     useless_models,
 )
+from litellm_compaction.proxy.page.mcp import MCP_PATH, McpRoute
 from litellm_compaction.proxy.page.recall import MESSAGES_PATH, RECALL_PATH, RecallRoutes, hide_queries
 from litellm_compaction.proxy.page.records import RECORDS_PATH, RecordRoutes
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, Content, Notice, page, plain_page
@@ -69,6 +71,9 @@ def add_page(around: Surroundings) -> None:
         answers = RecallRoutes(around.lookup, _visitor_or_none)
         for path, answer in ((RECALL_PATH, answers.search), (f"{MESSAGES_PATH}/{{handle:path}}", answers.message)):
             app.add_api_route(path, answer, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
+        # First: LiteLLM has `/{mcp_server_name}/mcp` (proxy_server.py, 1.106.2).
+        mcp = McpRoute(around.lookup, around.store, _visitor_or_none)
+        app.router.routes.insert(0, Route(MCP_PATH, mcp, name=_ROUTE_NAME, include_in_schema=False))
         hide_queries()
     records = RecordRoutes(around.store, around.originals, _visitor_or_none)
     path = f"{RECORDS_PATH}/{{record}}"
