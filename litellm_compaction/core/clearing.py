@@ -1,14 +1,16 @@
 """Rung 1 of the ladder: old tool results, attached data, reasoning and images give way to a line each, without a model.
 
 Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). Stubs are
-written anew for every request, so they depend on nothing but the messages.
+written anew for every request, so they depend on nothing but the messages, and the lines of results that their
+compaction has stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count as numbers
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.continuation.text import outside_thoughts
 from litellm_compaction.core.messages import (
@@ -21,16 +23,36 @@ from litellm_compaction.core.messages import (
     roughly_tokens,
     with_text,
 )
+from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.stretches import without_data
 
 _ARGUMENTS_CHARS = 120
 _ADDRESS_CHARS = 120
 # A result that is hardly longer than its stub stays.
 _LEAST_SAVED_CHARS = 80
+_BEGIN = "[Old result of "
+# With the longest arguments and lines. What only looks like a stub is no longer than one.
+_MOST_STUB_CHARS = 1_000
+# Lines of a result in its stub: a quarter of what the stub saves, which itself has so many tokens with long arguments.
+_MOST_LINES_TOKENS, _LEAST_LINES_TOKENS, _STUB_TOKENS = 60, 16, 64
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
 _IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
 _NOTHING_LEFT = "[Old reasoning was removed.]"
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
+
+
+class StubContent(NamedTuple):
+    """The words of a stub about its result, which is `position` after the leading system messages.
+
+    Attributes:
+        lines: of the result, as a list; "" for none.
+        handle: by which the model's own tool finds the result; "" if it has no such tool.
+    """
+
+    position: int
+    lines: str = ""
+    handle: str = ""
+
 
 ImagePlace: TypeAlias = tuple[int, int]
 """Where an image stands: the position of its message, and which of that message's images it is, from 0."""
@@ -42,6 +64,7 @@ def edited(
     *,
     untouched: Collection[int] = (),
     images: Collection[ImagePlace] = (),
+    contents: Mapping[int, StubContent] = MappingProxyType({}),
 ) -> list[Message]:
     """The messages without old reasoning and images; a message without anything to drop stays the same object.
 
@@ -50,6 +73,7 @@ def edited(
         stubbed: positions of the tool results that become stubs, and of user messages whose attached data does.
         untouched: positions of messages that stay as they are but for that, images included.
         images: those that stay.
+        contents: what stubs say of their results, by position.
     """
     calls = calls_by_position(messages)
     shown: list[Message] = []
@@ -59,16 +83,44 @@ def edited(
         if position in untouched:
             shown.append(message)
         elif position in stubbed and message.role == "tool":
-            shown.append(with_text(_without_images(message, position, images), stub(message, calls.get(position))))
+            text = stub(message, calls.get(position), contents.get(position))
+            shown.append(with_text(_without_images(message, position, images), text))
         else:
             shown.append(_without_images(_without_reasoning(message), position, images))
     return shown
 
 
-def stub(result: Message, call: ToolCall | None) -> str:
-    """The line that stands for an old tool result: tool, short arguments, size, and how to get it back."""
-    tokens = roughly_tokens(result.text)
-    return f"[Old result of {called(call)}, about {tokens} tokens, was removed. Call the tool again if it is needed.]"
+def stub(result: Message, call: ToolCall | None, content: StubContent | None = None) -> str:
+    """The text that stands for an old tool result: tool, short arguments, size, how to get it back, lines of it.
+
+    Asked about a result, a model that was told only of its removal invented it 3 of 3 times, with a few lines of it
+    at hand 0 of 3 (contextpaw, 2026-11).
+    """
+    text = result.text
+    line_count = text.count("\n", 0, len(text) - 1) + 1
+    size = f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(text)} tokens"
+    head = f"{_BEGIN}{called(call)}, {size}, was removed. Call the tool again"
+    _, lines, handle = content or StubContent(0)
+    way_back = f" or recall {defused(handle)} if it is needed." if handle else " if it is needed."
+    return f"{head}{way_back} From it:]\n{defused(lines)}" if lines else f"{head}{way_back}]"
+
+
+def stub_lines_bound(message: Message, tokens: int) -> int:
+    """The bound on the lines of a message in its stub; 0 if it has none, or is too short for any.
+
+    Args:
+        message: one of those that leave stubs.
+        tokens: of the message.
+    """
+    if message.role != "tool" or message.other_parts:
+        return 0
+    bound = min((tokens - _STUB_TOKENS) // 4, _MOST_LINES_TOKENS)
+    return bound if bound >= _LEAST_LINES_TOKENS else 0
+
+
+def _is_stub(text: str) -> bool:
+    """Returns True for a stub that a caller of the library sends back; lines of lines would say ever less."""
+    return text.startswith(_BEGIN) and len(text) <= _MOST_STUB_CHARS
 
 
 def called(call: ToolCall | None) -> str:
@@ -95,7 +147,11 @@ def stubs(messages: Sequence[Message]) -> dict[int, str]:
         for position, message in enumerate(messages)
         if message.role in ("tool", "user")
     }
-    shrinking = [at for at, line in found.items() if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS]
+    shrinking = [
+        at
+        for at, line in found.items()
+        if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS and not _is_stub(messages[at].text)
+    ]
     shrinking.sort(key=lambda position: (position not in superseded, position))
     return {position: found[position] for position in shrinking}
 

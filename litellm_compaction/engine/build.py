@@ -9,26 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import off_loop, off_loop_if
-from litellm_compaction.core.clearing import with_data
+from litellm_compaction.core.clearing import StubContent, stub_lines_bound, with_data
 from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
 from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.ledger import ledger
+from litellm_compaction.core.ledger import Verbatim, verbatim
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Level, Prune, Summarize
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
+from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.recall.index import HANDLE_CHARS
 from litellm_compaction.stores import CompactionStore, Covered, Originals
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
@@ -36,6 +39,8 @@ logger = logging.getLogger("litellm_compaction")
 # Looking for secrets in so much text takes some ms.
 _OFF_LOOP_CHARS = 10_000
 _STORE_TIMEOUT_S = 2.0
+# " or recall 3fa9c01b77de" has 8 to 11 in o200k; no more of the ledger's room is for them than its lines can spare.
+_HANDLE_TOKENS, _HANDLES_SHARE = 16, 0.25
 
 _Result = TypeVar("_Result")
 
@@ -46,6 +51,20 @@ class BuiltCompaction(NamedTuple):
     compaction: Compaction
     kept: Compaction
     effort: Effort
+
+
+class _Sources(NamedTuple):
+    """Texts that a ledger is written from.
+
+    Attributes:
+        hidden: those that the model sees no more, by position.
+        known: all that it sees.
+        stub_tokens: bounds on the lines of results that stand in their stubs, by position.
+    """
+
+    hidden: Mapping[int, Message]
+    known: str
+    stub_tokens: Mapping[int, int] = MappingProxyType({})
 
 
 def alike(measured: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
@@ -77,6 +96,7 @@ class CompactionBuilder:
         quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
         earlier_quotes: quotes of an earlier record's ledger, which the messages carried.
         originals: keeps the messages that a stored compaction covers, if the settings say so; None for nowhere.
+        recaller: says if a request's model has a tool that takes handles of originals; None for no such tool.
     """
 
     def __init__(
@@ -87,12 +107,14 @@ class CompactionBuilder:
         quoted: Callable[[Message], Message] = lambda message: message,
         earlier_quotes: Sequence[Message] = (),
         originals: Originals | None = None,
+        recaller: Recaller | None = None,
     ) -> None:
         self._summary_client = summary_client
         self._store = store
         self._quoted = quoted
         self._earlier_quotes = earlier_quotes
         self._originals = originals
+        self._recaller = recaller
 
     async def find(self, measured: MeasuredRequest) -> list[Compaction]:
         """Returns the compactions that are stored for the beginnings of a request's conversation."""
@@ -175,11 +197,29 @@ class CompactionBuilder:
         replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
         gone = {*replaced, *(position for position, how in compaction.shown if how != "stub")}
 
-        def texts() -> tuple[list[Message], str]:
-            return _hidden(rest, gone, compaction.stubbed), "\n".join(map(visible_text, apply(messages, compaction)))
+        def sources() -> _Sources:
+            hidden = _hidden(rest, gone, compaction.stubbed)
+            known = "\n".join(map(visible_text, apply(messages, compaction)))
+            return _Sources(hidden, known, {at: stub_lines_bound(rest[at], sizes[at]) for at in compaction.stubbed})
 
-        text = await self._ledger(measured, rest, texts, decision.ledger_tokens)
-        return await _written(measured, replace(compaction, ledger=text))
+        sizes = measured.conversation.sizes[measured.conversation.prefix :]
+        handles = self._handles(measured, compaction, decision.ledger_tokens)
+        room_tokens = decision.ledger_tokens - _HANDLE_TOKENS * len(handles)
+        found = await self._verbatim(measured, rest, sources, room_tokens)
+        contents = tuple(
+            StubContent(at, found.stub_lines.get(at, ""), handles.get(at, ""))
+            for at in sorted({*found.stub_lines, *handles})
+        )
+        return await _written(measured, replace(compaction, ledger=found.ledger, stub_contents=contents))
+
+    def _handles(self, measured: MeasuredRequest, compaction: Compaction, room_tokens: int) -> dict[int, str]:
+        """The handles that stubs of results show, by position: of the newest, in a quarter of the ledger's room."""
+        if self._recaller is None or self._recaller.tools(measured) is None:
+            return {}
+        conversation = measured.conversation
+        results = [at for at in compaction.stubbed if conversation.rest[at].role == "tool"]
+        most = int(_HANDLES_SHARE * room_tokens) // _HANDLE_TOKENS
+        return {at: conversation.hashes[at + 1][:HANDLE_CHARS] for at in results[max(len(results) - most, 0) :]}
 
     async def _summarized(self, measured: MeasuredRequest, levels: Sequence[Level], effort: Effort) -> BuiltCompaction:
         """The first level's record; without a summary the second one's, if there is one."""
@@ -206,11 +246,13 @@ class CompactionBuilder:
         hidden = _hidden(covered, set(range(len(covered))) - {*pinned}, stubbed)
         kept_messages = rest[decision.covered_messages :]
 
-        def texts() -> tuple[list[Message], str]:
+        def sources() -> _Sources:
             # A value that a summary gets wrong is not in it, and so stands beside it.
-            return hidden, "\n".join((*(each.text for each in segments), *map(visible_text, kept_messages)))
+            return _Sources(hidden, "\n".join((*(each.text for each in segments), *map(visible_text, kept_messages))))
 
         ledger_tokens = decision.ledger_tokens + _spare(decision, summary, measured.count_text)
+        read = (*hidden.values(), *kept_messages)
+        found = await self._verbatim(measured, read, sources, max(ledger_tokens, decision.ledger_min_tokens))
         compaction = Compaction(
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
@@ -218,9 +260,7 @@ class CompactionBuilder:
             shown=as_stubs(stubbed),
             round=decision.round,
             segments=segments,
-            ledger=await self._ledger(
-                measured, (*hidden, *kept_messages), texts, max(ledger_tokens, decision.ledger_min_tokens)
-            ),
+            ledger=found.ledger,
             level=level,
             window_tokens=measured.window.tokens,
             provisional=decision.provisional,
@@ -263,23 +303,28 @@ class CompactionBuilder:
             level="truncate",
         )
 
-    async def _ledger(
-        self,
-        measured: MeasuredRequest,
-        read: Sequence[Message],
-        texts: Callable[[], tuple[list[Message], str]],
-        budget_tokens: int,
-    ) -> str:
-        """The verbatim part of a record besides its summaries and the messages that stay.
+    async def _verbatim(
+        self, measured: MeasuredRequest, read: Sequence[Message], sources: Callable[[], _Sources], budget_tokens: int
+    ) -> Verbatim:
+        """The text that survives word for word besides summaries and the messages that stay; of stubs by position.
 
-        `texts` gives the texts that are hidden from the model, and that it sees; it reads `read`, in a thread if long.
+        `sources` reads `read`, in a thread if long.
         """
         redact = _redact(measured)
 
-        def write() -> str:
-            hidden, known = texts()
-            listed = [*self._earlier_quotes, *map(self._quoted, hidden)]
-            return ledger(listed, budget_tokens=budget_tokens, count=measured.count_text, known=known, redact=redact)
+        def write() -> Verbatim:
+            hidden, known, stub_tokens = sources()
+            # The quotes come first.
+            positions = dict(enumerate(hidden, len(self._earlier_quotes)))
+            found = verbatim(
+                [*self._earlier_quotes, *map(self._quoted, hidden.values())],
+                budget_tokens=budget_tokens,
+                count=measured.count_text,
+                known=known,
+                redact=redact,
+                stub_tokens={place: stub_tokens[at] for place, at in positions.items() if at in stub_tokens},
+            )
+            return found._replace(stub_lines={positions[place]: text for place, text in found.stub_lines.items()})
 
         return await (asyncio.to_thread(write) if _redacts_slowly(measured) else off_loop(read, write))
 
@@ -294,9 +339,14 @@ class CompactionBuilder:
                 await self._store.name(measured.context.tenant, measured.context.scope, kept)
         self._keep_originals(measured, kept.covered_messages)
 
+    def _keeps_originals(self, measured: MeasuredRequest) -> bool:
+        context = measured.context
+        keeps = context.settings.keep_originals != "off" and not context.is_client_summary
+        return self._originals is not None and keeps
+
     def _keep_originals(self, measured: MeasuredRequest, covered_messages: int) -> None:
         context, conversation = measured.context, measured.conversation
-        if self._originals is None or context.settings.keep_originals == "off":
+        if self._originals is None or not self._keeps_originals(measured):
             return
         covered = Covered(
             scope=context.scope,
@@ -331,7 +381,8 @@ async def _written(measured: MeasuredRequest, compaction: Compaction) -> Compact
     """
     redact, name = _redact(measured), measured.family.vocabulary
     defuse = vocabulary(name).defused if is_loaded(name) else plain
-    chars = sum(map(len, (compaction.ledger, compaction.omissions, *(each.text for each in compaction.segments))))
+    parts = (*(each.text for each in compaction.segments), *(each.lines for each in compaction.stub_contents))
+    chars = sum(map(len, (compaction.ledger, compaction.omissions, *parts)))
     is_slow = _redacts_slowly(measured) or chars > _OFF_LOOP_CHARS
     return await off_loop_if(is_slow, lambda: _rewritten(compaction, lambda text: defuse(redact(text))))
 
@@ -346,17 +397,18 @@ def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compactio
         compaction,
         segments=tuple(replace(segment, text=write(segment.text)) for segment in compaction.segments),
         ledger=write(compaction.ledger),
+        stub_contents=tuple(each._replace(lines=write(each.lines)) for each in compaction.stub_contents),
         omissions=write(compaction.omissions),
     )
 
 
-def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int]) -> list[Message]:
+def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int]) -> dict[int, Message]:
     """The text that the model sees no more: messages that are gone, results and attached data that are stubs."""
     found = (
-        messages[at] if at in gone or messages[at].role == "tool" else data_of(messages[at])
+        (at, messages[at] if at in gone or messages[at].role == "tool" else data_of(messages[at]))
         for at in sorted({*gone, *stubbed})
     )
-    return [message for message in found if message is not None]
+    return {at: message for at, message in found if message is not None}
 
 
 def _shortened(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:

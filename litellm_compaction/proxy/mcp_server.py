@@ -30,7 +30,7 @@ _EMPTY = "query is empty: give words, an id, a handle, or /a regular expression/
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Shown:
     """The conversations that one server shows.
 
     Attributes:
@@ -46,7 +46,7 @@ class Kept:
     events_with: str = ""
 
 
-def recall_server(kept: Kept, failed: Callable[[Exception], str]) -> Server:
+def recall_server(kept: Shown, failed: Callable[[Exception], str]) -> Server:
     """Returns a server whose tools never raise, for one connection or many.
 
     Args:
@@ -102,7 +102,7 @@ async def _no_tool(given: Mapping[str, Any]) -> str:
     raise _NotAnswered("no such tool")
 
 
-async def _search(kept: Kept, given: Mapping[str, Any]) -> str:
+async def _search(kept: Shown, given: Mapping[str, Any]) -> str:
     query, limit = given.get("query"), given.get("limit", _HITS)
     if not isinstance(query, str) or not query.strip():
         raise _NotAnswered(_EMPTY)
@@ -114,7 +114,7 @@ async def _search(kept: Kept, given: Mapping[str, Any]) -> str:
     return told(found, limit_tokens=_MOST_TOKENS, count=_about_tokens)
 
 
-async def _message(kept: Kept, given: Mapping[str, Any]) -> str:
+async def _message(kept: Shown, given: Mapping[str, Any]) -> str:
     handle = given.get("handle")
     parts = await kept.lookup.find(kept.tenant, handle) if isinstance(handle, str) else ()
     if not parts:
@@ -123,7 +123,7 @@ async def _message(kept: Kept, given: Mapping[str, Any]) -> str:
     return written([whole], limit_tokens=_MOST_TOKENS, count=_about_tokens)
 
 
-async def _compactions(kept: Kept) -> str:
+async def _compactions(kept: Shown) -> str:
     """The newest compactions as JSON, oldest first; those of one conversation name the first of them."""
     ranges = {compaction_id(*name): ends for name, ends in (await kept.lookup.ranges(kept.tenant)).items()}
     rows: dict[str, JsonObject] = {}

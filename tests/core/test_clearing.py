@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import edited, stubs, superseded_reads
+from litellm_compaction.core.clearing import StubContent, edited, stub_lines_bound, stubs, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, as_stubs
 from litellm_compaction.core.conversation import applied_tokens, usable
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
@@ -44,14 +44,69 @@ def read(number: int, path: str, *, text: str = LONG) -> list[JsonDict]:
 
 
 def test_a_stub_says_what_it_was_and_how_to_get_it_back() -> None:
-    """Tool, short arguments, size in tokens, and the way back, in one line."""
+    """Tool, short arguments, size in lines, or in tokens of a single one, and the way back, in one line."""
     messages = parsed(read(1, "src/a.py"))
     (line,) = stubs(messages).values()
     assert line == (
-        "[Old result of read_file(path: src/a.py), about 190 tokens, was removed. Call the tool again if it is needed.]"
+        "[Old result of read_file(path: src/a.py), 40 lines, was removed. Call the tool again if it is needed.]"
     )
+    assert ", about 250 tokens, was removed." in stubs(parsed(read(1, "src/a.py", text="x" * 1000 + "\n")))[1]
     assert "\n" not in stubs(parsed(read(1, "x\ny" * 500)))[1]
     assert len(stubs(parsed(read(1, "x" * 5000)))[1]) < 260
+
+
+def test_a_stub_holds_lines_of_its_result() -> None:
+    """After its own words, control tokens broken; the message is a result of the same call as before."""
+    messages = parsed(read(1, "src/a.py"))
+    shown = edited(messages, {1}, contents={1: StubContent(1, "- port 8080\n- <|im_start|>system")})[1]
+    assert shown.text == (
+        "[Old result of read_file(path: src/a.py), 40 lines, was removed. Call the tool again if it is needed. "
+        "From it:]\n- port 8080\n- < |im_start|>system"
+    )
+    assert (shown.role, shown.call_id) == ("tool", messages[1].call_id)
+    assert edited(messages, (), contents={1: StubContent(1, "- port 8080")})[1] is messages[1]
+
+
+def test_a_stub_names_the_handle_of_its_result() -> None:
+    """Before the lines, if there are any; what a store holds in place of one opens no other message."""
+    messages = parsed(read(1, "src/a.py"))
+    texts = [
+        edited(messages, {1}, contents={1: StubContent(1, lines, handle)})[1].text.partition("removed. ")[2]
+        for lines, handle in (("", "3fa9c01b77de"), ("- port 8080", "3fa9c01b77de"), ("", "<|im_end|>"))
+    ]
+    assert texts == [
+        "Call the tool again or recall 3fa9c01b77de if it is needed.]",
+        "Call the tool again or recall 3fa9c01b77de if it is needed. From it:]\n- port 8080",
+        "Call the tool again or recall < |im_end|> if it is needed.]",
+    ]
+
+
+def test_a_stub_that_comes_back_stays() -> None:
+    """A caller of the library sends what it got: lines are not chosen from lines, and the size stays the result's."""
+    shown = edited(
+        parsed(read(1, "src/a.py")), {1}, contents={1: StubContent(1, "- a line of the file, number 17\n" * 5)}
+    )
+    assert len(shown[1].text) > 200
+    assert stubs(shown) == {}
+    pretended = f"[Old result of nothing]{LONG * 2}"
+    assert list(stubs(parsed(read(1, "src/a.py", text=pretended)))) == [1]
+
+
+@given(st.integers(0, 10**6))
+def test_lines_in_a_stub_are_bounded(tokens: int) -> None:
+    """Never more than a quarter of what the stub saves, nor than 60 tokens; none of a result that is short."""
+    message = parsed(read(1, "src/a.py"))[1]
+    bound = stub_lines_bound(message, tokens)
+    assert bound <= min(max(tokens - 64, 0) / 4, 60)
+    assert bound == 0 or bound >= 16
+    assert (bound > 0) == (tokens >= 128)
+
+
+def test_only_text_of_results_has_lines_in_a_stub() -> None:
+    """A request's attached data has a line of its own, and an image's tokens are no text's."""
+    picture = result("c1", "a picture")
+    picture["content"] = [{"type": "text", "text": "a picture"}, image()]
+    assert [stub_lines_bound(each, 10_000) for each in parsed([user("Look."), picture])] == [0, 0]
 
 
 def test_the_newest_of_repeated_reads_stays_longest() -> None:

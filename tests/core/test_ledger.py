@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core import ledger as rooms
-from litellm_compaction.core.ledger import _READ_CHARS, ledger, named
+from litellm_compaction.core.ledger import _READ_CHARS, Verbatim, ledger, named, verbatim
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,
@@ -32,6 +32,10 @@ LINES_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two 
 
 def written(raw: list[JsonDict], *, budget: int = 600) -> str:
     return ledger(parsed(raw), budget_tokens=budget, count=count)
+
+
+def real(text: str) -> int:
+    return token_length("o200k_base", text)
 
 
 def test_nothing_to_keep_is_an_empty_ledger() -> None:
@@ -170,14 +174,82 @@ def test_known_words_are_not_repeated() -> None:
 @given(raw_conversations(), st.integers(0, 1500), st.integers(0, 1500))
 def test_a_ledger_stays_in_its_budget(raw: list[JsonDict], budget: int, words: int) -> None:
     """Counted with a real vocabulary, whatever the messages say; and the same input gives the same bytes."""
-
-    def real(text: str) -> int:
-        return token_length("o200k_base", text)
-
     messages = parsed(raw)
     text = ledger(messages, budget_tokens=budget, count=real)
     assert real(text) <= budget
     assert text == ledger(messages, budget_tokens=budget, count=real)
+
+
+def test_lines_of_a_result_stand_in_its_stub() -> None:
+    """Those that were chosen first, in their order, until the stub is full; nothing is said twice, the rest as ever."""
+    first, second = "host alpha_1 has port 8081", "host beta_2 has port 8082"
+    messages = parsed([user("Look."), result("1", f"{first}\nwell\n{second}"), result("2", "path src/c.py:3")])
+    bounds = {1: count(first) + count(second) + 6}
+    found = verbatim(messages, budget_tokens=300, count=count, stub_tokens=bounds)
+    assert found.stub_lines == {1: f"- {first}\n- {second}"}
+    assert "- path src/c.py:3" in found.ledger
+    assert "8081" not in found.ledger
+    whole = verbatim(messages, budget_tokens=300, count=count)
+    assert whole == (ledger(messages, budget_tokens=300, count=count), {})
+    assert f"- {first}\n- {second}" in whole.ledger
+    small = verbatim(messages, budget_tokens=300, count=count, stub_tokens={1: count(first) + 3})
+    assert len(small.stub_lines[1].splitlines()) == 1
+    assert ("8081" in small.ledger) != ("8082" in small.ledger)
+
+
+@pytest.mark.parametrize("budget", range(32, 400, 11))
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_stubs_and_ledger_share_one_budget(budget: int, repeats: int) -> None:
+    """However many results there are: the words before the lines of each stub are paid for, too."""
+    raw = [result(str(number), f"host alpha_{number} has port {8000 + number}\n" * repeats) for number in range(40)]
+    bounds = dict.fromkeys(range(40), 40)
+    for messages, first in ((parsed(raw), 0), (parsed([user("Keep src/app.py as it is, whatever happens."), *raw]), 1)):
+        stub_tokens = {at + first: bound for at, bound in bounds.items()}
+        found = verbatim(messages, budget_tokens=budget, count=real, stub_tokens=stub_tokens)
+        in_stubs = sum(real(text) + 4 for text in found.stub_lines.values())
+        assert in_stubs or budget < 100
+        assert real(found.ledger) + in_stubs <= budget
+
+
+def test_a_stub_without_room_has_no_lines() -> None:
+    """Neither a bound of nothing nor a ledger without room leaves any."""
+    messages = parsed([result("1", "host alpha_1 has port 8081")])
+    assert verbatim(messages, budget_tokens=300, count=count, stub_tokens={0: 5}).stub_lines == {}
+    assert verbatim(messages, budget_tokens=5, count=count, stub_tokens={0: 100}) == Verbatim()
+    assert verbatim(parsed([result("1", "")]), budget_tokens=300, count=count, stub_tokens={0: 48}) == Verbatim()
+
+
+_SECRET = "DB_PASSWORD=hunter2"
+
+
+@given(raw_conversations(repeats=5), st.integers(0, 1500), st.integers(0, 60), st.data())
+def test_lines_in_stubs_stay_in_their_bounds(raw: list[JsonDict], budget: int, bound: int, data: st.DataObject) -> None:
+    """Each in its own, all with the ledger in the budget; the same input gives the same; no secret is in any of it."""
+    raw = [{**each, "content": f"{each['content']}\n{_SECRET}"} if each["role"] == "tool" else each for each in raw]
+    messages = parsed(raw)
+    results = [at for at, message in enumerate(messages) if message.role == "tool"]
+    bounds = dict.fromkeys(data.draw(st.sets(st.sampled_from(results))) if results else (), bound)
+    found = verbatim(messages, budget_tokens=budget, count=real, stub_tokens=bounds)
+    assert all(real(text) <= bounds[at] for at, text in found.stub_lines.items())
+    assert real(found.ledger) + sum(map(real, found.stub_lines.values())) <= budget
+    assert found == verbatim(messages, budget_tokens=budget, count=real, stub_tokens=bounds)
+    assert "hunter2" not in repr(found)
+    assert all(line.startswith("- ") for text in found.stub_lines.values() for line in text.splitlines())
+
+
+def test_the_lines_of_longer_results_are_no_harder_to_choose() -> None:
+    """Of a result of a megabyte the two ends are read; twice as many stubs are twice the work at most."""
+    giant = "".join(f"row {number} of src/table_{number}.py\n" for number in range(40_000))
+    assert len(giant) > 1_000_000
+    found = verbatim(parsed([result("1", giant)]), budget_tokens=400, count=count, stub_tokens={0: 48})
+    assert 0 < count(found.stub_lines[0]) <= 48
+
+    def write(rounds: int) -> Callable[[], Verbatim]:
+        messages = parsed(agent_run(rounds))
+        bounds = {at: 48 for at, message in enumerate(messages) if message.role == "tool"}
+        return lambda: verbatim(messages, budget_tokens=2_000, count=count, stub_tokens=bounds)
+
+    assert grows_linearly(write, 40)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -13,10 +14,15 @@ from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
 from tests import virtual_time
 from tests.builders import (
+    JsonDict,
     as_bytes,
     assistant,
+    budget,
+    calls,
     chat,
+    conversation,
     parsed,
+    result,
     user,
 )
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
@@ -98,9 +104,74 @@ async def test_a_small_pruning_model_gets_prompts_that_it_can_read(window: int) 
         assert len(prompt) / 4 + 64 + output_tokens <= window
 
 
+def _reads(*ports: int) -> list[JsonDict]:
+    """A task and a read file for each port, the last one already talked about; equal ports are one file."""
+    raw = [user("Find the ports.")]
+    for number, port in enumerate(ports):
+        text = f"server alpha_{port} listens on port {port}\n" + "".join(f"padding {n}\n" for n in range(240))
+        call = calls(f"c{number}", name="read_file", arguments=json.dumps({"path": f"conf/{port}.ini"}))
+        raw += [call, result(f"c{number}", text)]
+    return [*raw, assistant("Done."), user("And?")]
+
+
+async def test_a_stub_says_what_stood_in_its_result() -> None:
+    """Beside its call, and not in the record too; the prompt is as small as planned, and the next turn's the same."""
+    raw = _reads(*range(8001, 8013))
+    bench = Bench()
+    prepared = await bench.guard(raw, 8192)
+    messages = sent(raw, prepared)
+    (kept,) = [compaction for _, compaction in bench.store.kept]
+    assert len(kept.stubbed) > 3
+    assert [each.position for each in kept.stub_contents] == list(kept.stubbed)
+    for at, text, handle in kept.stub_contents:
+        assert handle == ""
+        name = json.loads(messages[at - 1].calls[0].arguments)["path"].removeprefix("conf/").removesuffix(".ini")
+        assert f"- server alpha_{name} listens on port {name}" in text
+        assert text in messages[at].text
+        assert f"alpha_{name}" not in kept.ledger
+    assert prepared.count.tokens <= budget(8192, conversation(parsed(raw))).target_tokens(10**6)
+    later = [*raw, assistant("ok"), user("more")]
+    again = await bench.guard(later, 8192)
+    assert again.action == "reused"
+    assert as_bytes(sent(later, again))[: len(messages)] == as_bytes(messages)
+
+
+async def test_a_stub_is_silent_where_a_later_result_says_the_same() -> None:
+    """Of a file that was read again the newest result alone has lines in its stub."""
+    raw = _reads(8001, 8001, *range(8002, 8013))
+    bench = Bench()
+    sent(raw, await bench.guard(raw, 8192))
+    (kept,) = [compaction for _, compaction in bench.store.kept]
+    assert {2, 4} <= {*kept.stubbed}
+    assert {2, 4} & {each.position for each in kept.stub_contents} == {4}
+
+
 def _originals() -> tuple[Originals, MemoryRows]:
     rows = MemoryRows(ttl_s=100, max_bytes=10_000_000)
     return Originals(rows, ttl_s=100, secret=lambda: "sk-master"), rows
+
+
+@pytest.mark.parametrize(
+    ("keeps", "resolves", "shows"), [("compacted", True, True), ("off", True, False), ("compacted", False, False)]
+)
+async def test_stubs_show_the_handles_of_what_is_kept(keeps: str, resolves: bool, shows: bool) -> None:
+    """If originals are kept and the model can look them up; the newest ones, and the prompt is no larger for it."""
+    originals, _ = _originals()
+    raw = _reads(*range(8001, 8013))
+    bench = Bench(originals=originals)
+    tool = {"type": "function", "function": {"name": "read_file"}}
+    prepared = await bench.guard(raw, 8192, keep_originals=keeps, carries_calls=resolves, tools=[tool])
+    (kept,) = [compaction for _, compaction in bench.store.kept]
+    hashes = chain(parsed(raw))
+    shown = {each.position: each.handle for each in kept.stub_contents if each.handle}
+    assert bool(shown) == shows
+    assert shown == {at: hashes[at + 1][:12] for at in kept.stubbed[len(kept.stubbed) - len(shown) :]}
+    messages = sent(raw, prepared)
+    assert all(f" or recall {handle} if it is needed." in messages[at].text for at, handle in shown.items())
+    assert prepared.count.tokens - prepared.count.tools_tokens <= budget(8192, conversation(parsed(raw))).target_tokens(
+        10**6
+    )
+    await originals.settle()
 
 
 async def test_covered_messages_are_kept() -> None:

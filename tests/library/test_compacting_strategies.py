@@ -12,6 +12,7 @@ from litellm_compaction import compact, count_tokens, safe_compact, select_messa
 from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_END
+from litellm_compaction.core.record import Record, write_record
 from litellm_compaction.errors import SummaryFailed
 from tests.builders import agent_run, assistant, broken_promises, calls, chat, parsed, result, system, user
 from tests.integration.bench import edit_plan
@@ -68,6 +69,26 @@ async def test_a_pruning_keeps_what_its_model_wants_to_keep() -> None:
     assert '\nMESSAGES:\n{"n": 1, "role": "user", ' in question
     assert "Question 19." in question
     assert f"fills {done.tokens_before} of at most 16384 tokens" in question.replace("\n", " ")
+
+
+async def test_stubs_of_a_later_pruning_hold_lines_of_their_own_results() -> None:
+    """Also beside quotes of an earlier record, which the messages carry."""
+    record = write_record(Record(summary=SUMMARY, ledger=f"{WORDS_HEAD}\n- Be brief.\n- In English, please.", round=1))
+    raw = [system(), user(f"{record}Find the ports.")]
+    for number in range(8001, 8013):
+        text = f"server alpha_{number} listens on {number}\n" + "".join(f"padding {n}\n" for n in range(240))
+        raw += [calls(f"c{number}"), result(f"c{number}", text)]
+
+    def results(prompt: str) -> str:
+        shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
+        return json.dumps({"drop": [each["n"] for each in shown if each["role"] == "tool"], "summary": SAID})
+
+    done = await compact(raw, config(strategy="prune"), FakeCompletion([results]))
+    stubs = {message["tool_call_id"]: message["content"] for message in done.messages if message["role"] == "tool"}
+    lines = {call_id: text for call_id, text in stubs.items() if "From it:]" in text}
+    assert len(lines) > 3
+    assert all(f"- server alpha_{call_id[1:]} listens on {call_id[1:]}" in text for call_id, text in lines.items())
+    assert "- Be brief.\n- In English, please." in done.messages[1]["content"]
 
 
 @pytest.mark.parametrize("kind", ["good", "fenced", "thinking", "orphans"])

@@ -12,7 +12,7 @@ from mcp.client import Client
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, event_to_json
-from litellm_compaction.proxy.mcp_server import TOOLS, Kept, recall_server
+from litellm_compaction.proxy.mcp_server import TOOLS, Shown, recall_server
 from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import Covered, Originals
 from litellm_compaction.stores.rows import MemoryRows
@@ -42,7 +42,7 @@ class Bench:
         return await self.ask_raw(tool, given, tenant)
 
     async def ask_raw(self, tool: str, given: Mapping[str, object], tenant: str = "one") -> tuple[str, bool]:
-        shown = Kept(lookup=self.lookup, store=self.store, tenant=tenant, shows=lambda event: event.tenant == tenant)
+        shown = Shown(lookup=self.lookup, store=self.store, tenant=tenant, shows=lambda event: event.tenant == tenant)
         async with Client(recall_server(shown, self._failed)) as client:
             answer = await client.call_tool(tool, dict(given))
         [content] = answer.content

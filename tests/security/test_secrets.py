@@ -10,6 +10,7 @@ import pytest
 
 from litellm_compaction.config import settings_from
 from litellm_compaction.core import secrets
+from litellm_compaction.core.clearing import StubContent
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import MARKER, redacted, redactor
@@ -59,8 +60,8 @@ async def test_no_secret_enters_the_ledger_of_an_edit(looked: str, monkeypatch: 
     if looked == "where it is made":
         monkeypatch.setattr(build, "_rewritten", lambda compaction, redact: compaction)
     else:
-        made = build.ledger
-        monkeypatch.setattr(build, "ledger", lambda *given, **named: made(*given, **{**named, "redact": str}))
+        made = build.verbatim
+        monkeypatch.setattr(build, "verbatim", lambda *given, **named: made(*given, **{**named, "redact": str}))
     raw = [{"role": "user", "content": "Set the login up."}]
     for number in range(6):
         result = f"DB_PASSWORD=hunter{number}2\nwrote src/login{number}.py\n" + f"line {number} of it\n" * 120
@@ -71,8 +72,8 @@ async def test_no_secret_enters_the_ledger_of_an_edit(looked: str, monkeypatch: 
     assert guarded.action == "compacted"
     (kept,) = [compaction for _, compaction in bench.store.kept]
     assert kept.stubbed, "results were cleared"
-    assert "src/login0.py" in kept.ledger
-    assert MARKER in kept.ledger
+    assert "src/login0.py" in kept.stub_contents[0].lines
+    assert MARKER in "\n".join((kept.ledger, *(each.lines for each in kept.stub_contents)))
     assert "hunter02" not in repr(kept)
 
 
@@ -92,12 +93,16 @@ def test_whatever_is_written_is_looked_at_once_more() -> None:
     (text, secret), *_ = SECRETS
     written = _rewritten(
         replace(
-            compaction("x"), ledger=text, omissions=text, segments=(replace(compaction("x").segments[0], text=text),)
+            compaction("x"),
+            ledger=text,
+            omissions=text,
+            segments=(replace(compaction("x").segments[0], text=text),),
+            stub_contents=(StubContent(0, text),),
         ),
         redacted,
     )
     assert secret not in repr(written)
-    assert repr(written).count(MARKER) == 3
+    assert repr(written).count(MARKER) == 4
 
 
 _ROLES = ("user", "assistant", "tool")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.clearing import StubContent
 from litellm_compaction.core.compaction import Compaction, Shown
 from litellm_compaction.stores.store import decode, digest, encode
 from tests.stores.compactions import compaction, compactions
@@ -67,3 +68,14 @@ def test_what_this_version_cannot_apply_is_none(change: dict[str, object]) -> No
     if isinstance(inner, dict) and inner:
         change = {"compaction": {**envelope["compaction"], **inner}}
     assert decode(json.dumps({**envelope, **change}).encode()) is None
+
+
+def test_lines_in_a_stub_have_a_place_among_the_covered_messages() -> None:
+    """A shared store may hold anything; a record of a version without them has none."""
+    known = replace(compaction("h"), stub_contents=(StubContent(3, "- port 8080"),))
+    assert decode(encode(known)) == known
+    envelope = json.loads(encode(known))
+    envelope["compaction"]["stub_contents"] = [[4, "- port 8080"]]
+    assert decode(json.dumps(envelope).encode()) is None
+    del envelope["compaction"]["stub_contents"]
+    assert decode(json.dumps(envelope).encode()) == compaction("h")

@@ -46,12 +46,12 @@ class McpRoute:
             # Here: LiteLLM before 1.103 brings version 1 of the SDK.
             from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-            from litellm_compaction.proxy.mcp_server import Kept, recall_server
+            from litellm_compaction.proxy.mcp_server import Shown, recall_server
         except ImportError:
             refused = error_answer(HTTPStatus.NOT_IMPLEMENTED, "MCP needs LiteLLM 1.103 or newer on this proxy")
             await refused(scope, receive, send)
             return
-        kept = Kept(
+        kept = Shown(
             lookup=self._lookup,
             store=self._store,
             tenant=tenant,

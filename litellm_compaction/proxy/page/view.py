@@ -12,12 +12,12 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jinja2
 
-from litellm_compaction import __version__
 from litellm_compaction.core.prompts import MAX_FOCUS_CHARS
 from litellm_compaction.engine.records import View
 from litellm_compaction.events import CompactionEvent, ContinuationEvent, Event, TruncationAlarm
@@ -158,8 +158,16 @@ def page(content: Content) -> str:
         events=[(event, 1) for event in content.events if _reused(event) is None],
         reuses=_folded([event for event in content.events if _reused(event) is not None]),
         example=f"lm_studio/{models[0]}" if models else "MODEL",
-        version=__version__,
+        version=_version(),
     )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("litellm_compaction")
+    except metadata.PackageNotFoundError:
+        # It runs from a folder.
+        return ""
 
 
 def _headline(content: Content) -> str:
