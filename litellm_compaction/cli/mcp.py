@@ -34,15 +34,15 @@ async def _serve(store: Store, originals: Originals | None, beginning: str | Non
             # Here: LiteLLM before 1.103 brings version 1 of the SDK.
             from mcp.server.stdio import stdio_server
 
-            from litellm_compaction.proxy.mcp_server import Shown, recall_server
+            from litellm_compaction.proxy.mcp_server import RecallScope, recall_server
         except ImportError as error:
             raise StoreError("MCP needs LiteLLM 1.103 or newer, which brings version 2 of the mcp package") from error
         # At other levels it quotes what it reads.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
-        kept = Shown(
+        shown = RecallScope(
             lookup=Lookup(_Everything(originals, scope)), store=store, tenant="", shows=lambda event: scope is None
         )
-        server = recall_server(kept, _failed)
+        server = recall_server(shown, _failed)
         async with stdio_server() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
     finally:

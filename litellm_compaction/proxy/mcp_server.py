@@ -30,7 +30,7 @@ _EMPTY = "query is empty: give words, an id, a handle, or /a regular expression/
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class RecallScope:
     """The conversations that one server shows.
 
     Attributes:
@@ -46,16 +46,16 @@ class Shown:
     events_with: str = ""
 
 
-def recall_server(kept: Shown, failed: Callable[[Exception], str]) -> Server:
+def recall_server(scope: RecallScope, failed: Callable[[Exception], str]) -> Server:
     """Returns a server whose tools never raise, for one connection or many.
 
     Args:
         failed: notes an error, and gives what the client is told of it; its own words may quote a conversation.
     """
     answers: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[str]]] = {
-        "search_history": lambda given: _search(kept, given),
-        "get_message": lambda given: _message(kept, given),
-        "describe_compactions": lambda given: _compactions(kept),
+        "search_history": lambda given: _search(scope, given),
+        "get_message": lambda given: _message(scope, given),
+        "describe_compactions": lambda given: _compactions(scope),
     }
 
     async def tools(context: object, params: object) -> types.ListToolsResult:
@@ -102,36 +102,36 @@ async def _no_tool(given: Mapping[str, Any]) -> str:
     raise _NotAnswered("no such tool")
 
 
-async def _search(kept: Shown, given: Mapping[str, Any]) -> str:
+async def _search(scope: RecallScope, given: Mapping[str, Any]) -> str:
     query, limit = given.get("query"), given.get("limit", _HITS)
     if not isinstance(query, str) or not query.strip():
         raise _NotAnswered(_EMPTY)
     if type(limit) is not int or not 1 <= limit <= _MOST_HITS:
         raise _NotAnswered(f"limit is a whole number from 1 to {_MOST_HITS}.")
-    found = await kept.lookup.search(kept.tenant, query, limit=limit)
-    if not found.hits and not await kept.lookup.ranges(kept.tenant):
+    found = await scope.lookup.search(scope.tenant, query, limit=limit)
+    if not found.hits and not await scope.lookup.ranges(scope.tenant):
         raise _NotAnswered(_NOTHING_KEPT)
     return told(found, limit_tokens=_MOST_TOKENS, count=_about_tokens)
 
 
-async def _message(kept: Shown, given: Mapping[str, Any]) -> str:
+async def _message(scope: RecallScope, given: Mapping[str, Any]) -> str:
     handle = given.get("handle")
-    parts = await kept.lookup.find(kept.tenant, handle) if isinstance(handle, str) else ()
+    parts = await scope.lookup.find(scope.tenant, handle) if isinstance(handle, str) else ()
     if not parts:
         raise _NotAnswered("not found")
     whole = Hit(original=parts[0], pieces=tuple(Piece(part.role, part.text) for part in parts), share=1.0)
     return written([whole], limit_tokens=_MOST_TOKENS, count=_about_tokens)
 
 
-async def _compactions(kept: Shown) -> str:
+async def _compactions(scope: RecallScope) -> str:
     """The newest compactions as JSON, oldest first; those of one conversation name the first of them."""
-    ranges = {compaction_id(*name): ends for name, ends in (await kept.lookup.ranges(kept.tenant)).items()}
+    ranges = {compaction_id(*name): ends for name, ends in (await scope.lookup.ranges(scope.tenant)).items()}
     rows: dict[str, JsonObject] = {}
-    for stored in await kept.store.events(limit=_MOST_EVENTS, containing=kept.events_with):
+    for stored in await scope.store.events(limit=_MOST_EVENTS, containing=scope.events_with):
         event = event_from_json(stored.text)
         if not isinstance(event, CompactionEvent) or not event.compaction_id or event.compaction_id in rows:
             continue
-        if event.compaction_id in ranges or kept.shows(event):
+        if event.compaction_id in ranges or scope.shows(event):
             before = rows.get(event.continues_id, {}).get("conversation", event.continues_id)
             rows[event.compaction_id] = _row(event, str(before), ranges.get(event.compaction_id))
     if not rows:

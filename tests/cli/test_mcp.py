@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from pathlib import Path
 from typing import TextIO
 
@@ -11,11 +13,13 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
 
+from litellm_compaction.events import event_to_json
 from litellm_compaction.stores import open_originals
 from tests.cli.test_stores_recall import SECRET, Run, path, run
 from tests.integration.harness import environment
-from tests.recall.test_lookup import BIRD
-from tests.stores.made import MemoryStore
+from tests.proxy.test_mcp_server import compacted
+from tests.recall.test_lookup import BIRD, FISH
+from tests.stores.made import MemoryStore, SqliteStore
 from tests.stores.test_originals import covered, kept, talk
 
 __all__ = ["path", "run"]
@@ -34,6 +38,11 @@ async def asked(client: Client, tool: str, **given: object) -> tuple[str, bool]:
     return content.text, answer.is_error
 
 
+async def listed(client: Client) -> list[str]:
+    text, _ = await asked(client, "describe_compactions")
+    return [row.get("first_handle") for row in json.loads(text)["compactions"]]
+
+
 @pytest.mark.slow
 async def test_an_operator_looks_everything_up(path: Path, tmp_path: Path) -> None:
     """Of all tenants, also what was kept meanwhile; stderr stays empty."""
@@ -47,6 +56,9 @@ async def test_an_operator_looks_everything_up(path: Path, tmp_path: Path) -> No
             assert await asked(client, "get_message", handle="0" * 12) == ("not found", True)
             assert (await asked(client, "search_history", query=""))[1]
             assert (await asked(client, "search_history", query="walrus " * 15_000))[1] is False
+            await _tell(path)
+            openings = {covered(*said).hashes[1][:12] for said in (FISH, BIRD)}
+            assert openings <= set(await listed(client))
             await _keep_more(path)
             assert "walrus 3" in (await asked(client, "search_history", query="walrus 3"))[0]
         errors.seek(0)
@@ -56,13 +68,20 @@ async def test_an_operator_looks_everything_up(path: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 async def test_one_scope_alone(path: Path) -> None:
     """Nothing of another one is found, by words, by handle or in the list."""
+    await _tell(path)
     foreign = covered(*BIRD, scope="scope-b").hashes[1][:12]
     async with started(path, "--scope", "scope-a") as client:
         assert "typus" in (await asked(client, "search_history", query="fish"))[0]
         assert (await asked(client, "search_history", query="falcon"))[0].endswith("for: falcon")
         assert await asked(client, "get_message", handle=foreign) == ("not found", True)
-        listed, _ = await asked(client, "describe_compactions")
-        assert foreign not in listed
+        assert await listed(client) == [covered(*FISH).hashes[1][:12]]
+
+
+async def _tell(path: Path) -> None:
+    store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
+    for scope, said in (("scope-a", FISH), ("scope-b", BIRD)):
+        await store.add_event(time.time(), event_to_json(compacted(scope, "tenant", covered(*said))))
+    await store.aclose()
 
 
 async def _keep_more(path: Path) -> None:

@@ -12,7 +12,7 @@ from mcp.client import Client
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, event_to_json
-from litellm_compaction.proxy.mcp_server import TOOLS, Shown, recall_server
+from litellm_compaction.proxy.mcp_server import TOOLS, RecallScope, recall_server
 from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import Covered, Originals
 from litellm_compaction.stores.rows import MemoryRows
@@ -42,7 +42,9 @@ class Bench:
         return await self.ask_raw(tool, given, tenant)
 
     async def ask_raw(self, tool: str, given: Mapping[str, object], tenant: str = "one") -> tuple[str, bool]:
-        shown = Shown(lookup=self.lookup, store=self.store, tenant=tenant, shows=lambda event: event.tenant == tenant)
+        shown = RecallScope(
+            lookup=self.lookup, store=self.store, tenant=tenant, shows=lambda event: event.tenant == tenant
+        )
         async with Client(recall_server(shown, self._failed)) as client:
             answer = await client.call_tool(tool, dict(given))
         [content] = answer.content
@@ -92,7 +94,7 @@ async def test_the_number_of_hits(bench: Bench) -> None:
 async def test_tenants_get_nothing_of_each_other(bench: Bench) -> None:
     """Neither by words nor by handle nor in the list."""
     for scope, tenant, each in (("a", "one", ONE), ("b", "two", TWO)):
-        await bench.tell(_event(scope, tenant, each))
+        await bench.tell(compacted(scope, tenant, each))
     assert await bench.ask("search_history", "two", query="whale") == (
         "Nothing was found in the earlier conversation for: whale",
         False,
@@ -167,7 +169,7 @@ async def test_compactions_are_told_in_numbers(bench: Bench) -> None:
     """With their conversation and the ends of what they cover, each once, of many the newest."""
     more = covered(*FISH, *talk(100), scope="a", tenant="one")
     await bench.keep(more)
-    first = _event("a", "one", ONE)
+    first = compacted("a", "one", ONE)
     second = replace(
         first, compaction_id=compaction_id("a", more.hashes[-1]), continues_id=first.compaction_id, round=2, when_s=60.0
     )
@@ -223,7 +225,7 @@ async def test_what_fails_and_what_is_no_tool_is_an_answer(
     assert "words of" not in caplog.text
 
 
-def _event(scope: str, tenant: str, each: Covered) -> CompactionEvent:
+def compacted(scope: str, tenant: str, each: Covered) -> CompactionEvent:
     return CompactionEvent(
         outcome="compacted",
         phase="pre_request",

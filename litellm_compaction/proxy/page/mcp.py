@@ -46,12 +46,12 @@ class McpRoute:
             # Here: LiteLLM before 1.103 brings version 1 of the SDK.
             from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-            from litellm_compaction.proxy.mcp_server import Shown, recall_server
+            from litellm_compaction.proxy.mcp_server import RecallScope, recall_server
         except ImportError:
             refused = error_answer(HTTPStatus.NOT_IMPLEMENTED, "MCP needs LiteLLM 1.103 or newer on this proxy")
             await refused(scope, receive, send)
             return
-        kept = Shown(
+        shown = RecallScope(
             lookup=self._lookup,
             store=self._store,
             tenant=tenant,
@@ -59,7 +59,7 @@ class McpRoute:
             events_with=tenant,
         )
         manager = StreamableHTTPSessionManager(
-            recall_server(kept, _failed), json_response=True, stateless=True, max_request_body_size=_MOST_BODY_BYTES
+            recall_server(shown, _failed), json_response=True, stateless=True, max_request_body_size=_MOST_BODY_BYTES
         )
         # One for each request: so nothing is left to end with the proxy, and no server knows two tenants.
         async with manager.run():
