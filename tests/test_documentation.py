@@ -16,6 +16,7 @@ from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import DeploymentSettings, Settings
 from litellm_compaction.core.strategies import STRATEGIES
+from tests import clients_table
 from tests.settings_table import table
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +44,11 @@ def between(name: str, text: str) -> str:
 def test_the_table_of_settings_is_the_codes(name: str, settings: type[BaseModel]) -> None:
     """Every key, default, unit and meaning; `python -m tests.settings_table` prints the right one."""
     assert between(name, page("docs/settings.md")) == table(settings)
+
+
+def test_the_lines_of_clients_are_the_commands() -> None:
+    """All that `connect` prints for a window of 65,536; `python -m tests.clients_table` prints the right section."""
+    assert between("clients", page("docs/clients.md")) == clients_table.table()
 
 
 def shown_config(name: str) -> str:

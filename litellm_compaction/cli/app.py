@@ -184,6 +184,34 @@ def doctor(**options: Any) -> int:
     return doctor(**options, environ=os.environ)
 
 
+@program.command(short_help="Point a client at the proxy.")
+@click.option("--model", metavar="NAME", help="As the proxy or LM Studio names it (default: the one that is loaded).")
+@click.option("--base-url", default="http://127.0.0.1:4000", metavar="URL", help="The proxy.")
+@click.option(
+    "--lm-studio", metavar="URL", help="Where LM Studio listens (default: LM_STUDIO_API_BASE, then port 1234)."
+)
+@click.option(
+    "--shell",
+    type=click.Choice(("posix", "powershell")),
+    default="powershell" if os.name == "nt" else "posix",
+    help="Who reads the variables.",
+)
+@click.option("--write", is_flag=True, help="Merge the lines into the client's file, after a question.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_json("the lines")
+@click.argument("client")
+def connect(shell: str, **options: Any) -> int:
+    """Prints the lines that make CLIENT use the proxy and the window of the loaded model.
+
+    CLIENT is claude, codex, opencode, cline, continue, aider, qwen, open-webui, llm, openai-python, openai-node,
+    vercel or langchain.
+    """
+    from litellm_compaction.cli.connect import connect
+
+    _only_one_of(options, "write", "as_json")
+    return connect(**options, powershell=shell == "powershell", environ=os.environ)
+
+
 @program.command(short_help="Count the tokens of a request.")
 @click.option("--model", default="", metavar="NAME", help="As LM Studio names it; for --batch where a line has none.")
 @_api_base("Where LM Studio listens")

@@ -214,7 +214,7 @@ async def _purge(
         more = ", with the facts and events of that time" if scope is None else ""
         more += "" if originals is None else ", and the originals"
         more += ", and copies of damaged files" if isinstance(store.rows, SqliteRows) else ""
-        if ask and not _confirmed(f"Delete {len(doomed)} of {len(known)} compactions{more}?"):
+        if ask and not confirmed(f"Delete {len(doomed)} of {len(known)} compactions{more}?"):
             print("Nothing was deleted.")
             return 1
         if originals is not None and (parts := await originals.delete(scope=scope, unused_since_s=before_s)):
@@ -248,7 +248,7 @@ def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
     return scopes.pop()
 
 
-def _confirmed(question: str) -> bool:
+def confirmed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError("nobody can be asked here; add --yes")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

@@ -1,0 +1,338 @@
+"""`connect`: the lines for each client, the model and the window behind them, and what is never printed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+import yaml
+
+from litellm_compaction.cli import connect as connect_module
+from litellm_compaction.cli.app import main, program
+from litellm_compaction.cli.connect import CLIENTS, Place, filled, sections
+from litellm_compaction.simulator import Address, Simulator
+from tests.cli.conftest import GPT_OSS, NOWHERE, QWEN
+from tests.integration.plain_server import PlainServer
+
+KEY = "sk-connect-0123456789abcdefghij"
+_FIELDS = {
+    "title": str,
+    "prompt_tokens": int,
+    "least_tokens": int,
+    "good_tokens": int,
+    "told_from_tokens": int,
+    "environment": dict,
+    "told_environment": dict,
+    "files": list,
+    "lines": (dict, list),
+    "if_new": dict,
+    "command": list,
+    "language": str,
+    "code": str,
+    "note": str,
+}
+Connect = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder without clients, and an environment with a key."""
+    for name in ("CODEX_HOME", "XDG_CONFIG_HOME", "CONTINUE_GLOBAL_DIR", "QWEN_HOME", "LLM_USER_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("LITELLM_MASTER_KEY", KEY)
+    monkeypatch.delenv("LM_STUDIO_API_KEY", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def connect(
+    home: Path, address: Address, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Connect:
+    """Runs `connect` with the simulator behind a proxy that does not answer: exit code, output, errors."""
+
+    def run(*arguments: str, base_url: str = "127.0.0.1:9") -> tuple[int, str, str]:
+        monkeypatch.setenv("LM_STUDIO_API_BASE", f"{address.base_url}/v1")
+        code = main(["connect", *arguments, "--base-url", base_url])
+        output, errors = capsys.readouterr()
+        assert KEY not in output + errors
+        return code, output, errors
+
+    return run
+
+
+def reload(simulator: Simulator, tokens: int) -> None:
+    """The model with another window."""
+    simulator.unload(QWEN)
+    simulator.load(QWEN, tokens)
+
+
+def exported(output: str, *, key: str = KEY) -> dict[str, str]:
+    """The variables that a shell has after it has read the lines."""
+    done = subprocess.run(
+        ["sh", "-c", f'{output}\n"$0" -c "import json, os; print(json.dumps(dict(os.environ)))"', sys.executable],
+        env={"PATH": os.environ["PATH"], "LITELLM_MASTER_KEY": key},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return {name: value for name, value in found.items() if name not in ("PATH", "PWD", "SHLVL", "_", "LC_CTYPE")}
+
+
+def test_the_table_has_known_fields_only() -> None:
+    """A wrong name would be passed over in silence; a client of an agent says how large a window it needs."""
+    for name, client in CLIENTS.items():
+        assert all(isinstance(value, _FIELDS[field]) for field, value in client.items()), name
+        assert client["title"]
+        assert ("files" in client) == ("lines" in client), name
+        assert ("code" in client) == ("language" in client), name
+        assert client.get("prompt_tokens", 0) <= client.get("least_tokens", 0) <= client.get("good_tokens", 0), name
+
+
+def test_the_help_names_the_clients() -> None:
+    """All of them, in the order of the table."""
+    text = " ".join((program.commands["connect"].help or "").split())
+    assert re.findall(r"[a-z-]+", text.partition("CLIENT is ")[2].replace(" or ", " ")) == list(CLIENTS)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_every_client_gets_address_model_and_a_name_for_the_key(name: str, connect: Connect) -> None:
+    """Nothing is left to fill in; the key is a variable's."""
+    code, output, errors = connect(name)
+    assert code == 0, errors
+    assert f"lm_studio/{QWEN}" in output
+    assert "http://127.0.0.1:9" in output
+    assert "LITELLM_MASTER_KEY" in output
+    assert not re.search(r"\{(model|url|root|window|answer|prompt)\}", output)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
+def test_claude_is_told_the_window_less_the_answer(connect: Connect, simulator: Simulator) -> None:
+    """A shell can evaluate the lines; the model is every model that it asks for."""
+    reload(simulator, 65_536)
+    code, output, errors = connect("claude")
+    assert (code, errors) == (0, "")
+    found = exported(output)
+    assert {name for name, value in found.items() if value == f"lm_studio/{QWEN}"} == {
+        "ANTHROPIC_MODEL",
+        "ANTHROPIC_SMALL_FAST_MODEL",
+        *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")),
+    }
+    assert found["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9"
+    assert found["ANTHROPIC_AUTH_TOKEN"] == KEY
+    assert found["CLAUDE_CODE_GATEWAY_HINT_HEADERS"] == "1"
+    assert found["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "8192"
+    assert found["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(65_536 - 8192)
+
+
+@pytest.mark.parametrize(("window_tokens", "told"), [(32_768, False), (57_343, False), (57_344, True), (131_072, True)])
+def test_claude_is_not_told_a_window_that_ends_it(window_tokens: int, told: bool) -> None:
+    """Below about 48k it ends with "Autocompact is thrashing"."""
+    found = filled("claude", Place("local", window_tokens, "http://127.0.0.1:4000"))["environment"]
+    assert ("CLAUDE_CODE_MAX_CONTEXT_TOKENS" in found) is told
+    assert "told_environment" not in filled("claude", Place("local", window_tokens, "http://127.0.0.1:4000"))
+
+
+def test_a_small_window_is_warned_of(connect: Connect, simulator: Simulator) -> None:
+    """By the client's own prompt: too small to work with, small, and large enough."""
+    assert "18,900 of the 8,192 tokens: too little is left to work with" in connect("claude")[2]
+    assert connect("continue")[2] == ""
+    reload(simulator, 16_384)
+    assert "8,500 of the 16,384 tokens: compactions will be frequent" in connect("codex")[2]
+    assert "Load the model with 32,768 or more (16,384 at least)" in connect("codex")[2]
+    reload(simulator, 32_768)
+    assert connect("codex")[2] == ""
+
+
+def test_json_has_the_same_as_data(connect: Connect, home: Path) -> None:
+    """Numbers are numbers."""
+    code, output, _ = connect("codex", "--json")
+    found = json.loads(output)
+    assert code == 0
+    assert found["client"] == "codex"
+    assert found["model"] == found["lines"]["model"] == f"lm_studio/{QWEN}"
+    assert found["window_tokens"] == found["lines"]["model_context_window"] == 8192
+    assert found["file"] == str(home / ".codex" / "config.toml")
+    assert len(found["warnings"]) == 1
+
+
+def test_several_loaded_models_are_a_choice(connect: Connect, simulator: Simulator) -> None:
+    """Exit code 2, and their names; --model takes one of them."""
+    simulator.load(GPT_OSS, 4096)
+    code, output, errors = connect("llm")
+    assert (code, output) == (2, "")
+    assert QWEN in errors
+    assert GPT_OSS in errors
+    code, output, _ = connect("llm", "--model", GPT_OSS)
+    assert (code, f"lm_studio/{GPT_OSS}" in output) == (0, True)
+    assert connect("llm", "--model", f"lm_studio/{GPT_OSS}")[1] == output
+
+
+def test_a_model_that_is_not_loaded_has_no_window(connect: Connect) -> None:
+    """Whether LM Studio knows it or not."""
+    for name in (GPT_OSS, "nobody/knows"):
+        code, output, errors = connect("llm", "--model", name)
+        assert (code, output) == (1, "")
+        assert "not loaded" in errors
+        assert f"Loaded: {QWEN}" in errors
+
+
+def test_no_loaded_model_and_no_lm_studio_are_told(
+    connect: Connect, simulator: Simulator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first is a choice of none, the second names the address."""
+    simulator.unload(QWEN)
+    code, _, errors = connect("llm")
+    assert (code, "Loaded: none" in errors) == (2, True)
+    code, _, errors = connect("llm", "--lm-studio", NOWHERE)
+    assert (code, f"No LM Studio answers at {NOWHERE}" in errors) == (1, True)
+
+
+def test_a_model_that_the_proxy_names_has_its_window(connect: Connect, plain: PlainServer) -> None:
+    """By `/v1/models`; a name without a window, or in another shape, is looked for in LM Studio."""
+    plain.gets["/v1/models"] = {"data": [{"id": "local", "max_input_tokens": 32_768}, {"id": QWEN}]}
+    code, output, _ = connect("codex", "--model", "local", base_url=f"{plain.base_url}/v1/")
+    assert code == 0
+    assert f'base_url = "{plain.base_url}/v1"' in output
+    assert 'model = "local"\n' in output
+    assert "model_context_window = 32768" in output
+    assert f"lm_studio/{QWEN}" in connect("codex", "--model", QWEN, base_url=plain.base_url)[1]
+    plain.gets["/v1/models"] = {"data": ["local"]}
+    assert connect("codex", "--model", "local", base_url=plain.base_url)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nobody"], ["claude", "--write"], ["codex", "--write", "--json"], ["codex", "--shell", "fish"], []]
+)
+def test_wrong_arguments_end_with_2(arguments: list[str], connect: Connect) -> None:
+    """A name that is not in the table; no file to write; options that exclude each other."""
+    code, output, errors = connect(*arguments)
+    assert (code, output) == (2, "")
+    assert "Error: " in errors
+
+
+def test_an_address_without_a_host_is_refused(connect: Connect) -> None:
+    """The lines would lead nowhere."""
+    assert connect("claude", base_url="http://")[0] == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
+def test_a_kept_key_is_read_by_the_shell(connect: Connect, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines name the file that `up` has made, in a folder with blanks and quotes; without one a warning says so."""
+    folder = home / "it's mine"
+    monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(folder))
+    monkeypatch.delenv("LITELLM_MASTER_KEY")
+    assert "LITELLM_MASTER_KEY is not set" in connect("aider")[2]
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "master_key").write_text(f"{KEY}\n", encoding="utf-8")
+    code, output, errors = connect("aider")
+    assert (code, errors) == (0, "")
+    assert exported(output, key="")["OPENAI_API_KEY"] == KEY
+
+
+def test_names_are_quoted_for_each_reader() -> None:
+    """A model's name is a server's word: a shell, a file and a program read it as one."""
+    name = 'it\'s "a" $(touch x) `x` ’ \\ größe'
+    place = Place(name, 8192, "http://127.0.0.1:4000")
+    [(_, _, posix)] = sections({"environment": {"A": name}}, "")
+    assert shlex.split(posix) == ["export", f"A={name}"]
+    [(_, _, powershell)] = sections({"environment": {"A": name, "K": "$LITELLM_MASTER_KEY"}}, "", powershell=True)
+    quoted = name.replace("'", "''").replace("’", "’’")
+    assert powershell == f"$env:A = '{quoted}'\n$env:K = $env:LITELLM_MASTER_KEY"
+    [(_, language, code)] = sections(filled("langchain", place), "")
+    assert language == "python"
+    compiled = compile(code, "langchain", "exec")
+    assert name in {value for value in compiled.co_consts if isinstance(value, str)}
+    for client, read in (("codex", tomlkit.parse), ("llm", yaml.safe_load), ("opencode", json.loads)):
+        table = filled(client, place)
+        texts = [text for heading, _, text in sections(table, table["files"][0]) if heading == table["files"][0]]
+        assert [read(text) for text in texts] == [table["lines"]]
+
+
+def test_write_shows_asks_and_writes(connect: Connect, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer, no, yes, and once more, with nothing left to do."""
+    path = home / ".codex" / "config.toml"
+    path.parent.mkdir()
+    path.write_text('model = "gpt"  # mine\n', encoding="utf-8")
+    code, _, errors = connect("codex", "--write")
+    assert (code, "--yes" in errors) == (1, True)
+    terminal = io.StringIO("n\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", terminal)
+    code, output, _ = connect("codex", "--write")
+    assert (code, output.splitlines()[-1].endswith("Nothing was written.")) == (1, True)
+    assert '-model = "gpt"  # mine' in output
+    assert path.read_text("utf-8") == 'model = "gpt"  # mine\n'
+    code, output, _ = connect("codex", "--write", "--yes")
+    assert (code, output.splitlines()[-1]) == (0, f"Written; the old file is {path}.bak.")
+    assert tomlkit.parse(path.read_text("utf-8"))["model_context_window"] == 8192
+    code, output, _ = connect("codex", "--write")
+    assert (code, output.splitlines()[-1]) == (0, f"# {path} has these lines already.")
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_a_refused_file_leaves_the_lines_to_copy(connect: Connect, home: Path) -> None:
+    """They are printed before the error."""
+    path = home / ".config" / "opencode" / "opencode.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{ // mine\n}\n", encoding="utf-8")
+    code, output, errors = connect("opencode", "--write", "--yes")
+    assert code == 1
+    assert f'"litellm/lm_studio/{QWEN}"' in output
+    assert "cannot be parsed, so it is not touched" in errors
+    assert path.read_text("utf-8") == "{ // mine\n}\n"
+
+
+@pytest.mark.parametrize("name", [name for name, client in CLIENTS.items() if "files" in client])
+def test_every_file_can_be_made_and_is_then_complete(name: str, connect: Connect, home: Path) -> None:
+    """Each client that has one; `environ` names another folder."""
+    place = json.loads(connect(name, "--json")[1])
+    assert connect(name, "--write", "--yes")[0] == 0
+    assert Path(place["file"]).is_file()
+    assert Path(place["file"]).is_relative_to(home)
+    assert "has these lines already" in connect(name, "--write", "--yes")[1]
+
+
+def test_a_clients_own_variables_and_folders_lead_to_its_file(tmp_path: Path, home: Path) -> None:
+    """A variable goes first; else the file that exists, the folder that exists, and the first."""
+
+    def found(name: str, environ: Mapping[str, str]) -> Path | None:
+        return connect_module._file(CLIENTS[name], environ)
+
+    assert found("claude", {}) is None
+    assert found("codex", {"CODEX_HOME": str(tmp_path / "c")}) == tmp_path / "c" / "config.toml"
+    assert found("codex", {"CODEX_HOME": ""}) == home / ".codex" / "config.toml"
+    (home / "Library" / "Application Support" / "io.datasette.llm").mkdir(parents=True)
+    path = found("llm", {})
+    assert path is not None
+    assert path.parent == home / "Library" / "Application Support" / "io.datasette.llm"
+    (home / ".config" / "opencode").mkdir(parents=True)
+    (home / ".config" / "opencode" / "opencode.jsonc").touch()
+    path = found("opencode", {})
+    assert path is not None
+    assert path.name == "opencode.jsonc"
+
+
+@pytest.mark.slow
+def test_the_lines_of_langchain_make_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real class takes them."""
+    pytest.importorskip("langchain_openai")
+    monkeypatch.setenv("LITELLM_MASTER_KEY", KEY)
+    names: dict[str, Any] = {}
+    exec(filled("langchain", Place("local", 8192, "http://127.0.0.1:4000"))["code"], names)  # noqa: S102 - our own
+    assert names["model"].openai_api_base == "http://127.0.0.1:4000/v1"
+    assert names["model"].profile["max_input_tokens"] == 8192 - 2048
