@@ -344,6 +344,18 @@ def mcp(store: Store, originals: Originals | None, scope: str | None) -> int:
     return mcp(store, originals, scope=scope)
 
 
+@program.command("pin", short_help="Have a message stay verbatim in later compactions.")
+@click.option("--remove", is_flag=True, help="Take the pin away.")
+@click.argument("record")
+@click.argument("number", type=click.IntRange(1, _MOST))
+@_beside_originals
+def pin_message(store: Store, originals: Originals | None, record: str, **options: Any) -> int:
+    """Has message NUMBER, as `show --text RECORD` counts, stay verbatim in later compactions of its conversation."""
+    from litellm_compaction.cli.records import pin
+
+    return pin(store, originals, beginning=record, **options)
+
+
 @program.group("store", short_help="Look at stored compactions, or delete them.", no_args_is_help=False)
 def store_actions() -> None:
     """Looks at the compactions that the proxies keep, or deletes them."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.engine.records import Pair, View, view_of
+from litellm_compaction.engine.records import pin as pin_message
 from litellm_compaction.engine.records import undo as undo_record
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import harmless
@@ -65,6 +66,31 @@ async def _undone(store: Store, originals: Originals | None, beginning: str, foc
         await store.aclose()
 
 
+def pin(store: Store, originals: Originals | None, *, beginning: str, number: int, remove: bool) -> int:
+    """Pins a message that a record covers, or takes the pin away; ends the store and the originals; 0.
+
+    Args:
+        number: of the message, as `show --text` has it.
+
+    Raises:
+        BadWish: the message cannot be pinned, or too much is.
+        StoreError: the store cannot be written, or has no such record, or several.
+    """
+    asyncio.run(_pinned(store, originals, beginning, number, remove=remove))
+    print(f"Message {number} {'is pinned no more' if remove else 'stays verbatim from the next request on'}.")
+    return 0
+
+
+async def _pinned(store: Store, originals: Originals | None, beginning: str, number: int, *, remove: bool) -> None:
+    try:
+        view = await view_of(await _found(store, beginning), store, originals)
+        await pin_message(store, view, number, wanted=not remove)
+    finally:
+        if originals is not None:
+            await originals.aclose()
+        await store.aclose()
+
+
 async def _found(store: Store, beginning: str) -> StoredCompaction:
     found = [stored for stored in await store.compactions() if stored.id.startswith(beginning)]
     if len(found) != 1:
@@ -93,7 +119,8 @@ def _lines(view: View, *, text: bool) -> Iterator[str]:
 
 
 def _pair(pair: Pair) -> str:
-    shown = f"[{pair.number}] {pair.role}: {pair.fate}\n{_inset(pair.before)}"
+    pinned = ", pinned" if pair.is_pinned else ""
+    shown = f"[{pair.number}] {pair.role}: {pair.fate}{pinned}\n{_inset(pair.before)}"
     return shown if pair.fate != "shorter" else f"{shown}\n  after:\n{_inset(pair.after)}"
 
 

@@ -19,13 +19,23 @@ from litellm_compaction.errors import BadWish
 from litellm_compaction.stores import Facts
 
 # Of the window, for all pinned messages together.
-_SHARE = 0.10
+PINNED_SHARE = 0.10
 _FACT = "pins:"
 _STORE_TIMEOUT_S = 2.0
 # Of all conversations with one first message.
 _MOST_KEPT = 512
 # As recall shows them: the beginning of a message's entry in the hash chain.
 _HANDLE = re.compile(r"[0-9a-f]{12}")
+
+
+async def kept_pins(store: Facts, scope: str, first_entry: str) -> Sequence[str]:
+    """Returns the entries of messages that are pinned in conversations with one first message."""
+    return (await store.get_fact(scope, _FACT + first_entry) or "").split()
+
+
+async def keep_pins(store: Facts, scope: str, first_entry: str, entries: Sequence[str]) -> None:
+    """Keeps them in place of earlier ones; of too many the last."""
+    await store.put_fact(scope, _FACT + first_entry, " ".join(entries[-_MOST_KEPT:]))
 
 
 class Pins:
@@ -43,7 +53,7 @@ class Pins:
         conversation, wanted = measured.conversation, measured.context.pins
         if len(conversation.hashes) < 2 or measured.context.is_client_summary:
             return measured
-        limit_tokens = int(_SHARE * measured.window.tokens)
+        limit_tokens = int(PINNED_SHARE * measured.window.tokens)
         if wanted is None:
             indices = _fitting(conversation, await self._known(measured), limit_tokens)
         else:
@@ -63,20 +73,19 @@ class Pins:
 
     async def _known(self, measured: MeasuredRequest) -> Sequence[str]:
         try:
-            key = _FACT + measured.conversation.hashes[1]
-            kept = await asyncio.wait_for(self._store.get_fact(measured.context.scope, key), _STORE_TIMEOUT_S)
+            asked = kept_pins(self._store, measured.context.scope, measured.conversation.hashes[1])
+            return await asyncio.wait_for(asked, _STORE_TIMEOUT_S)
         except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
-            kept = None
-        return (kept or "").split()
+            return ()
 
     async def _keep(self, measured: MeasuredRequest, entries: Sequence[str]) -> None:
         """Keeps a list; those of other conversations with the same first message stay."""
         hashes, known = set(measured.conversation.hashes), await self._known(measured)
-        kept = [*(entry for entry in known if entry not in hashes), *entries][-_MOST_KEPT:]
+        kept = [*(entry for entry in known if entry not in hashes), *entries]
         if kept != list(known):
-            key, text = _FACT + measured.conversation.hashes[1], " ".join(kept)
+            written = keep_pins(self._store, measured.context.scope, measured.conversation.hashes[1], kept)
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._store.put_fact(measured.context.scope, key, text), _STORE_TIMEOUT_S)
+                await asyncio.wait_for(written, _STORE_TIMEOUT_S)
 
 
 def _fitting(conversation: Conversation, entries: Sequence[str], limit_tokens: int) -> tuple[int, ...]:

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, compaction_id, edited_part, mark_of, shown_rest
+from litellm_compaction.core.cut_points import is_persons
 from litellm_compaction.core.messages import Message, user_message, visible_text
 from litellm_compaction.core.stretches import without_data
+from litellm_compaction.engine.pins import PINNED_SHARE, keep_pins, kept_pins
+from litellm_compaction.errors import BadWish
 from litellm_compaction.events import CompactionEvent, event_from_json
 from litellm_compaction.stores import EventLog, Originals, Store, StoredCompaction, digest
 
+# About, before the server has counted them: what does not fit then is left out.
+_CHARS_PER_TOKEN = 4
 # What became of a covered message: sent as it was, sent shorter, told by the record alone, or gone by a model's choice.
 Fate: TypeAlias = Literal["verbatim", "shorter", "in the record", "gone"]
 
@@ -47,6 +52,8 @@ class Pair(NamedTuple):
         number: from 1, without the leading system messages.
         before: its text, with its calls.
         after: the text that is sent in its place; "" for none of its own.
+        entry: of the hash chain; "" if it cannot be pinned: it is not the person's, or the beginning is not kept.
+        is_pinned: it stays verbatim in later compactions, since it is pinned.
     """
 
     number: int
@@ -54,6 +61,8 @@ class Pair(NamedTuple):
     before: str
     fate: Fate
     after: str
+    entry: str = ""
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +73,14 @@ class View:
         events: of requests to which it was applied, the newest last.
         pairs: of the covered messages whose originals are kept.
         why_incomplete: why there are not all of them; "" if there are.
+        first_entry: of the hash chain, after the conversation's first message; "" if that is not kept.
     """
 
     stored: StoredCompaction
     events: Sequence[CompactionEvent]
     pairs: Sequence[Pair]
     why_incomplete: str
+    first_entry: str = ""
 
 
 async def events_of(log: EventLog, record: str, tenant: str | None = None) -> list[CompactionEvent]:
@@ -91,7 +102,7 @@ async def _events_about(log: EventLog, record: str, tenant: str | None) -> list[
 
 
 async def view_of(
-    stored: StoredCompaction, log: EventLog, originals: Originals | None, tenant: str | None = None
+    stored: StoredCompaction, store: Store, originals: Originals | None, tenant: str | None = None
 ) -> View:
     """Returns a record beside what it covers.
 
@@ -102,14 +113,48 @@ async def view_of(
     """
     compaction = stored.compaction
     kept: Sequence[Message] = ()
+    entries: Sequence[str] = ()
     if originals is not None:
-        kept = await originals.covered(stored.scope, compaction.covered_hash, tenant=tenant)
+        kept, entries = await originals.covered(stored.scope, compaction.covered_hash, tenant=tenant)
+    pairs = pairs_of(compaction, kept)
+    first_entry = entries[0] if len(entries) == compaction.covered_messages else ""
+    if first_entry:
+        pinned = await kept_pins(store, stored.scope, first_entry)
+        pairs = [
+            pair._replace(entry=entry, is_pinned=entry in pinned) if is_persons(message) else pair
+            for pair, message, entry in zip(pairs, kept, entries, strict=True)
+        ]
     return View(
         stored=stored,
-        events=await events_of(log, stored.id, tenant),
-        pairs=pairs_of(compaction, kept),
+        events=await events_of(store, stored.id, tenant),
+        pairs=pairs,
         why_incomplete=_why_incomplete(len(kept), compaction.covered_messages),
+        first_entry=first_entry,
     )
+
+
+async def pin(store: Store, view: View, number: int, *, wanted: bool = True) -> None:
+    """Pins a message of a view, or takes the pin away; it counts from the next request on.
+
+    Args:
+        number: of the message, as the view has it.
+        wanted: False to take a pin away.
+
+    Raises:
+        BadWish: the message cannot be pinned, or too much is.
+        StoreError: it cannot be kept.
+    """
+    pair = next((pair for pair in view.pairs if pair.number == number and pair.entry), None)
+    if pair is None:
+        raise BadWish(f"Message {number} cannot be pinned: only the user's can, while originals of all are kept.")
+    chosen = [each for each in view.pairs if each.is_pinned and each is not pair] + ([pair] if wanted else [])
+    tokens = sum(len(each.before) for each in chosen) // _CHARS_PER_TOKEN
+    limit_tokens = int(PINNED_SHARE * view.stored.compaction.window_tokens)
+    if wanted and tokens > limit_tokens:
+        raise BadWish(f"The pinned messages have about {tokens} tokens; at most {limit_tokens} can stay pinned.")
+    known = await kept_pins(store, view.stored.scope, view.first_entry)
+    pins = [entry for entry in known if entry != pair.entry] + ([pair.entry] if wanted else [])
+    await keep_pins(store, view.stored.scope, view.first_entry, pins)
 
 
 def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, is_text_part, parse_message
@@ -74,6 +74,13 @@ class Stretch:
         return self.scope, self.hashes[-1]
 
 
+class Chained(NamedTuple):
+    """Messages in a row, and for each the entry of the hash chain after it."""
+
+    messages: Sequence[Message]
+    entries: Sequence[str]
+
+
 class Originals:
     """Originals in rows of their own, with a time to live and a bound of their own.
 
@@ -121,21 +128,22 @@ class Originals:
             found += await asyncio.to_thread(self._opened, rows)
         return [stretch for stretch in found if stretch.tenant == tenant]
 
-    async def covered(self, scope: str, entry: str, *, tenant: str | None = None) -> list[Message]:
+    async def covered(self, scope: str, entry: str, *, tenant: str | None = None) -> Chained:
         """Returns the messages before an entry of a hash chain, oldest first; the last of them if not all are kept.
 
         Args:
             tenant: whose they are; None for any, for an operator.
         """
-        found: list[Message] = []
+        messages: list[Message] = []
+        entries: list[str] = []
         for _ in range(_MOST_FOLLOWED):
             rows = await self._found(scope, [_ROW + entry])
             stretches = await asyncio.to_thread(self._opened, rows)
             if not stretches or tenant not in (None, stretches[0].tenant):
                 break
-            found[:0] = stretches[0].messages
+            messages[:0], entries[:0] = stretches[0].messages, stretches[0].hashes[1:]
             entry = stretches[0].hashes[0]
-        return found
+        return Chained(messages, entries)
 
     async def scan(self) -> list[Stretch]:
         """Returns all that can be read, of all tenants, oldest first: for an operator."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.stores.test_originals import covered, kept, talk
 
 SECRET = "sk-of-the-environment"
 COVERED = covered(*talk(5, "walrus"), scope="scope", tenant="one")
-KNOWN = compaction(COVERED.hashes[-1], covered=5, text="The \x1b[31msummary.")
+KNOWN = replace(compaction(COVERED.hashes[-1], covered=5, text="The \x1b[31msummary."), window_tokens=1000)
 RECORD = compaction_id("scope", COVERED.hashes[-1])
 Run = Callable[..., str]
 
@@ -103,3 +104,12 @@ def test_redo_leaves_a_focus_behind(run: Run, path: Path) -> None:
         return [mark.focus for mark in marks]
 
     assert asyncio.run(found()) == ["the port"]
+
+
+def test_pin_and_take_it_away(run: Run) -> None:
+    """A message of the user's, by its number; the model's cannot be pinned."""
+    assert "stays verbatim" in run("pin", RECORD, "3")
+    assert "[3] user: in the record, pinned" in run("show", "--text", RECORD)
+    assert "no more" in run("pin", "--remove", RECORD, "3")
+    assert "pinned" not in run("show", "--text", RECORD)
+    assert "Message 2 cannot be pinned" in run("pin", RECORD, "2", code=1)

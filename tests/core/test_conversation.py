@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.compaction import Compaction, mark_of
+from litellm_compaction.core.conversation import focus_wanted, is_undone
 from litellm_compaction.core.messages import system_prefix_length
 from tests.builders import (
     JsonDict,
     assistant,
     chat,
+    conversation,
     parsed,
     result,
     user,
@@ -57,3 +60,28 @@ def test_the_newest_request_is_not_covered_unless_pinned() -> None:
     assert compaction.pinned == ()
     assert applicable(raw, compaction)
     assert not applicable(raw[:3], compaction)
+
+
+def test_a_mark_stands_for_nothing() -> None:
+    """Of a record that was undone: until more is said, and for this conversation alone."""
+    raw = chat(4)
+    mark = mark_of(covering(parsed(raw), 5), undone_messages=len(raw) - 1)
+    assert not applicable(raw, mark)
+    assert is_undone(conversation(parsed(raw)), [mark])
+    assert is_undone(conversation(parsed(raw[:6])), [mark])
+    assert not is_undone(conversation(parsed([*raw, assistant("Done."), user("More.")])), [mark])
+    assert not is_undone(conversation(parsed([raw[0], user("Another."), *raw[2:]])), [mark])
+    assert not is_undone(conversation(parsed(raw)), [covering(parsed(raw), 5)])
+
+
+def test_a_focus_is_wanted_until_a_record_of_its_round_is_made() -> None:
+    """Whichever messages that one covers; earlier rounds, and records written ahead, are not it."""
+    raw = chat(4)
+    first, second = covering(parsed(raw), 3), replace(covering(parsed(raw), 5), round=2)
+    mark = mark_of(second, focus="ports")
+    of = conversation(parsed(raw))
+    assert focus_wanted(of, [mark]) == focus_wanted(of, [mark, first]) == "ports"
+    assert focus_wanted(of, [mark, first, replace(second, ahead=True)]) == "ports"
+    assert focus_wanted(of, [mark, first, replace(covering(parsed(raw), 7), round=2)]) == ""
+    assert focus_wanted(of, [first, second]) == ""
+    assert focus_wanted(conversation(parsed([raw[0], user("Another."), *raw[2:]])), [mark]) == ""

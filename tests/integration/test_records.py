@@ -237,6 +237,35 @@ def test_a_pinned_message_stays(running: Running, by: str) -> None:
     assert not running.proxy.logged("Archibald")
 
 
+def test_a_message_is_pinned_on_the_page(running: Running) -> None:
+    """By its number: the next request has it verbatim, though the record that stood for it is there."""
+    first, *rest = talk(f"pinned on the page {running.folder.name}", ONE_ROUND)
+    rule = "The narwhal is called Balthasar."
+    messages = [first, {"role": "user", "content": "Begin."}, {"role": "assistant", "content": "Yes."}]
+    messages += [{"role": "user", "content": rule}, {"role": "assistant", "content": "Noted."}, *rest]
+    watch = running.watch()
+    record = receipt(running.ask(messages).headers)["record"]
+    [number] = [
+        each["number"] for each in soon(lambda: running.get(record).json()["before"]) if each["text"].strip() == rule
+    ]
+    before = running.get(record).json()["after"][number - 1]
+    assert before["fate"] == "in the record"
+    address = f"/compaction/records/{record}/pin"
+    client = running.proxy.client
+    assert (
+        client.post(address, data={"number": str(number)}, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 401
+    )
+    done = client.post(address, data={"number": str(number)}, headers=KEY_OF_ANNA)
+    assert done.json()["pinned"] is True
+    later = running.ask(answered(messages, "Understood.", "Go on."))
+    assert later.headers["x-litellm-compaction"] == "compacted"
+    found = running.get(receipt(later.headers)["record"]).json()
+    soon(lambda: running.get(receipt(later.headers)["record"]).json()["before"])
+    found = running.get(receipt(later.headers)["record"]).json()
+    assert found["after"][number - 1]["fate"] == "verbatim"
+    assert rule in watch.sent()[1]["content"].rpartition("END RECORD")[2]
+
+
 def test_a_pin_that_names_nothing_is_refused(running: Running) -> None:
     """With its number alone, before anything is sent."""
     watch = running.watch()

@@ -1,5 +1,5 @@
 """`/compaction/records/ID`: a record beside the messages that it covers, for the holder of its owner's key, who may
-undo or redo it.
+undo, redo and pin.
 
 A browser gets a page, a program JSON. Administrators see the numbers of others' records. An id that is forged, another
 tenant's or forgotten gives the same 404. A form of another site's is refused as for the settings (`auth.py`).
@@ -17,8 +17,8 @@ from fastapi import Request, Response
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.engine.records import View, events_of, undo, view_of
-from litellm_compaction.errors import StoreError
+from litellm_compaction.engine.records import View, events_of, pin, undo, view_of
+from litellm_compaction.errors import BadWish, StoreError
 from litellm_compaction.events import CompactionEvent
 from litellm_compaction.proxy.page.auth import Visitor, form_of
 from litellm_compaction.proxy.page.view import SECURITY_HEADERS, Shown, plain_page, record_page
@@ -28,6 +28,7 @@ from litellm_compaction.stores import Originals, Store, StoredCompaction, digest
 RECORDS_PATH = "/compaction/records"
 _ID = re.compile(r"[0-9a-f]{16}")
 _NOT_FOUND = "not found"
+_MOST_DIGITS = 10
 
 
 class RecordRoutes:
@@ -53,6 +54,9 @@ class RecordRoutes:
 
     async def redo(self, request: Request) -> Response:
         return await self._answered(request, self._redone)
+
+    async def pin(self, request: Request) -> Response:
+        return await self._answered(request, self._pinned)
 
     async def _answered(self, request: Request, answer: Callable[[Request, Visitor], Awaitable[Response]]) -> Response:
         try:
@@ -104,6 +108,26 @@ class RecordRoutes:
             return Response(status_code=HTTPStatus.SEE_OTHER, headers=headers)
         return _json({"id": stored.id, "forgotten": forgotten})
 
+    async def _pinned(self, request: Request, visitor: Visitor) -> Response:
+        stored = await self._own(visitor, request.path_params["record"])
+        if stored is None:
+            return _error(request, HTTPStatus.NOT_FOUND, _NOT_FOUND)
+        form = await form_of(request) or {}
+        number, wanted = form.get("number", ""), form.get("do") != "unpin"
+        if not (number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS):
+            return _error(request, HTTPStatus.BAD_REQUEST, "number is missing: a form with the number of a message")
+        view = await view_of(stored, self._store, self._originals, visitor.tenant)
+        try:
+            await pin(self._store, view, int(number), wanted=wanted)
+        except BadWish as error:
+            return _error(request, HTTPStatus.BAD_REQUEST, str(error))
+        except StoreError as error:
+            return _error(request, HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        if _is_browser(request):
+            headers = {**SECURITY_HEADERS, "Location": f"../{stored.id}"}
+            return Response(status_code=HTTPStatus.SEE_OTHER, headers=headers)
+        return _json({"id": stored.id, "number": int(number), "pinned": wanted})
+
     async def _own(self, visitor: Visitor, record: str) -> StoredCompaction | None:
         return await self._store.named(visitor.tenant, record) if _ID.fullmatch(record) else None
 
@@ -111,7 +135,9 @@ class RecordRoutes:
 def _fields(view: View) -> JsonObject:
     stored = view.stored
     compaction = stored.compaction
-    before: list[JsonValue] = [{"number": pair.number, "role": pair.role, "text": pair.before} for pair in view.pairs]
+    before: list[JsonValue] = [
+        {"number": pair.number, "role": pair.role, "text": pair.before, "pinned": pair.is_pinned} for pair in view.pairs
+    ]
     after: list[JsonValue] = [
         {"number": pair.number, "role": pair.role, "fate": pair.fate, "text": pair.after} for pair in view.pairs
     ]

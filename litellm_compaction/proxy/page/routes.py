@@ -78,7 +78,7 @@ def add_page(around: Surroundings) -> None:
     records = RecordRoutes(around.store, around.originals, _visitor_or_none)
     path = f"{RECORDS_PATH}/{{record}}"
     app.add_api_route(path, records.show, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
-    for name, answer in (("undo", records.undo), ("redo", records.redo)):
+    for name, answer in (("undo", records.undo), ("redo", records.redo), ("pin", records.pin)):
         app.add_api_route(f"{path}/{name}", answer, methods=["POST"], name=_ROUTE_NAME, include_in_schema=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,12 +10,14 @@ import pytest
 from fastapi import FastAPI, Request
 
 from litellm_compaction.core.compaction import compaction_id
+from litellm_compaction.core.messages import chain
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, event_to_json
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.records import RECORDS_PATH, RecordRoutes
-from litellm_compaction.stores import Originals, digest
+from litellm_compaction.stores import Covered, Originals, digest
 from litellm_compaction.stores.rows import MemoryRows
+from tests.builders import parsed, user
 from tests.proxy.page.test_view import HOSTILE, _Reader
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore
@@ -24,7 +27,7 @@ from tests.stores.test_originals import SECRET, covered, kept, talk
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 COVERED = covered(*talk(5, "walrus"), scope="scope", tenant="one")
-KNOWN = compaction(COVERED.hashes[-1], covered=5, text=f"The summary. {HOSTILE}")
+KNOWN = replace(compaction(COVERED.hashes[-1], covered=5, text=f"The summary. {HOSTILE}"), window_tokens=100)
 RECORD = compaction_id("scope", COVERED.hashes[-1])
 VISITORS = {
     "one": Visitor(role="internal_user", tenant="one", auth=None),
@@ -52,6 +55,7 @@ class Routes:
         app.add_api_route(f"{RECORDS_PATH}/{{record}}", routes.show)
         app.add_api_route(f"{RECORDS_PATH}/{{record}}/undo", routes.undo, methods=["POST"])
         app.add_api_route(f"{RECORDS_PATH}/{{record}}/redo", routes.redo, methods=["POST"])
+        app.add_api_route(f"{RECORDS_PATH}/{{record}}/pin", routes.pin, methods=["POST"])
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.example")
 
     async def fill(self) -> None:
@@ -74,6 +78,11 @@ class Routes:
         known = {"authorization": f"Bearer {key}", **headers}
         path = f"{RECORDS_PATH}/{RECORD}/redo"
         return await self.client.post(path, data={"focus": focus}, headers=known, follow_redirects=False)
+
+    async def pin(self, key: str, number: str, do: str = "pin", **headers: str) -> httpx.Response:
+        known = {"authorization": f"Bearer {key}", **headers}
+        path, data = f"{RECORDS_PATH}/{RECORD}/pin", {"number": number, "do": do}
+        return await self.client.post(path, data=data, headers=known, follow_redirects=False)
 
 
 @pytest.fixture
@@ -222,3 +231,54 @@ async def test_a_focus_is_a_short_line(routes: Routes, focus: str, says: str) ->
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
     assert (await routes.get("one")).status_code == 200
+
+
+async def test_its_owner_pins_a_message_of_the_users(routes: Routes) -> None:
+    """And takes the pin away; the page has a button for each, and says which are pinned."""
+    assert (await routes.pin("one", "3")).json() == {"id": RECORD, "number": 3, "pinned": True}
+    pinned = [message["number"] for message in (await routes.get("one")).json()["before"] if message["pinned"]]
+    assert pinned == [3]
+    page = await routes.get("one", **BROWSER)
+    assert (page.text.count(f'action="{RECORD}/pin"'), page.text.count("Unpin message")) == (3, 1)
+    done = await routes.pin("one", "3", "unpin", **BROWSER)
+    assert (done.status_code, done.headers["location"]) == (303, f"../{RECORD}")
+    assert not [message for message in (await routes.get("one")).json()["before"] if message["pinned"]]
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [("2", "Message 2 cannot"), ("6", "Message 6 cannot"), ("x", "number is missing"), ("", "number is missing")],
+)
+async def test_only_the_users_messages_can_be_pinned(routes: Routes, number: str, says: str) -> None:
+    """Those that the record covers."""
+    answer = await routes.pin("one", number)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
+async def test_a_tenth_of_the_window_can_be_pinned(routes: Routes) -> None:
+    """By an estimate; then a line with the numbers."""
+    long = replace(COVERED, messages=[*COVERED.messages[:4], *parsed([user("word " * 40)])])
+    kept_long = Covered(scope="scope", tenant="one", messages=long.messages, hashes=chain(long.messages))
+    known = replace(KNOWN, covered_hash=kept_long.hashes[-1])
+    await routes.store.put("scope", known)
+    await routes.store.name("one", "scope", known)
+    await kept(routes.originals, kept_long)
+    path = f"{RECORDS_PATH}/{compaction_id('scope', known.covered_hash)}/pin"
+    headers = {"authorization": "Bearer one"}
+    answer = await routes.client.post(path, data={"number": "5"}, headers=headers)
+    assert (answer.status_code, "about 50 tokens; at most 10" in answer.text) == (400, True)
+    assert (await routes.client.post(path, data={"number": "1"}, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["two", "admin"])
+async def test_nobody_else_pins(routes: Routes, key: str) -> None:
+    """The 404 of a forged id."""
+    assert (await routes.pin(key, "3")).status_code == 404
+
+
+async def test_without_originals_nothing_can_be_pinned_here() -> None:
+    routes = Routes(has_originals=False)
+    await routes.fill()
+    answer = await routes.pin("one", "1")
+    assert (answer.status_code, "while originals of all are kept" in answer.text) == (400, True)
