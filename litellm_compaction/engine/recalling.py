@@ -141,7 +141,7 @@ class Recaller:
         if recallable is None:
             return
         room_tokens = prepared.budget.prompt_limit_tokens - prepared.count.tokens - prepared.count_text(said)
-        room_tokens -= sum(prepared.count_text(call.arguments) + 2 * _MESSAGE_TOKENS for call in calls)
+        room_tokens -= sum(prepared.count_text(_readable(call.arguments)) + 2 * _MESSAGE_TOKENS for call in calls)
         limit_tokens = min(prepared.window.tokens // _WINDOW_SHARE, room_tokens // max(len(calls[:left]), 1))
         texts = [await self._result(context, prepared, recallable, call, limit_tokens) for call in calls[:left]]
         texts += [_NO_MORE] * (len(calls) - len(texts))

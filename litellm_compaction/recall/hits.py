@@ -286,6 +286,10 @@ _HOLDS_VALUE = re.compile(r"\d|\w[_@\\/]\w")
 # What tells of more values is a list, in which each row has its own.
 _MOST_VALUES, _MOST_SENTENCES = 3, 12
 _LEAST_COMMON, _COMMON_RATIO = 2, 0.4
+# A question says nothing of a value, whatever numbers are in it.
+_QUESTION = re.compile(r"[?？؟]\W*\Z")
+# A term of the question that says less than this part of the heaviest one may be missing later.
+_LIGHT_RATIO = 0.5
 
 
 class Statement(NamedTuple):
@@ -298,7 +302,8 @@ class Statement(NamedTuple):
 def statements(text: str, asked: Collection[str]) -> list[Statement]:
     """Returns the sentences of a text that have a value and one of the terms of the question."""
     wanted = frozenset(asked)
-    found = map(_read, filter(_HOLDS_VALUE.search, _SENTENCE_END.split(text)[:_MOST_SENTENCES]))
+    sentences = [each for each in _SENTENCE_END.split(text)[:_MOST_SENTENCES] if not _QUESTION.search(each)]
+    found = map(_read, filter(_HOLDS_VALUE.search, sentences))
     return [each for each in found if 0 < len(each.values) <= _MOST_VALUES and not each.words.isdisjoint(wanted)]
 
 
@@ -316,6 +321,10 @@ def supersedes(newer: Statement, older: Statement, asked: Collection[str], weigh
     if len(gone) != 1 or len(come) != 1 or not gone.isdisjoint(asked):
         return False
     if len(common) < _LEAST_COMMON or common.isdisjoint(asked):
+        return False
+    # Of many things that are told in the same words, the one that was asked for is named by the words that differ.
+    named = {term: weight(term) for term in older.words.intersection(asked)}
+    if any(named[term] >= _LIGHT_RATIO * max(named.values()) for term in named.keys() - newer.words):
         return False
     least = min(sum(map(weight, newer.words)), sum(map(weight, older.words)))
     return sum(map(weight, common)) >= _COMMON_RATIO * least

@@ -74,6 +74,9 @@ class Relay:
         self._calls: list[dict[str, Any]] = []
         # Of our own tool, which the client neither knows nor sees.
         self._recalls: list[dict[str, Any]] = []
+        # Calls whose name has not come yet, and the indices of those that are the client's.
+        self._nameless: list[dict[str, Any]] = []
+        self._others_at: set[int] = set()
         self._recall_name = RECALL if prepared.recallable is not None else None
         self._has_calls = False
         self._flowing: set[int] = set()
@@ -159,6 +162,8 @@ class Relay:
         if self._joiner is not None:
             text += self._joiner.finish(is_complete=self.finish_reason == "stop")
         deltas = self._sent({"content": text}) if text else []
+        self._calls += self._nameless
+        self._nameless = []
         if self._calls and self.finish_reason in ("tool_calls", "stop", "function_call"):
             deltas.append({"tool_calls": self._calls})
         self._calls = []
@@ -407,15 +412,22 @@ class Relay:
     def _without_recalls(self, calls: Sequence[Any]) -> list[Any]:
         """The calls that are the client's, numbered as if there were no others; those of our tool are held."""
         others: list[Any] = []
-        for call in calls:
-            index = call.get("index", 0) if isinstance(call, Mapping) else 0
+        for call in filter(_is_call, calls):
+            index, name = _index(call), _name(call)
             held = [each["index"] for each in self._recalls]
-            if index in held or _name(call) == self._recall_name:
+            if not name and index not in held and index not in self._others_at:
+                append_calls(self._nameless, [{**call, "index": index}])
+                continue
+            if waiting := [each for each in self._nameless if each["index"] == index]:
+                self._nameless.remove(waiting[0])
+                append_calls(waiting, [{**call, "index": index}])
+                (call,) = waiting
+            if name == self._recall_name or (index in held and not name):
                 append_calls(self._recalls, [{**call, "index": index}])
-            elif isinstance(call, Mapping) and held:
-                others.append({**call, "index": index - sum(each < index for each in held)})
-            else:
-                others.append(call)
+                continue
+            self._others_at.add(index)
+            before = sum(each < index for each in held)
+            others.append({**call, "index": index - before} if before else call)
         return others
 
     def _others(self, delta: Mapping[str, Any]) -> Chunk:
@@ -436,7 +448,7 @@ class Relay:
 
     def _flows(self, call: Any) -> bool:
         """Returns True if a call's fragment is sent as it comes; decided once a call, never before an earlier call."""
-        index = call.get("index", 0) if isinstance(call, Mapping) else 0
+        index = _index(call) if isinstance(call, Mapping) else 0
         has_room = self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
         # A call that the client has not begun to receive can be cut, and asked for again.
         is_held = self._asked.is_whole or not has_room or self.is_near_the_end()
@@ -455,6 +467,16 @@ class Relay:
     def _count(self, text: str) -> None:
         self._received += 1
         self._generated.add(text)
+
+
+def _is_call(call: Any) -> bool:
+    return isinstance(call, Mapping)
+
+
+def _index(call: Mapping[str, Any]) -> int:
+    """A call's place among several; some servers name none."""
+    index = call.get("index")
+    return index if isinstance(index, int) else 0
 
 
 def _name(call: Any) -> Any:

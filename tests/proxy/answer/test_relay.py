@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from litellm_compaction.core.continuation.text import settled_length
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import RECALL
 from litellm_compaction.proxy.answer import relay
+from litellm_compaction.proxy.answer.one_answer import Progress
+from litellm_compaction.proxy.answer.protocol import SILENT, Asked
+from litellm_compaction.proxy.answer.relay import Relay
+from tests.engine.test_recalling import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, choice_of, chunk, sse
 
 
@@ -27,3 +36,52 @@ async def test_white_space_blank_by_blank_is_looked_at_once(monkeypatch: pytest.
 
 def said(text: str) -> Body:
     return chunk({"content": text})
+
+
+def fragment(arguments: str = "", **fields: Any) -> dict[str, Any]:
+    name = {"name": fields.pop("name")} if "name" in fields else {}
+    return {**fields, "function": {**name, "arguments": arguments}}
+
+
+async def opened() -> Relay:
+    """Of a stream that may have calls of our tool."""
+    prepared = await Scene().sent(LONG)
+    asked = Asked(request=Request(messages=()), output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
+    taken = Relay(Progress(), prepared, asked, streaming_ratio=0.9, most_thoughts_tokens=math.inf)
+    taken.opened(500, None)
+    return taken
+
+
+OURS = ("recall", '{"query": "bird"}')
+
+
+@pytest.mark.parametrize(
+    ("fragments", "clients"),
+    [
+        ([fragment(index=0, id="c"), fragment(index=0, name=RECALL), fragment(OURS[1], index=0)], []),
+        ([fragment(OURS[1], index=0), fragment(index=0, name=RECALL)], []),
+        ([fragment(OURS[1], name=RECALL)], []),
+        ([fragment(OURS[1], name=RECALL, index=None), fragment("{}", name="read", index=None)], ["read"]),
+        ([fragment(OURS[1], name=RECALL, index=0), fragment(index=1), fragment("{}", index=1, name="read")], ["read"]),
+        ([fragment(index=0), fragment("{}", index=0, name="read"), fragment(OURS[1], index=1, name=RECALL)], ["read"]),
+    ],
+)
+async def test_our_call_is_held_however_it_comes(fragments: list[dict[str, Any]], clients: list[str]) -> None:
+    """Its name in a later chunk, without an id, without an index: the client sees no piece of it."""
+    taken = await opened()
+    sent = [delta for each in fragments for delta in taken.take(chunk({"tool_calls": [each]}))]
+    sent += [*taken.take(chunk({}, "tool_calls")), *taken.flush()]
+    taken.finish()
+    calls = [call for delta in sent for call in delta["tool_calls"]]
+    assert [call["function"]["name"] for call in calls] == clients
+    assert all(call.get("index") in (0, None) for call in calls)
+    assert [(call.name, call.arguments) for call in taken.recalls] == [OURS]
+    assert taken.only_recalls == (not clients)
+
+
+async def test_a_call_without_a_name_is_the_clients() -> None:
+    """It came from the server, whatever it is."""
+    taken = await opened()
+    assert taken.take(chunk({"tool_calls": [fragment("{}", index=0)]})) == []
+    assert taken.take(chunk({}, "tool_calls")) == []
+    assert [call["function"]["arguments"] for delta in taken.flush() for call in delta["tool_calls"]] == ["{}"]
