@@ -143,6 +143,13 @@ def test_tool_results_have_their_own_numbers(projected: int, level: int, caplog:
     assert f" result=2600 current={projected - 2600} projected={projected} limit=7500" in record.getMessage()
 
 
+@pytest.mark.parametrize(("result", "projected", "overflows"), [(0, 7600, False), (1, 7600, True), (1, 7500, False)])
+def test_results_overflow_above_the_limit(result: int, projected: int, overflows: bool) -> None:
+    """However small they are; a request without any has no results that do."""
+    asked = event(phase="tool_response", result_tokens=result, projected_tokens=projected, limit_tokens=7500)
+    assert asked.has_overflowed is overflows
+
+
 def test_a_compaction_after_an_overflow_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Not how full the window seemed, but how the server has refused the request."""
     log_observer(LOGGER)(event(tokens_before=3440, reason="overflow", refusal="http_400"))

@@ -490,9 +490,9 @@ class Calls:
         """The last refusal of the request that the running task serves; None without any."""
         owner = _served_owner()
         for calls in (self._calls, self._inner):
-            reference, call = calls.get(id(owner), (None, None))
-            if call is not None and reference is not None and reference() is owner:
-                return call.refusal
+            found = calls.get(id(owner))
+            if found is not None and found[0]() is owner:
+                return found[1].refusal
         return None
 
     def logged(self, details: Mapping[str, Any]) -> Call | None:

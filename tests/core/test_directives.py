@@ -168,6 +168,14 @@ def test_where_everybody_says_not_it_forbids_little() -> None:
     assert worth(seldom, talk=Talk(["Never go there."])) == worth(seldom, talk=Talk([*["Ah."] * 30, "Never go there."]))
 
 
+def test_what_is_said_often_enough_is_no_news() -> None:
+    """In the root of all sentences, and in all of them alike."""
+    rain = "It rains in the mountains again"
+    often, always = Talk([*[rain] * 8, *["Ah."] * 56]), Talk([rain] * 64)
+    assert worth(rain, talk=often) == pytest.approx(worth(rain, talk=always))
+    assert worth(rain, talk=Talk([*[rain] * 7, *["Ah."] * 57])) > worth(rain, talk=often)
+
+
 def test_prose_with_words_of_its_own_is_worth_more() -> None:
     """What nobody else says is news, in any language; what all say is none."""
     talk = Talk([*["Yes, that is good."] * 50, *["That is quite good, yes."] * 50, "A daughter allergic to nuts."])

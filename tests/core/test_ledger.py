@@ -43,6 +43,7 @@ def test_nothing_to_keep_is_an_empty_ledger() -> None:
     assert written([]) == ""
     assert written([assistant("well then"), result("1", "fine")]) == ""
     assert written([user("port /src/app.py")], budget=0) == ""
+    assert [bool(written([user("Use port 4812.")], budget=budget)) for budget in (31, 32)] == [False, True]
 
 
 def test_the_users_words_come_first() -> None:
@@ -99,6 +100,13 @@ def test_a_private_name_is_one(name: str) -> None:
 def test_a_name_with_a_number_behind_a_dash_is_one(name: str) -> None:
     """Tickets, regions and versions say nothing in pieces."""
     assert list(named(f"({name}),")) == [name]
+
+
+@pytest.mark.parametrize("last", ["", " and that is all"])
+def test_a_number_of_other_things_is_another_fact(last: str) -> None:
+    """By the words on both sides, at a sentence's end too: "12 months" does not make "12 eggs" known."""
+    assert named(f"It takes 12 months{last}").keys() != named(f"It takes 12 eggs{last}").keys()
+    assert named(f"after 12 months{last}").keys() != named(f"every 12 months{last}").keys()
 
 
 def test_of_many_user_messages_those_that_stay_are_in_order() -> None:
@@ -329,6 +337,15 @@ def test_rows_of_one_pattern_give_way_to_other_lines() -> None:
     text = written([*reads, result("rows", rows)], budget=340)
     assert text.count("docs/") == len(reads)
     assert text.count("laddr=") >= 2
+
+
+def test_what_a_person_counts_out_is_no_row_of_an_output() -> None:
+    """Alike but for its digits, each sentence is a fact of its own; the assistant's give way."""
+    raw = [user("Draw a plan.")]
+    for at in range(30):
+        raw += [assistant(f"The kitchen {at} lies at lane Elm{at}."), user(f"Room {at} has {at + 2} windows.")]
+    text = written(raw, budget=300)
+    assert all(f"Room {at} has {at + 2} windows." in text for at in range(30))
 
 
 def test_an_error_says_more_than_the_code_that_raises_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from typing import Any
 
 import httpx
@@ -23,13 +24,14 @@ from tests.builders import (
     assistant,
     calls,
     chat,
+    count,
     parsed,
     raw_conversations,
     result,
     system,
     user,
 )
-from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent, settled
+from tests.engine.bench import OVERHEAD_TOKENS, SUMMARY, Bench, FakeAsk, sent, settled
 from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v1_model
 
 LONG = chat(16, words=300)
@@ -288,6 +290,16 @@ async def test_what_cannot_fit_is_refused_before_anybody_is_asked(raw: list[Json
     assert raised.value.needed_tokens > 8192
     assert (bench.ask.prompts, bench.store.kept, bench.outcomes) == ([], [], ["refused"])
     assert bench.last.tokens_after > 8192
+
+
+async def test_a_refusal_tells_the_share_of_the_tools() -> None:
+    """Apart from the template's: a client that sends too many of them learns that they are what to leave out."""
+    tools = [{"type": "function", "function": {"name": "run", "description": "word " * 8000}}]
+    with pytest.raises(DoesNotFit) as raised:
+        await Bench().guard(chat(2), tools=tools)
+    shares = {share.name: share.tokens for share in raised.value.shares}
+    assert shares["tools"] == count(json.dumps(tools))
+    assert shares["template"] == OVERHEAD_TOKENS
 
 
 async def test_a_giant_result_is_sent_as_an_excerpt_where_allowed() -> None:

@@ -183,6 +183,14 @@ async def test_small_requests_ask_nothing() -> None:
         assert server.simulator.sdk.sockets == []
 
 
+async def test_up_to_a_quarter_of_the_window_nothing_is_asked() -> None:
+    """A model that was loaded anew holds so much in any case."""
+    async with lm_studio(KNOWN, architecture="qwen3", window=4096) as server:
+        prepared = await server.guard(talk("engine", 940))
+        assert 0.22 * 4096 < prepared.count.tokens <= 4096 // 4
+        assert server.simulator.sdk.sockets == []
+
+
 async def test_a_certain_request_asks_only_what_is_loaded() -> None:
     """Of a known model, once its template is known: one call of the kind that reads nothing."""
     async with lm_studio(KNOWN, architecture="qwen3") as server:

@@ -480,3 +480,12 @@ async def test_a_part_is_asked_for_beside_a_system_message() -> None:
     assert {request.messages[0].role for request in server.requests} == {"system"}
     other = await engine.guard([*conversation(200), *conversation(1500)[1:]], WINDOW, measure=server)
     assert other.count.tokens < 1.3 * server.tokens(parsed([*conversation(200), *conversation(1500)[1:]]))
+
+
+async def test_a_part_of_a_conversation_is_its_beginning() -> None:
+    """Whole messages, which the server finds in its cache when the conversation follows."""
+    server, engine, talk = Server(1.9), bench(), parsed(turns("one", WINDOW * 11 // 20))
+    await engine.guard(turns("one", WINDOW * 11 // 20), WINDOW, target=engine.target(WINDOW), measure=server)
+    part, *_ = server.requests
+    assert 2 < len(part.messages) < len(talk)
+    assert part.messages == talk[: len(part.messages)]

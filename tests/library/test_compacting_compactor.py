@@ -39,7 +39,8 @@ async def test_a_compactor_acts_above_the_trigger_alone() -> None:
 async def test_a_compactor_never_raises() -> None:
     """An agent goes on with what it has, and can see why."""
     bad: list[Any] = [{"content": "no role"}]
-    assert (await Compactor(config(), FakeCompletion())(bad)).reason == "error"
+    failed = await Compactor(config(), FakeCompletion())(bad)
+    assert (failed.reason, failed.round, failed.tokens_before, failed.tokens_after) == ("error", 0, 0, 0)
     compactor = Compactor(config(context_window_tokens=4096), FakeCompletion([ConnectionError("secret words")]))
     done = await compactor(chat(20))
     assert (done.messages, done.reason, type(done.error)) == (chat(20), "error", SummaryFailed)

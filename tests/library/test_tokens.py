@@ -62,6 +62,24 @@ async def test_the_window_that_is_loaded(listed: dict[str, object] | None, told:
     assert "sk-secret" not in str(failed.value)
 
 
+async def test_a_client_of_our_own_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that asks before each step would run out of sockets; a client that it gave stays open."""
+    server = FakeLMStudio()
+    server.list_v1(v1_model(a=4096))
+    made: list[httpx.AsyncClient] = []
+
+    class Client(httpx.AsyncClient):
+        def __init__(self, **options: object) -> None:
+            super().__init__(transport=httpx.MockTransport(server.handle))
+            made.append(self)
+
+    monkeypatch.setattr(httpx, "AsyncClient", Client)
+    assert await loaded_window("qwen/qwen3-8b", api_base=BASE) == 4096
+    async with Client() as given:
+        await loaded_window("qwen/qwen3-8b", api_base=BASE, http=given)
+        assert [client.is_closed for client in made] == [True, False]
+
+
 @given(st.text(max_size=50))
 def test_a_token_is_four_characters(text: str) -> None:
     """Rounded up."""

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadWish
-from litellm_compaction.proxy.call import NONE, Wish, wish_of
+from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, Wish, wish_of
+from litellm_compaction.proxy.page.turns import Turns
+from tests.builders import chat
+from tests.engine.bench import Bench
 
 
 def read(compaction: object = None, **headers: Any) -> Wish:
@@ -134,3 +138,57 @@ def test_anything_is_a_wish_or_refused(compaction: object, as_text: bool) -> Non
     except BadWish:
         return
     assert wish.now or not wish.focus
+
+
+class Logging:
+    """LiteLLM's logging object of a request."""
+
+    def __init__(self) -> None:
+        self.model_call_details: dict[str, Any] = {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Of a hook."""
+        return {"litellm_logging_obj": self}
+
+
+def made(group: str = "served") -> Call:
+    request = Bench.request(chat(1))
+    return Call(ClientRequest(received=request, original=request, group=group), Attempts(summary_calls_left=1))
+
+
+async def test_a_refusal_is_told_to_its_own_request() -> None:
+    """In the task that serves it, until it ends; also if LiteLLM asks with a logging object of its own."""
+    calls, mine, other, inner = Calls(), Logging(), Logging(), Logging()
+    calls.serve(mine.body)
+    assert calls.refusal() is None
+    calls.open(mine.body, made()).refused(BadWish("mine"))
+    assert str(calls.refusal()) == "mine"
+    calls.serve(other.body)
+    assert calls.refusal() is None
+    calls.open(inner.body, made()).refused(BadWish("other"))
+    assert str(calls.refusal()) == "other"
+    calls.close(other.body)
+    assert calls.refusal() is None
+    calls.serve(mine.body)
+    assert str(calls.refusal()) == "mine"
+    calls.close(mine.body)
+    assert calls.refusal() is None
+
+
+async def test_a_request_is_shown_where_somebody_looks(caplog: pytest.LogCaptureFixture) -> None:
+    """Its turn on the page and its restarts in the metrics, each of which may be off; nothing of that fails."""
+    shown: list[str] = []
+    restarted: list[tuple[str, int]] = []
+    turns = Turns(lambda _, line: shown.append(line))
+    bench = Bench()
+    context, prepared = bench.context(), await bench.guard(chat(1))
+    for calls in (Calls(lambda *restarts: restarted.append(restarts), turns), Calls(), None):
+        for restarts in (2, 0):
+            call = made() if calls is None else calls.open({}, made())
+            call.sent(context, prepared)
+            call.answered(context, prepared, 100, 7)
+            call.ended({"restarts": restarts})
+    assert [json.loads(line)["filled_tokens"] for line in shown] == [107, 107]
+    assert restarted == [("served", 2)]
+    assert not caplog.records

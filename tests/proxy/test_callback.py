@@ -6,12 +6,14 @@ In the middle of streams: `tests/integration/test_fleet.py`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
 import pytest
 
 from litellm_compaction.config import Settings
+from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.proxy import callback
 from litellm_compaction.proxy.callback import CompactionHandler
@@ -49,3 +51,27 @@ async def test_a_part_that_hangs_or_fails_keeps_no_proxy_from_its_end(
         monkeypatch.setattr(handler._history, "settle", broken)
         await handler.aclose()
         await handler._compactor.aclose()
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_compactions_are_told_in_a_log_that_nobody_configured(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], configured: bool
+) -> None:
+    """LiteLLM gives a place to its own loggers only; an operator's handler stays the only one."""
+    logger = logging.Logger("told")
+    logger.parent = logging.Logger("root", logging.WARNING)
+    if configured:
+        logger.addHandler(logging.NullHandler())
+    monkeypatch.setattr(callback, "logger", logger)
+    for name in ("hold_contexts", "provide_master_key", "provide_api_base"):
+        monkeypatch.setattr(callback, name, lambda: None)
+
+    def refuse() -> Settings:
+        raise ConfigError("there is nothing to load here")
+
+    monkeypatch.setattr(callback, "load_settings", refuse)
+    with pytest.raises(ConfigError):
+        callback.load_handler()
+    logger.info("compaction outcome=%s", "compacted")
+    assert ("told:INFO: compaction outcome=compacted" in capfd.readouterr().err) is not configured
+    assert len(logger.handlers) == 1

@@ -79,3 +79,12 @@ async def test_only_several_answers_are_fitted_beside_each_other(
     data = {"model": "carried", "litellm_call_id": "text", "litellm_logging_obj": Logging("text"), **asked}
     await scene.handler.async_pre_call_hook(auth_of("sk-alice"), None, data, "atext_completion")
     assert len(resolved) == reads
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_streams_usage_is_asked_for(scene: Scene, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """Servers count a streamed answer only if they are asked to, and refuse to be asked for another."""
+    client = Client(scene, "sk-alice", conversation("alice", 0), attempts=["hooked"], stream=stream)
+    await client.send()
+    assert client.error is None
+    assert [sent.get("stream_options") for sent in client.sent] == [{"include_usage": True} if stream else None]

@@ -57,6 +57,7 @@ def test_only_ones_own_servers_are_asked(model: str, params: dict[str, str], api
         ("openai/gpt-4o", {}, {"max_input_tokens": 7000}, {}, 7000, "max_input_tokens"),
         ("openai/gpt-4o", {}, {"max_input_tokens": 7000.0}, {}, 7000, "max_input_tokens"),
         ("openai/gpt-4o", {}, {"max_input_tokens": True}, {}, 128_000, "model_map"),
+        ("openai/gpt-4o", {}, {"max_input_tokens": 10**9 + 1}, {}, 128_000, "model_map"),
         ("openrouter/never-heard-of", {}, {}, {}, 128_000, "default"),
         ("openai/never-heard-of", {}, {}, {"api_base": "https://api.example.com/v1"}, 128_000, "default"),
         ("ollama_chat/never-heard-of", {}, {}, {"api_base": "https://ollama.com"}, 128_000, "default"),

@@ -9,7 +9,7 @@ import pytest
 from litellm.types.llms.openai import ResponseAPIUsage
 
 from litellm_compaction.proxy.answer.sse import json_object
-from litellm_compaction.proxy.wire import usage_of, with_details
+from litellm_compaction.proxy.wire import decode, is_same_request, usage_of, with_details
 
 _END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
 
@@ -106,3 +106,21 @@ def _usage(prompt_tokens: int, cached_tokens: object) -> dict[str, Any]:
 def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
     """A number without what the server had in its cache would look like a prompt that was cut."""
     assert usage_of({"usage": usage}) == read
+
+
+@pytest.mark.parametrize(
+    ("body", "is_same"),
+    [
+        ({"messages": [{"role": "user", "content": "Go."}]}, True),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Go. "}]}]}, True),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Stay."}]}]}, False),
+        ({"messages": [{"role": "assistant", "content": "Go."}]}, False),
+        ({"messages": [{"role": "user", "content": "Go."}], "tools": [{"type": "function"}]}, False),
+        ({"messages": "Go."}, False),
+    ],
+)
+def test_a_body_in_other_words_is_the_same_request(body: dict[str, Any], is_same: bool) -> None:
+    """LiteLLM writes a text as a part, or strips it; anything else was never measured, and is looked at anew."""
+    request = decode({"messages": [{"role": "user", "content": "Go."}]})
+    assert request is not None
+    assert is_same_request(body, request) is is_same

@@ -27,6 +27,16 @@ def test_words_find_the_answer_beside_them() -> None:
     assert "The oboe." in shown(index, "What instrument did my sister play?")[0]
 
 
+def test_what_stands_beside_a_hit_is_shown_up_to_it() -> None:
+    """Of the message before it the end, of the one behind it the beginning: what was said next to it."""
+    before, after = (" ".join(f"{word}{at}" for at in range(90)) for word in ("before", "after"))
+    hit = search(indexed(user(before), assistant("The oboe is hers."), user(after)), "oboe").hits[0]
+    first, found, last = (piece.text.strip("… ") for piece in hit.pieces)
+    assert "oboe" in found
+    assert before.endswith(first)
+    assert after.startswith(last)
+
+
 def test_an_id_comes_before_words() -> None:
     """One exact id says more than any number of words."""
     index = indexed(

@@ -271,7 +271,11 @@ class Client:
 
     async def _hooked(self, changed: dict[str, Any], data: dict[str, Any]) -> None:
         self.sent.append(
-            {key: changed[key] for key in ("messages", "max_tokens", *_AS_THEY_CAME) if key in changed}
+            {
+                key: changed[key]
+                for key in ("messages", "max_tokens", "stream_options", *_AS_THEY_CAME)
+                if key in changed
+            }
             | changed.get("extra_body", {})
         )
         said = f"Seen: {' '.join(sorted(words_of(changed['messages'])))}"

@@ -108,6 +108,17 @@ async def test_more_than_one_answer_of_a_backend_is_read(opened: Open) -> None:
     assert await texts(originals) == [*noise, *(f"word {at}" for at in range(150))]
 
 
+async def test_a_stretch_has_a_bound() -> None:
+    """Sixty-four messages or half a million characters: so much a fork stores again, and a reader decrypts, at most."""
+    originals = Originals(MemoryRows(ttl_s=100, max_bytes=10_000_000), ttl_s=100, secret=lambda: SECRET)
+    await kept(originals, covered(*talk(130)), covered(*talk(3, "x" * 200_000), tenant="large"))
+    sizes = [
+        [len(each.messages) for each in await originals.read(tenant, await originals.names(tenant))]
+        for tenant in ("tenant", "large")
+    ]
+    assert sizes == [[64, 64, 2], [2, 1]]
+
+
 async def test_tenants_find_their_own(opened: Open) -> None:
     """The same conversation of two: each has its own rows, and a forged list leads to nothing."""
     originals = opened()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from litellm_compaction.tokens.count import holding, most_tokens
+from litellm_compaction.tokens.count import holding, least_tokens, most_tokens
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.tokens.test_counter import PROSE, STAND_IN, request, user
 from tests.tokens.test_counter_left_out_text import LEAVING_OUT, THOUGHT, session, shown_tokens, upper
@@ -36,3 +36,13 @@ async def test_the_rest_of_a_prompt_is_as_doubtful_as_text_nobody_has_counted() 
     whole = replace(made, tokens=2000, raw_tokens=2000.0, error_ratio=0.02, text_error_ratio=0.35)
     assert holding(replace(whole, error_ratio=0.5, text_error_ratio=0.5), [known]).error_ratio == pytest.approx(0.26)
     assert holding(replace(whole, error_ratio=0.3), [known]).error_ratio == pytest.approx(0.185)
+
+
+async def test_a_prompt_that_the_server_has_counted_takes_hardly_less_again() -> None:
+    """Half a percent, for what a template leaves out of turns that have become old."""
+    counter, asked = TokenCounter(), request(user(PROSE * 100))
+    made = await counter.count("t", STAND_IN, asked)
+    counter.learn("t", made, made.tokens)
+    known = await counter.count("t", STAND_IN, asked)
+    assert known.anchor is not None
+    assert least_tokens(known) == pytest.approx(0.995 * made.tokens, abs=1)

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.core.messages import JsonValue
 from litellm_compaction.tokenizers import registry
-from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens import formula
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.tokens.test_counter import PROSE, STAND_IN, TOOLS, count, request, user
@@ -23,6 +23,14 @@ async def test_single_digits_are_counted_where_the_vocabulary_has_no_groups() ->
     assert made.tokens >= 9 * 500
     grouped = await count(family_of("deepseek2", "deepseek-v2"), user(numbers))
     assert grouped.tokens < made.tokens / 2
+
+
+@pytest.mark.parametrize(("family", "may_be_left_out"), [(family_of("", "gpt-4o"), False), (STAND_IN, True)])
+async def test_openai_renders_all_tools(family: Family, may_be_left_out: bool) -> None:
+    """A template may leave them out, so that a number without them is believed; of OpenAI's none is."""
+    made = await count(family, {"role": "user", "content": "Go."}, tools=TOOLS)
+    assert made.tools_tokens > 0
+    assert (made.doubtful_tools_tokens > 0) is may_be_left_out
 
 
 async def test_base64_is_never_text() -> None:

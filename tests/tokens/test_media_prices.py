@@ -87,6 +87,17 @@ async def test_a_picture_beside_a_long_text_says_nothing_of_it() -> None:
     assert plain.tokens == await truth(asked(0, text=TEXT * 12), 0)
 
 
+async def test_beside_half_as_many_tokens_of_images_a_number_says_nothing_of_the_text() -> None:
+    """Its difference may be the image's: text alone is counted as if nothing had been said."""
+    counter, untaught = TokenCounter(), TokenCounter()
+    request = asked(1, text=TEXT * 14)
+    made = await counter.count("t", OTHER, request)
+    assert 1 / 3 < made.media_tokens / (made.tokens - made.media_tokens) < 2 / 3
+    counter.learn("t", made, made.tokens * 3 // 4)
+    plain = [await each.count("t", OTHER, asked(0, text="Which one is older? " * 30)) for each in (counter, untaught)]
+    assert plain[0].tokens == plain[1].tokens
+
+
 async def test_a_new_picture_in_a_known_conversation_is_doubted_too() -> None:
     """By what is not known of its price, though all before it has been counted by the server."""
     counter = TokenCounter()
@@ -195,6 +206,17 @@ def test_what_was_learned_is_noticed() -> None:
         gists.append(prices.change_key())
     assert len(set(gists)) == 5
     assert gists[3] == gists[4]
+
+
+def test_a_price_gives_way_to_eight_newer_ones() -> None:
+    """A model that was loaded with another vision part: what its pictures cost is forgotten, but not before."""
+    prices = MediaPrices()
+    prices.note(440, 1200, doubt_tokens=0)
+    factors = []
+    for _ in range(8):
+        prices.note(440, 440, doubt_tokens=0)
+        factors.append(prices.price().factor)
+    assert factors == [pytest.approx(1200 / 440)] * 7 + [1.0]
 
 
 ROWS = st.one_of(

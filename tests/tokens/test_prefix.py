@@ -57,6 +57,18 @@ async def test_the_next_turn_is_the_servers_number_and_the_new_part(family: Fami
     assert (await counted(counter, family, request(*chat(7)))).tokens == pytest.approx(truth, abs=1)
 
 
+async def test_the_first_digits_of_a_conversation_may_each_be_a_token() -> None:
+    """In a vocabulary that we do not have, a table may take three times what ours makes of it: there is room."""
+    counter, family, talk = TokenCounter(), family_of("", "deepseek-v2"), chat(1)
+    before = await counted(counter, family, request(*talk))
+    counter.learn("t", before, round(before.raw_tokens))
+    digits = "4711081516234299 " * 200
+    table: dict[str, JsonValue] = {"role": "user", "content": digits}
+    after = await counted(counter, family, request(*talk, {"role": "assistant", "content": "Yes?"}, table))
+    assert after.anchor is not None
+    assert after.tokens + after.margin_tokens >= before.raw_tokens + len(digits)
+
+
 async def test_what_an_exact_prompt_has_more_is_no_fixed_cost() -> None:
     """A server that counts 1.2 times what the family's vocabulary does: what stays of a prompt takes its own part."""
     counter = TokenCounter()

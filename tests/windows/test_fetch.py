@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.windows.fetch import unfolds_slowly
 from litellm_compaction.windows.lmstudio import (
     list_models,
 )
@@ -73,3 +76,22 @@ async def test_only_real_keys_are_sent(
     await list_models(http, BASE, api_key)
     got = dict(server.requests[0].headers.raw).get(b"Authorization")
     assert (got.decode() if got is not None else None) == sent
+
+
+async def test_a_compressed_answer_is_closed_with_its_connection() -> None:
+    """A server that sends more than is read would keep one of the few for good."""
+
+    class Body(httpx.AsyncByteStream):
+        is_closed = False
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield gzip.compress(b"[]")
+
+        async def aclose(self) -> None:
+            self.is_closed = True
+
+    body = Body()
+    response = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=body)
+    assert unfolds_slowly(response)
+    await response.aclose()
+    assert body.is_closed

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import httpx
 import pytest
 
 from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.windows import lmstudio
 from litellm_compaction.windows.lmstudio import (
     Instance,
     Listing,
@@ -49,6 +52,24 @@ async def test_v0_is_asked_when_v1_answers_200_with_an_error(server: FakeLMStudi
     assert listing.api == "v0"
     assert listing.models[0].instances == (Instance(id="one", context_length=4096, parallel=1),)
     assert listing.models[1].instances == ()
+
+
+@pytest.mark.parametrize(("models", "holds_up"), [(200, True), (201, False)])
+async def test_a_long_listing_is_read_beside_the_event_loop(
+    server: FakeLMStudio, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, models: int, holds_up: bool
+) -> None:
+    """One of thousands of models would keep all other answers waiting; a short one is not worth a thread."""
+    threads: list[int] = []
+    parse = lmstudio._parse_v1
+
+    def noting(answer: object) -> Listing:
+        threads.append(threading.get_ident())
+        return parse(answer)
+
+    monkeypatch.setattr(lmstudio, "_parse_v1", noting)
+    server.list_v1(*(v1_model(f"a/{number}") for number in range(models)))
+    assert len((await list_models(http, BASE, None)).models) == models
+    assert (threads == [threading.get_ident()]) is holds_up
 
 
 async def test_missing_optional_fields_are_accepted(server: FakeLMStudio, http: httpx.AsyncClient) -> None:

@@ -364,8 +364,7 @@ class Relay:
             self._tail.append(text)
             return []
         text = self._taken_tail() + text
-        stops = self._asked.stops
-        settled = unstopped_length(text, stops) if stops else len(text)
+        settled = unstopped_length(text, self._asked.stops)
         if holds_words:
             settled = settled_length(text[:settled])
         if settled < len(text):

@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -626,6 +627,25 @@ async def test_whoever_comes_while_the_last_leaves_is_let_in(fleet: Fleet) -> No
     assert fleet.used_tokens == 0
     assert not fleet.admissions[0]._pools
     assert not fleet.board.topics
+
+
+@together(1)
+async def test_room_that_another_thread_gives_back_wakes_the_loop(fleet: Fleet) -> None:
+    """A request may be forgotten in any thread; who waits does not wait for the next look at the board."""
+    loop: Any = asyncio.get_running_loop()
+    first = await fleet.enter(0, 60)
+    threads = [threading.Thread(target=first.release)]
+    sleep = loop._selector.select
+
+    def busy_while_the_loop_sleeps(timeout: float | None = None) -> Any:
+        if timeout != 0 and threads:
+            threads[0].start()
+            threads.pop().join()
+        return sleep(timeout)
+
+    loop._selector.select = busy_while_the_loop_sleeps
+    second = await fleet.enter(0, 60)
+    assert (second.tokens, loop.time()) == (60, 0)
 
 
 @together()

@@ -321,11 +321,12 @@ async def test_no_way_gives_litellm_a_long_error(error: str) -> None:
     assert "broken" in told.text
 
 
+@pytest.mark.parametrize("status", [400, 500])
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_no_text_completion_gives_litellm_a_long_error(is_known: bool) -> None:
+async def test_no_text_completion_gives_litellm_a_long_error(is_known: bool, status: int) -> None:
     """Of a prompt in no known shape, too, whose answer goes on as it came."""
-    told = await Wire([lambda: httpx.Response(500, json={"error": _LONG})]).complete(prompt="x" if is_known else {})
-    assert (told.status_code, len(told.content)) == (500, 32 * 1024)
+    told = await Wire([lambda: httpx.Response(status, json={"error": _LONG})]).complete(prompt="x" if is_known else {})
+    assert (told.status_code, len(told.content)) == (status, 32 * 1024)
 
 
 @pytest.mark.slow
