@@ -172,6 +172,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def _aclose(self) -> None:
         await ended([self._probe] if self._probe is not None else [])
         await self._gate.preparing.aclose()
+        await self._gate.discovery.aclose()
         await self._history.settle()
         await self._compactor.aclose()
 
@@ -318,6 +319,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 if secret := proxy_secret():
                     # Remembered: the first request would wait for it.
                     await asyncio.to_thread(stretched, secret)
+                await self._gate.discovery.start(_router)
                 try:
                     await self._gate.preparing.start(router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)

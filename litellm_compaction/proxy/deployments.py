@@ -1,6 +1,6 @@
 """Selects the deployments that are guarded, with their settings, and tells the engine of a request to one of them.
 
-Known windows are shown as `max_input_tokens` in the proxy's `/model/info`: clients steer their own compaction by that
+Known windows are shown as `max_input_tokens` in the proxy's lists of models: clients steer their own compaction by that
 number, and LM Studio's OpenAI endpoint does not tell it (lmstudio-bug-tracker 2139).
 """
 
@@ -48,7 +48,6 @@ _SERVERS_SCOPE = "servers"
 _STORE_TIMEOUT_S = 2.0
 # An unused fact expires after `store_ttl_s`.
 _KEPT_AGAIN_S, _ASKED_AGAIN_S = 3600.0, 30.0
-_KEY = "max_input_tokens"
 logger = logging.getLogger("litellm_compaction")
 # Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py, 1.106.2).
 _KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
@@ -57,38 +56,62 @@ _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", defau
 
 
 class Publisher:
-    """Writes windows into the router's own list, from which LiteLLM answers `/model/info`."""
+    """Writes windows into the router's own list, from which LiteLLM answers `/model/info` and `/v1/models`."""
 
     def __init__(self) -> None:
-        self._written: dict[str, int] = {}
+        self._written: dict[str, Mapping[str, int]] = {}
 
-    def publish(self, router: Any, deployment: Deployment, window: Window) -> None:
+    def publish(self, router: Any, guard: GuardedDeployment, window: Window) -> None:
         """Shows a deployment's window, unless it has many; never in place of a number that the operator wrote.
 
         With `enable_pre_call_checks` LiteLLM would refuse by that number requests that are about to be compacted, so
         nothing is shown then. A window that an overflow has taught may be one tenant's only, and is not shown.
         """
-        window_tokens = window.tokens
-        if window.source == "learned":
+        deployment = guard.deployment
+        if window.source == "learned" or deployment.is_wildcard or getattr(router, "enable_pre_call_checks", True):
             return
-        known = self._written.get(deployment.id)
-        if deployment.is_wildcard or known == window_tokens or getattr(router, "enable_pre_call_checks", True):
+        self._write(router, deployment.id, limits_of(window, guard.settings))
+
+    def withdraw(self, router: Any, deployment: Deployment) -> None:
+        """Takes back what was shown for a deployment whose window is not known any more."""
+        self._write(router, deployment.id, {})
+
+    def as_written(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A deployment's `model_info` as its operator wrote it: our own numbers would come back to us as theirs."""
+        own = self._written.get(str(info.get("id")), {})
+        ours = {key for key, tokens in own.items() if info.get(key) == tokens}
+        return {key: value for key, value in info.items() if key not in ours} if ours else info
+
+    def _write(self, router: Any, deployment_id: str, limits: Mapping[str, int]) -> None:
+        own = self._written.get(deployment_id, {})
+        if own == limits:
             return
         for entry in getattr(router, "model_list", None) or ():
             info = entry.get("model_info") if isinstance(entry, MutableMapping) else None
-            if not isinstance(info, MutableMapping) or info.get("id") != deployment.id:
+            if not isinstance(info, MutableMapping) or info.get("id") != deployment_id:
                 continue
-            if info.get(_KEY) in (None, known):
-                info[_KEY] = window_tokens
-                self._written[deployment.id] = window_tokens
+            for key in own:
+                if info.get(key) == own[key]:
+                    del info[key]
+            if info.get("max_input_tokens") is not None:
+                limits = {}
+            self._written[deployment_id] = {key: tokens for key, tokens in limits.items() if info.get(key) is None}
+            info.update(self._written[deployment_id])
             return
 
-    def as_written(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A deployment's `model_info` as its operator wrote it: our own number would come back to us as theirs."""
-        own = self._written.get(str(info.get("id")))
-        if own is None or info.get(_KEY) != own:
-            return info
-        return {key: value for key, value in info.items() if key != _KEY}
+
+def limits_of(window: Window, settings: Settings) -> dict[str, int]:
+    """A window as LiteLLM's lists show it, by LiteLLM's names.
+
+    Clients ask for no longer an answer than `max_output_tokens`, and take it off the window for their own compaction:
+    it is the part that we set aside for an answer ourselves.
+    """
+    answer_tokens = settings.output_reserve_tokens or math.floor(settings.output_buffer_ratio * window.tokens)
+    least_tokens = min(settings.output_buffer_min_tokens, window.tokens // 10)
+    return {
+        "max_input_tokens": window.tokens,
+        "max_output_tokens": min(max(answer_tokens, least_tokens, 1), window.tokens),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from litellm_compaction.proxy.deployments import (
     metadata_of,
     tenant_of,
 )
+from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_api import connect, has_database
 from litellm_compaction.proxy.live_settings import LiveSettings
@@ -80,6 +81,7 @@ class Intake:
         self._slimmed: Bounded[tuple[str, int], None] = Bounded(_MOST_TOLD)
         self.guards = DeploymentSelector(source, compactor.windows, self._publisher, FormerAnswers(store))
         self.preparing = Preparing(compactor, self.guards, self._publisher)
+        self.discovery = Discovery(compactor.windows, self.guards, self._publisher)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
@@ -266,7 +268,7 @@ class Intake:
             prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),
         )
         call.sent(context, prepared)
-        self._publisher.publish(router, deployment, prepared.window)
+        self._publisher.publish(router, guard, prepared.window)
         changed = wire.with_output_limit(kwargs, limit)
         if kwargs.get("stream") and call.client.is_chat:
             changed |= wire.with_usage(kwargs)
@@ -348,7 +350,7 @@ class Intake:
         call.attempt.is_carried = True
         if isinstance(prepared, PreparedRequest):
             call.sent(context, prepared)
-            self._publisher.publish(router, guard.deployment, prepared.window)
+            self._publisher.publish(router, guard, prepared.window)
         elif prepared is not None:
             call.will_be_compacted(prepared)
             call.is_told = self._announced.is_next_in_a_row(prepared)

@@ -1,4 +1,4 @@
-"""LiteLLM's internals that we rely on: access rules, credentials, connections, secret, contexts, and end.
+"""LiteLLM's internals that we rely on: access rules, credentials, connections, secret, contexts, lists, and end.
 
 Every private attribute is feature-tested; without the access rules, the key's own lists of models count.
 """
@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +24,12 @@ from litellm_compaction.errors import StoreError
 # died when it came after every third object (3.11.7), with two it did not.
 _held: deque[contextvars.Context] = deque(maxlen=8)
 _PROXY = "litellm.proxy.proxy_server"
+_MODEL_CHECKS = "litellm.proxy.auth.model_checks"
+# The attribute of a function of ours that stands in place of one of LiteLLM's.
+_ORIGINAL = "litellm_compaction_original"
 _END = "proxy_shutdown_event"
+# Without prices LiteLLM takes a model's cost for unknown, and enforces budgets; without a mode its abilities.
+_NEW_MODEL = {"litellm_provider": "lm_studio"}
 # LiteLLM's own checks for a call on a caller's behalf, which skips the proxy's authentication: module, names, and the
 # answer that allows it (1.109.1; 1.106.2).
 _LITELLM_CHECKS = (
@@ -163,6 +168,99 @@ def before_end(job: Callable[[], Awaitable[None]]) -> bool:
 
     setattr(module, _END, ended)
     return True
+
+
+def expand_wildcards(names_of: Callable[[str, Mapping[str, Any]], Sequence[str] | None]) -> bool:
+    """Has LiteLLM list for wildcards what `names_of` gives; which key sees a wildcard stays LiteLLM's decision.
+
+    LiteLLM's model map, from which it expands them otherwise, has no model of LM Studio's. Idempotent (1.100.5 to
+    1.109.1; 1.109.1 calls it in a thread).
+
+    Args:
+        names_of: gets a wildcard, as a `model_name` or a key's list has it, and the deployment's `litellm_params`;
+            None leaves the answer to LiteLLM.
+
+    Returns:
+        False if LiteLLM has no such function.
+    """
+
+    def listed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def known(wildcard_model: str, litellm_params: Any = None, *args: Any, **options: Any) -> Any:
+            names = None if litellm_params is None else names_of(wildcard_model, litellm_params.model_dump())
+            return original(wildcard_model, litellm_params, *args, **options) if names is None else list(names)
+
+        return known
+
+    def once(original: Callable[..., Any]) -> Callable[..., Any]:
+        # Several deployments of one wildcard list the same models.
+        def expanded(*args: Any, **options: Any) -> Any:
+            found, named = original(*args, **options), options.get("unique_models") or ()
+            return [name for name in dict.fromkeys(found) if name not in named]
+
+        return expanded
+
+    module = sys.modules.get(_MODEL_CHECKS)
+    if not _replaced(module, "get_known_models_from_wildcard", listed):
+        return False
+    _replaced(module, "_get_wildcard_models", once)
+    return True
+
+
+def wrap_requests(make: Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]) -> bool:
+    """Puts what `make` makes of the proxy's ASGI application in its place, inside of all middleware; idempotent.
+
+    Returns:
+        False outside a proxy, and if its application is built in another way.
+    """
+    router = getattr(getattr(sys.modules.get(_PROXY), "app", None), "router", None)
+    return _replaced(router, "middleware_stack", make)
+
+
+def _replaced(holder: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+    """Puts what `make` makes of a function in its place; the next time in place of that."""
+    current = getattr(holder, name, None)
+    if not callable(current):
+        return False
+    original = getattr(current, _ORIGINAL, current)
+    made = functools.wraps(original)(make(original))
+    setattr(made, _ORIGINAL, original)
+    setattr(holder, name, made)
+    return True
+
+
+class ModelMap:
+    """Our numbers in LiteLLM's model map, from which it answers for models behind wildcards."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, Mapping[str, int]] = {}
+
+    def show(self, limits: Mapping[str, Mapping[str, int]]) -> None:
+        """Shows these numbers, and none of those shown before; never in place of LiteLLM's or the operator's.
+
+        Called again it costs microseconds, and brings back what LiteLLM has dropped with a new map.
+        """
+        known = getattr(sys.modules.get("litellm"), "model_cost", None)
+        if not isinstance(known, dict):
+            return
+        changed = False
+        for name in self._written.keys() | limits.keys():
+            entry, own, numbers = known.get(name), self._written.pop(name, {}), limits.get(name, {})
+            kept = (entry or _NEW_MODEL).items()
+            rest = {key: value for key, value in kept if value is None or value != own.get(key)}
+            if any(rest.get(key) is not None for key in numbers):
+                continue
+            wanted = {**rest, **numbers}
+            if numbers:
+                self._written[name] = numbers
+                known[name] = wanted
+            elif entry is not None and rest == _NEW_MODEL:
+                del known[name]
+            elif entry is not None:
+                known[name] = wanted
+            changed |= known.get(name) != entry
+        forget = getattr(sys.modules.get("litellm.utils"), "_invalidate_model_cost_lowercase_map", None)
+        if changed and forget is not None:
+            forget()
 
 
 def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:

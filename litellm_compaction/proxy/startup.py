@@ -167,7 +167,7 @@ class Preparing:
             # The message is the finding, a traceback is noise.
             logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
             return
-        self._publisher.publish(router, deployment, window)
+        self._publisher.publish(router, guard, window)
         logger.info(
             "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
         )

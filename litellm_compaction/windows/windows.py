@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -20,7 +20,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.windows.cache import Listings, Reading
 from litellm_compaction.windows.fetch import without_userinfo
-from litellm_compaction.windows.lmstudio import WantedModel, match
+from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
 from litellm_compaction.windows.lmstudio_questions import (
     Instance,
     LoadedModel,
@@ -249,6 +249,20 @@ class Windows:
         if isinstance(listing, Served):
             return tuple(model.names[0] for model in listing.models if model.names)
         return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
+
+    async def listed(self, target: Target) -> Mapping[str, bool]:
+        """The chat models that a target's LM Studio lists, and if each is loaded; empty if it does not answer.
+
+        By their keys, and the loaded ones also by the names that they were loaded with.
+        """
+        if target.api_base is None or not target.is_lmstudio:
+            return {}
+        reading = await self._listings.get(target.api_base, target.api_key)
+        if not isinstance(reading.listing, Listing) or (reading.failure and not reading.is_busy):
+            return {}
+        chats = [model for model in reading.listing.models if model.kind == "llm"]
+        copies = {instance.id: True for model in chats for instance in model.instances}
+        return {**{model.key: model.loaded for model in chats}, **copies}
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
         """Returns True if a server is LM Studio; None without an answer. Cached: yes for good, no 60 s, None 5 s."""

@@ -10,7 +10,13 @@ import pytest
 
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import StoreError
-from litellm_compaction.proxy.deployments import DeploymentSelector, FormerAnswers, Publisher
+from litellm_compaction.proxy.deployments import (
+    DeploymentSelector,
+    FormerAnswers,
+    GuardedDeployment,
+    Publisher,
+    limits_of,
+)
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Window, Windows
@@ -116,9 +122,26 @@ def test_a_published_number_does_not_come_back_as_the_operators() -> None:
     publisher = Publisher()
     window = Window(tokens=4096, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
     for each in ("a", "b"):
-        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), window)
-        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), replace(window, source="learned"))
+        guard = GuardedDeployment(deployment("lm_studio/qwen", {"id": each}), Settings())
+        publisher.publish(Router(), guard, window)
+        publisher.publish(Router(), guard, replace(window, source="learned"))
     first, second = (entry["model_info"] for entry in Router.model_list)
-    assert first == {"id": "a", "max_input_tokens": 4096}
+    assert first == {"id": "a", "max_input_tokens": 4096, "max_output_tokens": 819}
     assert publisher.as_written(first) == {"id": "a"}
+    assert second == {"id": "b", "max_input_tokens": 7000}
     assert publisher.as_written(second) is second
+    publisher.withdraw(Router(), deployment("lm_studio/qwen", {"id": "a"}))
+    assert first == {"id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "window_tokens", "answer_tokens"),
+    [({}, 8192, 1638), ({"output_reserve_tokens": 3000}, 8192, 3000), ({"output_buffer_ratio": 0.0}, 8192, 819)],
+)
+def test_the_answer_that_is_shown_is_what_is_set_aside_for_it(
+    settings: dict[str, Any], window_tokens: int, answer_tokens: int
+) -> None:
+    """A client takes it off the window, and asks for no more: the reserve, or the buffer of an empty prompt."""
+    window = Window(tokens=window_tokens, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
+    shown = {"max_input_tokens": window_tokens, "max_output_tokens": answer_tokens}
+    assert limits_of(window, Settings(**settings)) == shown

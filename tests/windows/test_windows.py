@@ -39,6 +39,18 @@ async def test_what_is_loaded_behind_a_wildcard(server: FakeLMStudio, windows: W
     assert await windows.loaded(target("*", api_base=None)) == ()
 
 
+async def test_what_a_server_lists(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Every chat model, loaded or not, and each copy by its own name; of a server that is gone nothing."""
+    embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
+    server.list_v1(v1_model("qwen/qwen3-8b", _=12288), v1_model("idle"), v1_model("twice", mine=4096), embedding)
+    assert await windows.listed(target("*")) == {"qwen/qwen3-8b": True, "idle": False, "twice": True, "mine": True}
+    assert await windows.listed(target("*", is_lmstudio=False)) == {}
+    assert await windows.listed(target("*", api_base=None)) == {}
+    clock.now_s += 60
+    server.down = httpx.ConnectError("refused")
+    assert await windows.listed(target("*")) == {}
+
+
 async def test_a_newly_loaded_model_is_told(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
     """Once for each listing that has a chat model which the one before had not; not for those that go."""
     told: list[float] = []

@@ -1,0 +1,158 @@
+"""What clients find in the proxy's lists of models: those that LM Studio lists, with the window that each has now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import yaml
+
+from litellm_compaction.simulator import Address, Model, Simulator, serve
+from tests.integration.harness import MASTER_KEY, Proxy, free_port, proxy
+
+pytestmark = pytest.mark.proxy
+
+SHIPPED = Path(__file__).parents[2] / "config.yaml"
+QWEN, QUANT, COLD = "qwen/qwen3-8b", "google/gemma-3-4b@q4_k_m", "qwen/qwen3-4b"
+CACHE_S = 0.5
+_LIMIT_S = 30.0
+_WINDOWS = {QWEN: 8192, QUANT: 4096, COLD: None}
+
+
+@dataclass
+class Home:
+    """A proxy with the shipped configuration and more wildcards, and the two LM Studios behind it."""
+
+    proxy: Proxy
+    first: Simulator
+    second: Simulator
+
+    @property
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.proxy.base_url}/v1", api_key=MASTER_KEY, max_retries=0)
+
+    def get(self, path: str) -> list[dict[str, Any]]:
+        answer = self.proxy.client.get(path, headers=self.proxy.headers)
+        assert answer.status_code == 200, answer.text
+        rows: list[dict[str, Any]] = answer.json()["data"]
+        return rows
+
+    def shown(self) -> dict[str, int | None]:
+        return {row["id"]: row.get("max_input_tokens") for row in self.get("/v1/models")}
+
+    def comes_to_show(self, name: str, window: int | None) -> None:
+        """Asks until the list says so; the cache's life is far below the limit."""
+        since_s = time.monotonic()
+        while self.shown().get(name) != window:
+            assert time.monotonic() - since_s < _LIMIT_S, self.shown()
+
+
+def _simulator() -> Simulator:
+    embedding = Model("text-embedding-nomic", type="embeddings")
+    return Simulator(models=[Model(QWEN), Model(QUANT), Model(COLD), embedding])
+
+
+def _entry(wildcard: str, model: str, api_base: str) -> dict[str, Any]:
+    return {"model_name": wildcard, "litellm_params": {"model": model, "api_base": api_base}}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    folder = tmp_path_factory.mktemp("discovery")
+    with ExitStack() as stack:
+        first, second = _simulator(), _simulator()
+        first.load(QWEN, 8192)
+        first.load(QUANT, 4096)
+        second.load(QWEN, 16384)
+        bases: list[Address] = [stack.enter_context(serve(each)) for each in (first, second)]
+        config = yaml.safe_load(SHIPPED.read_text())
+        config["callback_settings"]["litellm_compaction"]["window_cache_s"] = CACHE_S
+        config["model_list"] += [
+            _entry("local/*", "lm_studio/*", f"{bases[0].base_url}/v1"),
+            _entry("box/*", "lm_studio/*", f"{bases[1].base_url}/v1"),
+            _entry("named", f"lm_studio/{QWEN}", f"{bases[0].base_url}/v1"),
+            _entry("dead/*", "lm_studio/*", f"http://127.0.0.1:{free_port()}/v1"),
+        ]
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        running = stack.enter_context(proxy(path, LM_STUDIO_API_BASE=f"{bases[0].base_url}/v1"))
+        yield Home(running, first, second)
+
+
+def test_the_official_clients_list_the_models_with_their_windows(home: Home) -> None:
+    """OpenAI's and Anthropic's packages: every chat model behind every wildcard, nothing of a server that is off."""
+    expected = {
+        "named": 8192,
+        **{f"{prefix}/{key}": window for prefix in ("lm_studio", "local") for key, window in _WINDOWS.items()},
+        **{f"box/{key}": 16384 if key == QWEN else None for key in _WINDOWS},
+    }
+    # LiteLLM 1.100.5 lists wildcards themselves, too.
+    models = [model for model in home.openai.models.list() if "*" not in model.id]
+    assert {model.id: getattr(model, "max_input_tokens", None) for model in models} == expected
+    assert {model.id: getattr(model, "max_output_tokens", None) for model in models}[f"box/{QWEN}"] == 3276
+    found = list(anthropic.Anthropic(base_url=home.proxy.base_url, api_key=MASTER_KEY, max_retries=0).models.list())
+    assert {model.id: model.max_input_tokens for model in found if "*" not in model.id} == expected
+    assert {model.id: model.max_tokens for model in found}[f"box/{QWEN}"] == 3276
+    groups = {row["model_group"]: row["max_input_tokens"] for row in home.get("/model_group/info")}
+    groups = {name: window for name, window in groups.items() if "*" not in name}
+    # LiteLLM looks for the model itself here, by its name alone: what is loaded at the first server is shown.
+    assert groups == {**expected, f"box/{QWEN}": 8192, f"box/{QUANT}": 4096}
+    rows = {row["model_name"]: row["model_info"].get("max_input_tokens") for row in home.get("/model/info")}
+    assert rows == {**expected, "dead/*": None}
+
+
+@pytest.mark.parametrize("name", ["named", f"local/{QWEN}", f"lm_studio/{QUANT}"])
+def test_one_model_is_found_by_its_name(home: Home, name: str) -> None:
+    """Also with slashes and a quantization; a name that is not listed is not found, and a wrong key sees none."""
+    found = home.openai.models.retrieve(name)
+    assert (found.id, getattr(found, "max_input_tokens", None)) == (name, 4096 if QUANT in name else 8192)
+    with pytest.raises(openai.NotFoundError):
+        home.openai.models.retrieve(f"{name}-other/none")
+    stranger = openai.OpenAI(base_url=f"{home.proxy.base_url}/v1", api_key="sk-wrong", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match="No connected db"):
+        stranger.models.retrieve(name)
+
+
+def test_a_listed_id_can_be_asked(home: Home) -> None:
+    """Each name that has a window is one that a chat reaches, at its own server."""
+    for name in [f"lm_studio/{QUANT}", f"local/{QWEN}", f"box/{QWEN}"]:
+        server = home.second if name.startswith("box") else home.first
+        since = len(server.inference_requests())
+        answer = home.openai.chat.completions.create(model=name, messages=[{"role": "user", "content": "Hi."}])
+        assert answer.choices[0].message.content
+        (record,) = server.inference_requests()[since:]
+        assert (record.body or {})["model"] == name.partition("/")[2]
+
+
+def test_a_reload_shows_within_the_cache(home: Home) -> None:
+    """A larger window, an unloaded model, and a window again: in the lists of wildcards, and of the named entry."""
+    home.first.unload(QWEN)
+    home.comes_to_show(f"lm_studio/{QWEN}", None)
+    home.comes_to_show("named", None)
+    home.first.load(QWEN, 12_288)
+    home.comes_to_show(f"lm_studio/{QWEN}", 12_288)
+    assert home.shown()["named"] == 12_288
+    assert home.openai.models.retrieve(f"local/{QWEN}").model_dump()["max_input_tokens"] == 12_288
+    home.first.unload(QWEN)
+    home.first.load(QWEN, 8192)
+    home.comes_to_show("named", 8192)
+
+
+def test_nobody_is_asked_while_nobody_reads(home: Home) -> None:
+    """Lists are filled when they are read, once in `window_cache_s` however often that is; a dead server is quiet."""
+    for _ in range(2):
+        home.shown()
+    reads = [record for record in home.second.requests if record.path == "/api/v1/models"]
+    began_s = time.monotonic()
+    for _ in range(10):
+        home.shown()
+    most = 2 + (time.monotonic() - began_s) / CACHE_S
+    assert len([record for record in home.second.requests if record.path == "/api/v1/models"]) - len(reads) <= most
+    assert home.proxy.logged("litellm_compaction:(WARNING|ERROR)") == []

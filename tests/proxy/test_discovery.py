@@ -1,0 +1,335 @@
+"""What LiteLLM's lists of models show: for whom, with which numbers, and when nothing is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from litellm import Router
+
+from litellm_compaction.config import Settings
+from litellm_compaction.proxy.deployments import DeploymentSelector, Publisher
+from litellm_compaction.proxy.discovery import Discovery
+from litellm_compaction.proxy.litellm_api import expand_wildcards, wrap_requests
+from litellm_compaction.proxy.live_settings import LiveSettings
+from litellm_compaction.windows.windows import Windows
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning", "ignore::DeprecationWarning")
+
+CHECKS = "litellm.proxy.auth.model_checks"
+ONE, TWO, DEAD = "http://one.test:1234/v1", "http://two.test:1234/v1", "http://dead.test:1234/v1"
+QWEN, GEMMA = "qwen/qwen3-8b", "google/gemma-3-4b@q4_k_m"
+
+
+class Servers:
+    """LM Studios by host: the context length of each chat model, None for one that is not loaded."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, dict[str, int | None]] = {
+            "one.test": {QWEN: 8192, GEMMA: None},
+            "two.test": {QWEN: 4096, "solo": 2048},
+        }
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        await self.gate.wait()
+        models = self.models.get(request.url.host)
+        if models is None:
+            raise httpx.ConnectError("refused")
+        rows = [
+            {
+                "key": key,
+                "type": "llm",
+                "loaded_instances": [] if window is None else [{"id": key, "config": {"context_length": window}}],
+            }
+            for key, window in models.items()
+        ]
+        return httpx.Response(
+            200, json={"models": [*rows, {"key": "nomic", "type": "embedding", "loaded_instances": []}]}
+        )
+
+
+def router(*entries: tuple[str, str, str], **options: Any) -> Router:
+    """LiteLLM's own, with (model_name, model, api_base)."""
+    models = [
+        {"model_name": name, "litellm_params": {"model": model, "api_base": base, "api_key": "k"}}
+        for name, model, base in entries
+    ]
+    return Router(model_list=models, **options)
+
+
+@pytest.fixture
+def servers() -> Servers:
+    return Servers()
+
+
+@pytest.fixture
+async def discovery(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Discovery]:
+    """With a model map of its own, and LiteLLM's functions as they were afterwards."""
+    import litellm
+    import litellm.proxy.auth.model_checks as checks
+
+    monkeypatch.setattr(litellm, "model_cost", dict(litellm.model_cost))
+    for name in ("get_known_models_from_wildcard", "_get_wildcard_models"):
+        monkeypatch.setattr(checks, name, getattr(checks, name))
+    async with httpx.AsyncClient(transport=httpx.MockTransport(servers.answer)) as http:
+        windows, publisher = Windows(cache_s=1e-9, http=http), Publisher()
+        made = Discovery(windows, DeploymentSelector(LiveSettings(Settings()), windows, publisher), publisher)
+        assert expand_wildcards(made.names)
+        yield made
+        servers.gate.set()
+        await made.aclose()
+        await windows.aclose()
+
+
+def listed(configured: Router, *key_models: str) -> list[str]:
+    """LiteLLM's own list for a key; without `key_models` for one that may use everything."""
+    from litellm.proxy.auth.model_checks import get_complete_model_list
+
+    found: Sequence[str] = get_complete_model_list(
+        key_models=list(key_models),
+        team_models=[],
+        proxy_model_list=configured.get_model_names(),
+        user_model=None,
+        infer_model_from_keys=False,
+        llm_router=configured,
+    )
+    # LiteLLM 1.100.5 lists a wildcard itself, too.
+    return [name for name in found if "*" not in name]
+
+
+def shown(name: str) -> tuple[int | None, int | None]:
+    """What LiteLLM's map says of a name: window and answer."""
+    import litellm
+
+    entry = litellm.model_cost.get(name, {})
+    return entry.get("max_input_tokens"), entry.get("max_output_tokens")
+
+
+async def test_every_wildcard_lists_its_own_servers_chat_models(discovery: Discovery) -> None:
+    """Loaded or not, by the names that its clients use; no embedding model, and nothing of a server that is off."""
+    configured = router(
+        ("lm_studio/*", "lm_studio/*", ONE),
+        ("box/*", "lm_studio/*", TWO),
+        ("q-*", "lm_studio/qwen/*", ONE),
+        ("off/*", "lm_studio/*", DEAD),
+        ("named", f"lm_studio/{QWEN}", ONE),
+    )
+    assert listed(configured) == ["named"]
+    await discovery.refresh(configured)
+    assert listed(configured) == [
+        "named",
+        *(f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"),
+        *(f"box/{QWEN}", "box/solo"),
+        "q-qwen3-8b",
+    ]
+    for name in listed(configured):
+        (entry,) = configured.get_model_list(model_name=name) or ()
+        assert entry["litellm_params"]["model"].removeprefix("lm_studio/") in (QWEN, GEMMA, "solo")
+
+
+async def test_the_star_alone_lists_names_that_reach_the_model(discovery: Discovery) -> None:
+    """LiteLLM puts the whole name in place of the deployment's star."""
+    configured = router(("*", "lm_studio/*", ONE))
+    await discovery.refresh(configured)
+    assert listed(configured) == [QWEN, GEMMA]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        (["lm_studio/*"], [f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"]),
+        (["lm_studio/qwen/*"], [f"lm_studio/{QWEN}"]),
+        ([f"lm_studio/{GEMMA}"], [f"lm_studio/{GEMMA}"]),
+        (["named"], ["named"]),
+    ],
+)
+async def test_a_key_sees_what_it_may_use(discovery: Discovery, allowed: list[str], expected: list[str]) -> None:
+    """LiteLLM's lists of models of a key decide, also by a wildcard that is narrower than the configured one."""
+    configured = router(
+        ("lm_studio/*", "lm_studio/*", ONE), ("box/*", "lm_studio/*", TWO), ("named", "lm_studio/x", ONE)
+    )
+    await discovery.refresh(configured)
+    assert listed(configured, *allowed) == expected
+
+
+async def test_one_name_on_two_servers_is_listed_once_with_the_smaller_window(discovery: Discovery) -> None:
+    """Either may be asked."""
+    configured = router(("lm_studio/*", "lm_studio/*", ONE), ("lm_studio/*", "lm_studio/*", TWO))
+    await discovery.refresh(configured)
+    assert sorted(listed(configured)) == sorted([f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}", "lm_studio/solo"])
+    assert shown(f"lm_studio/{QWEN}") == (4096, 819)
+
+
+async def test_the_number_of_another_server_is_not_shown(discovery: Discovery, servers: Servers) -> None:
+    """A model that one server has unloaded has no number, although another server has it loaded."""
+    configured = router(("lm_studio/*", "lm_studio/*", ONE), ("box/*", "lm_studio/*", TWO))
+    servers.models["one.test"][QWEN] = None
+    await discovery.refresh(configured)
+    assert shown(f"lm_studio/{QWEN}") == (None, None)
+    assert shown(f"box/{QWEN}") == (4096, 819)
+
+
+async def test_lists_follow_the_server(discovery: Discovery, servers: Servers) -> None:
+    """A reload with another window, an unloaded model, a deleted one, a server that is turned off and on."""
+    configured = router(("local/*", "lm_studio/*", ONE), ("named", f"lm_studio/{QWEN}", ONE))
+    await discovery.refresh(configured)
+    info = configured.model_list[1]["model_info"]
+    assert shown(f"local/{QWEN}") == shown(f"lm_studio/{QWEN}") == (8192, 1638)
+    assert (info["max_input_tokens"], info["max_output_tokens"]) == (8192, 1638)
+    servers.models["one.test"][QWEN] = 16384
+    await discovery.refresh(configured)
+    assert shown(f"local/{QWEN}") == (16384, 3276)
+    assert info["max_input_tokens"] == 16384
+    servers.models["one.test"] = {QWEN: None}
+    await discovery.refresh(configured)
+    assert listed(configured) == ["named", f"local/{QWEN}"]
+    assert shown(f"local/{QWEN}") == (None, None)
+    assert "max_input_tokens" not in info
+    assert "max_output_tokens" not in info
+    gone = servers.models.pop("one.test")
+    await discovery.refresh(configured)
+    assert listed(configured) == ["named"]
+    servers.models["one.test"] = {**gone, QWEN: 2048}
+    await discovery.refresh(configured)
+    assert listed(configured) == ["named", f"local/{QWEN}"]
+    assert shown(f"local/{QWEN}") == (2048, 409)
+
+
+async def test_numbers_of_others_stay(discovery: Discovery, servers: Servers) -> None:
+    """LiteLLM's and the operator's; ours come back after LiteLLM has taken a new map, and go without a trace."""
+    import litellm
+
+    configured = router(("lm_studio/*", "lm_studio/*", ONE))
+    written = {"litellm_provider": "lm_studio", "max_input_tokens": 7000, "mode": "chat"}
+    litellm.model_cost[f"lm_studio/{QWEN}"] = dict(written)
+    servers.models["one.test"][GEMMA] = 4096
+    await discovery.refresh(configured)
+    assert litellm.model_cost[f"lm_studio/{QWEN}"] == written
+    assert shown(f"lm_studio/{GEMMA}") == (4096, 819)
+    del litellm.model_cost[f"lm_studio/{GEMMA}"]
+    await discovery.refresh(configured)
+    assert litellm.get_model_info(f"lm_studio/{GEMMA}")["max_input_tokens"] == 4096
+    servers.models.clear()
+    await discovery.refresh(configured)
+    assert f"lm_studio/{GEMMA}" not in litellm.model_cost
+    assert litellm.model_cost[f"lm_studio/{QWEN}"] == written
+
+
+async def test_no_numbers_where_litellm_would_refuse_by_them(discovery: Discovery) -> None:
+    """`enable_pre_call_checks` turns away what is about to be compacted; the names are listed all the same."""
+    configured = router(("lm_studio/*", "lm_studio/*", ONE), enable_pre_call_checks=True)
+    await discovery.refresh(configured)
+    assert listed(configured) == [f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"]
+    assert shown(f"lm_studio/{QWEN}") == (None, None)
+
+
+async def test_a_silent_server_delays_no_list_for_long(
+    discovery: Discovery, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is answered as it was; the reading goes on, and the next list has it."""
+    monkeypatch.setattr("litellm_compaction.proxy.discovery._LIMIT_S", 0.01)
+    configured = router(("lm_studio/*", "lm_studio/*", ONE))
+    servers.gate.clear()
+    await discovery.refresh(configured)
+    assert listed(configured) == []
+    servers.gate.set()
+    monkeypatch.setattr("litellm_compaction.proxy.discovery._LIMIT_S", 30.0)
+    await discovery.refresh(configured)
+    assert listed(configured) == [f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"]
+
+
+async def test_trouble_of_ours_reaches_no_client(discovery: Discovery, caplog: pytest.LogCaptureFixture) -> None:
+    """A list is answered without us (P8), and the log says what has failed."""
+    await discovery.refresh(SimpleNamespace(get_model_list=lambda: 1 / 0))
+    assert "failed_open" in caplog.text
+
+
+class Application:
+    """Stands for LiteLLM's: answers every path with one list, or with a refusal."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.paths.append(scope["path"])
+        body = json.dumps({"data": [{"id": "a/b", "n": 1}]}).encode()
+        headers = [(b"content-length", str(len(body)).encode()), (b"x", b"y")]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body[:5], "more_body": True})
+        await send({"type": "http.response.body", "body": body[5:]})
+
+
+async def _get(application: Any, path: str, method: str = "GET") -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://proxy.test") as client:
+        return await client.request(method, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "reads"),
+    [
+        ("/v1/models", "GET", True),
+        ("/models", "GET", True),
+        ("/v2/model/info", "GET", True),
+        ("/vertex_ai/v1/models/a/b", "GET", False),
+        ("/model/info", "GET", True),
+        ("/model_group/info", "GET", True),
+        ("/v1/models/named", "GET", True),
+        ("/v1/chat/completions", "POST", False),
+        ("/v1/models/qwen:2", "GET", True),
+        ("/v1/modelsfoo", "GET", False),
+        ("/models/a", "POST", False),
+        ("/health", "GET", False),
+    ],
+)
+async def test_only_reads_of_lists_wait(discovery: Discovery, path: str, method: str, reads: bool) -> None:
+    """Every other request goes to LiteLLM at once."""
+    asked: list[int] = []
+    application = Application()
+    serve = discovery._serving(application, lambda: asked.append(1))
+    answer = await _get(serve, path, method)
+    assert (len(asked), application.paths) == (int(reads), [path])
+    assert answer.json() == {"data": [{"id": "a/b", "n": 1}]}
+
+
+async def test_a_model_with_a_slash_is_taken_from_the_list(discovery: Discovery) -> None:
+    """LiteLLM's own route knows none; what the list does not show, or the key may not see, is not found."""
+    application = Application()
+    serve = discovery._serving(application, lambda: None)
+    found = await _get(serve, "/v1/models/a%2Fb")
+    assert (found.status_code, found.json(), found.headers["x"]) == (200, {"id": "a/b", "n": 1}, "y")
+    missing = await _get(serve, "/v1/models/a/c")
+    assert missing.status_code == 404
+    assert "does not exist" in missing.json()["error"]["message"]
+    assert application.paths == ["/v1/models"] * 2
+    below = httpx.ASGITransport(serve, root_path="/root")
+    async with httpx.AsyncClient(transport=below, base_url="http://proxy.test") as client:
+        assert (await client.get("/root/models/a/b")).json() == {"id": "a/b", "n": 1}
+    assert application.paths.pop() == "/root/models"
+    refused = await _get(discovery._serving(Application(401), lambda: None), "/v1/models/a/b")
+    assert (refused.status_code, "data" in refused.json()) == (401, True)
+
+
+async def test_another_litellm_is_left_alone(discovery: Discovery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the functions that are replaced nothing is; a second start replaces the first, and not twice."""
+    first = Application()
+    app = SimpleNamespace(router=SimpleNamespace(middleware_stack=first))
+    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(app=app))
+    await discovery.start(lambda: None)
+    await discovery.start(lambda: None)
+    await _get(app.router.middleware_stack, "/v1/models/a/b")
+    assert first.paths == ["/v1/models"]
+    assert app.router.middleware_stack.litellm_compaction_original is first
+    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace())
+    assert not wrap_requests(lambda application: application)
+    monkeypatch.setitem(sys.modules, CHECKS, SimpleNamespace())
+    assert not expand_wildcards(discovery.names)
+    await discovery.start(lambda: None)
