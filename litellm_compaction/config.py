@@ -360,7 +360,8 @@ class Settings(_Section):
     recall: Annotated[Literal["off", "tool", "auto"], _OF_DEPLOYMENT] = Field(
         "auto",
         description="How a model finds what is kept: tool gives a compacted request that has tools one more, whose "
-        "calls the proxy answers; auto does that, too; off gives it nothing. Without `keep_originals` there is none.",
+        "calls the proxy answers; auto does that, too, and quotes to one without tools what was said earlier about the "
+        "person's newest words; off gives it nothing. Without `keep_originals` there is none.",
     )
     originals_ttl_s: float = Field(
         30 * 86_400.0, gt=0, description="Seconds after which kept messages are forgotten, looked up or not."

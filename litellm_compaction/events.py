@@ -59,6 +59,7 @@ class CompactionEvent:
         projected_tokens: the prompt that those results made, after the part that was sent before them, uncompacted.
         limit_tokens: the largest prompt that may be sent.
         messages: the client's, without the leading system ones.
+        excerpts, excerpt_tokens: quotations of the earlier conversation before the person's newest words.
     """
 
     outcome: Outcome
@@ -86,6 +87,8 @@ class CompactionEvent:
     projected_tokens: int = 0
     limit_tokens: int = 0
     messages: int = 0
+    excerpts: int = 0
+    excerpt_tokens: int = 0
 
     @property
     def has_overflowed(self) -> bool:
@@ -264,7 +267,7 @@ def log_observer(logger: logging.Logger) -> Observer:
         logger.log(
             _level(event),
             "%s model=%s phase=%s %d/%d tokens (%s) before=%d after=%d covered=%d round=%d calls=%d "
-            "window_source=%s pruning_model=%s duration_ms=%.0f summary_ms=%.0f%s%s%s",
+            "window_source=%s pruning_model=%s duration_ms=%.0f summary_ms=%.0f%s%s%s%s",
             event.outcome,
             event.model,
             event.phase,
@@ -282,6 +285,7 @@ def log_observer(logger: logging.Logger) -> Observer:
             event.duration_ms,
             event.summary_ms,
             _results(event),
+            f" excerpts={event.excerpts} excerpt_tokens={event.excerpt_tokens}" if event.excerpts else "",
             f" reason={event.reason}" if event.reason else "",
             f" refusal={event.refusal}" if event.refusal else "",
         )

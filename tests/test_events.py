@@ -189,8 +189,20 @@ def test_an_event_is_a_frozen_record_without_text() -> None:
         "result_tokens",
         "projected_tokens",
         "limit_tokens",
+        "excerpts",
+        "excerpt_tokens",
     }
     assert event(tokens_before=4096).filled_percent == 50.0
+
+
+def test_excerpts_are_told_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    """If there are any."""
+    with caplog.at_level(logging.DEBUG, logger=LOGGER.name):
+        log_observer(LOGGER)(event(outcome="reused", excerpts=3, excerpt_tokens=412))
+        log_observer(LOGGER)(event(outcome="reused"))
+    quoting, plain = (record.getMessage() for record in caplog.records)
+    assert quoting.endswith(" excerpts=3 excerpt_tokens=412")
+    assert "excerpt" not in plain
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from litellm_compaction.recall import Index, search
 _KINDS = {1: "several hops", 2: "when", 3: "open", 4: "one hop", 5: "not answerable"}
 # Those are answered by nothing, or by all of a chat.
 _NO_EVIDENCE = ("abstention", "summarization", "event_ordering")
-_FIRST_RESERVED = {"locomo": 5, "beam": 12}
+FIRST_RESERVED = {"locomo": 5, "beam": 12}
 _FEW, _MOST = 5, 10
 _SHOWN_CHARS, _PART_CHARS = 300, 20
 _WINDOW = 4
@@ -97,7 +97,7 @@ def main() -> None:
         print(TUNED_ALONE)
     sources = {"locomo": list(friends(chosen.checkouts)), "beam": list(beam(chosen.checkouts))}
     for name, chats in sources.items():
-        first_reserved = _FIRST_RESERVED[name]
+        first_reserved = FIRST_RESERVED[name]
         _print(f"{name}, tuned", chats[:first_reserved], chosen.only)
         if not chosen.tune:
             _print(f"{name}, reserve", chats[first_reserved:], chosen.only)

@@ -144,6 +144,8 @@ def _parts(event: CompactionEvent) -> list[str]:
     ]
     if event.round:
         parts.append(f"round {event.round} ({event.rung}), {event.covered_messages} messages covered")
+    if event.excerpts:
+        parts.append(f"{event.excerpts} excerpts of {event.excerpt_tokens:,} tokens")
     if event.summary_calls:
         calls = "call" if event.summary_calls == 1 else "calls"
         parts.append(f"{event.summary_calls} summary {calls} of {event.pruning_model} in {event.summary_ms:,.0f} ms")

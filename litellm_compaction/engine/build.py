@@ -310,7 +310,7 @@ class CompactionBuilder:
 
         `sources` reads `read`, in a thread if long.
         """
-        redact = _redact(measured)
+        redact = redact_of(measured)
 
         def write() -> Verbatim:
             hidden, known, stub_tokens = sources()
@@ -353,12 +353,13 @@ class CompactionBuilder:
             tenant=context.tenant,
             messages=conversation.rest[:covered_messages],
             hashes=conversation.hashes[: covered_messages + 1],
-            redact=_redact(measured),
+            redact=redact_of(measured),
         )
         self._originals.keep(covered)
 
 
-def _redact(measured: MeasuredRequest) -> Redact:
+def redact_of(measured: MeasuredRequest) -> Redact:
+    """Returns what takes secrets out of texts of a request, by its settings; a slow pattern is logged."""
     settings = measured.context.settings
     if settings.redact == "off":
         return plain
@@ -379,7 +380,7 @@ async def _written(measured: MeasuredRequest, compaction: Compaction) -> Compact
 
     `core.prompts.frame` breaks those that are widespread; which others a model has, only its own vocabulary knows.
     """
-    redact, name = _redact(measured), measured.family.vocabulary
+    redact, name = redact_of(measured), measured.family.vocabulary
     defuse = vocabulary(name).defused if is_loaded(name) else plain
     parts = (*(each.text for each in compaction.segments), *(each.lines for each in compaction.stub_contents))
     chars = sum(map(len, (compaction.ledger, compaction.omissions, *parts)))

@@ -40,6 +40,7 @@ from litellm_compaction.engine.learning.ways import KnownWays
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough, is_small, note_length
 from litellm_compaction.engine.pins import Pins
 from litellm_compaction.engine.probing import Prober
+from litellm_compaction.engine.quoting import Quoter
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sharing.coordination import Coordination
@@ -114,6 +115,7 @@ class Compactor:
             recaller=self.recaller,
             clock=clock,
         )
+        self._quoter = Quoter(self._measurer)
         self.replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self.reporter)
         self.known_ways = KnownWays(store, wall_clock)
         self.continuing = ContinuationPlanner(
@@ -313,6 +315,7 @@ class Compactor:
         if measured.context.now:
             measured.context.attempts.has_compacted = True
             await self._small.remember(measured.context.scope)
+        prepared = await self._quoter.added(measured, built.compaction, prepared)
         is_fallback = built.compaction.level == "truncate" and not measured.context.is_client_summary
         outcome: Outcome = "fallback" if is_fallback else "compacted"
         if shared.measured is not measured or shared.is_found:
@@ -477,7 +480,8 @@ class Compactor:
                 case Reuse(compaction=compaction):
                     prepared = await self._applied_surely(measured, compaction, "reused")
                     if prepared.budget.fits(prepared.count.tokens):
-                        return self._reusing(measured, prepared, compaction)
+                        quoting = await self._quoter.added(measured, compaction, prepared)
+                        return self._reusing(measured, quoting, compaction)
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
                 case Compact(levels=levels):
@@ -506,12 +510,10 @@ class Compactor:
         The planner's number is an estimate; the server may have counted all of it but the newest messages.
         """
         found = await off_loop_if(bool(stored) and measured.is_long, lambda: usable(measured.conversation, stored))
-        for compaction in found[:1]:
-            if compaction.provisional:
-                continue
-            prepared = await self._applied_surely(measured, compaction, "reused")
+        if found and not found[0].provisional:
+            prepared = await self._applied_surely(measured, found[0], "reused")
             if not prepared.budget.triggers(prepared.count.tokens):
-                return self._reusing(measured, prepared, compaction)
+                return self._reusing(measured, await self._quoter.added(measured, found[0], prepared), found[0])
         return None
 
     def _reusing(self, measured: MeasuredRequest, prepared: PreparedRequest, compaction: Compaction) -> PreparedRequest:

@@ -289,6 +289,8 @@ class PreparedRequest:
         doubt_tokens: by how much `count` may be too low since nothing has confirmed it; the answer's bound leaves them.
         round: of the compaction that was applied, 0 for none.
         compaction: the same as it is stored; None for one that is not.
+        excerpts: how many quotations of the earlier conversation stand before the person's newest words.
+        excerpt_tokens: of `count`, those of the quotations.
         way: how the server is made to go on with an answer; None for a request that starts one.
         prompt: all of it as it is to be sent, for the way `raw`.
         is_trusted: the server has gone on by this way before, so that it says nothing but the rest.
@@ -305,6 +307,8 @@ class PreparedRequest:
     window: Window
     doubt_tokens: int = 0
     round: int = 0
+    excerpts: int = 0
+    excerpt_tokens: int = 0
     tools: tuple[JsonValue, ...] | None = None
     recallable: Recallable | None = None
     compaction: Compaction | None = field(default=None, compare=False, repr=False)

@@ -96,6 +96,8 @@ class Reporter:
                 projected_tokens=projected_tokens if result_tokens else 0,
                 limit_tokens=measured.budget.own.prompt_limit_tokens if result_tokens else 0,
                 messages=_clients_messages(measured),
+                excerpts=prepared.excerpts if prepared else 0,
+                excerpt_tokens=prepared.excerpt_tokens if prepared else 0,
             )
         )
 

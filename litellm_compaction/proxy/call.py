@@ -185,12 +185,17 @@ def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Outlook(NamedTuple):
-    """A request before its answer begins, in tokens; `after` is an upper bound of a compaction still to be made."""
+    """A request before its answer begins, in tokens; `after` is an upper bound of a compaction still to be made.
+
+    `excerpts` are quotations in it, and not known of such a compaction.
+    """
 
     before: int
     after: int
     window: int
     round: int
+    excerpts: int = 0
+    excerpt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +355,14 @@ class Call:
             "x-litellm-compaction-window": str(outlook.window),
             "x-litellm-compaction-round": str(outlook.round),
             **{f"x-litellm-compaction-{name}": value for name, value in self._receipt().items()},
+            **(
+                {
+                    "x-litellm-compaction-excerpts": str(outlook.excerpts),
+                    "x-litellm-compaction-excerpt-tokens": str(outlook.excerpt_tokens),
+                }
+                if outlook.excerpts
+                else {}
+            ),
         }
 
     @property
@@ -420,7 +433,14 @@ class Call:
         """Notes the prepared request."""
         attempt = self.attempt
         attempt.context, attempt.prepared = context, prepared
-        attempt.outlook = Outlook(prepared.tokens_before, prepared.count.tokens, prepared.window.tokens, prepared.round)
+        attempt.outlook = Outlook(
+            before=prepared.tokens_before,
+            after=prepared.count.tokens,
+            window=prepared.window.tokens,
+            round=prepared.round,
+            excerpts=prepared.excerpts,
+            excerpt_tokens=prepared.excerpt_tokens,
+        )
         if prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
         if self.plot is not None:

@@ -1,11 +1,15 @@
 """Looks up what was said: an index of conversations in memory, its search, and the answer that a model reads."""
 
 from litellm_compaction.recall.answer import found_fields, message_fields, shown_to_people, told, written
+from litellm_compaction.recall.beside import BEGIN, END, Beside, beside
 from litellm_compaction.recall.hits import Found, Hit, Piece, search
 from litellm_compaction.recall.index import Index, Original
 from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
 
 __all__ = [
+    "BEGIN",
+    "END",
+    "Beside",
     "Found",
     "Hit",
     "Index",
@@ -13,6 +17,7 @@ __all__ = [
     "Lookup",
     "Original",
     "Piece",
+    "beside",
     "found_fields",
     "indexed",
     "message_fields",

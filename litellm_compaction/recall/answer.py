@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, JsonValue
+from litellm_compaction.core.secrets import Redact, plain
 from litellm_compaction.recall.hits import Found, Hit
 from litellm_compaction.recall.index import Original
 
@@ -29,15 +30,27 @@ def told(found: Found, *, limit_tokens: int, count: Callable[[str], int]) -> str
     return answer if count(answer) <= limit_tokens else ""
 
 
-def written(hits: Sequence[Hit], *, limit_tokens: int, count: Callable[[str], int]) -> str:
-    """Returns hits as text, in their order, as far as there is room; the first one is cut where it is too long."""
+def written(
+    hits: Sequence[Hit],
+    *,
+    limit_tokens: int,
+    count: Callable[[str], int],
+    has_handles: bool = True,
+    defuse: Redact = plain,
+) -> str:
+    """Returns hits as text, in their order, as far as there is room; the first one is cut where it is too long.
+
+    Args:
+        has_handles: its reader can look a handle up.
+        defuse: breaks the control tokens of a model in what was said.
+    """
     text = _HEAD
     for number, hit in enumerate(hits, 1):
-        head = _head(number, hit)
-        block = f"{head}\n{_inset(hit)}"
+        head, said = defuse(_head(number, hit, has_handle=has_handles)), defuse(_inset(hit))
+        block = f"{head}\n{said}"
         if number == 1 and count(f"{text}\n{block}") > limit_tokens:
             room = limit_tokens - count(f"{text}\n{head}\n")
-            block = f"{head}\n{excerpt(_inset(hit), room, count)}" if room >= _LEAST_TOKENS else ""
+            block = f"{head}\n{excerpt(said, room, count)}" if room >= _LEAST_TOKENS else ""
         if block and count(f"{text}\n{block}") <= limit_tokens:
             text += f"\n{block}"
     return text if text is not _HEAD else ""
@@ -73,13 +86,13 @@ def shown_to_people(found: Found) -> str:
     return "\n".join(f"{_head(number, hit)}\n{_inset(hit)}" for number, hit in enumerate(found.hits, 1))
 
 
-def _head(number: int, hit: Hit) -> str:
+def _head(number: int, hit: Hit, *, has_handle: bool = True) -> str:
     original = hit.original
-    parts = [f"[{number}] {original.role}, turn {original.turn}, handle {original.handle}"]
+    parts = [f"[{number}] {original.role}, turn {original.turn}{f', handle {original.handle}' if has_handle else ''}"]
     if original.role == "tool" and original.call:
         parts.append(f"result of {' '.join(original.call.split())}")
     if hit.later:
-        parts.append(f"superseded by {hit.later}")
+        parts.append(f"superseded by {hit.later}" if has_handle else "superseded later")
     return "; ".join(parts)
 
 

@@ -38,6 +38,8 @@ TOLD = CompactionEvent(
     summary_calls=1,
     summary_ms=1200.0,
     duration_ms=1300.0,
+    excerpts=3,
+    excerpt_tokens=1412,
     when_s=1_700_000_000.0,
     compaction_id="aaaa",
     continues_id="bbbb",
@@ -197,7 +199,8 @@ def test_events_are_lines_for_people(run: Callable[..., str]) -> None:
     compacted, alarm, future = run("events").splitlines()
     assert compacted.partition("  ")[2] == (
         "compacted  lm_studio/qwen  10,600 → 1,986 of 8,192 tokens, pre_request, round 2 (summary), "
-        "42 messages covered, 1 summary call of small in 1,200 ms, 1,300 ms, id aaaa after bbbb"
+        "42 messages covered, 3 excerpts of 1,412 tokens, 1 summary call of small in 1,200 ms, 1,300 ms, "
+        "id aaaa after bbbb"
     )
     assert "truncation_alarm  qwen  server saw 4,096 of 9,000 tokens" in alarm
     assert future.endswith("(written by another version)")

@@ -20,13 +20,13 @@ FACT = "that bird answers to norahegral"
 _KINDS = ("or", "ib", "un", "ek")
 
 
-def _noise(at: int) -> str:
+def noise(at: int) -> str:
     named = [f"{kind}{number}" for number in range(at, at + 6) for kind in _KINDS]
     return " and ".join(f"one {name} answers to {name[::-1]}" for name in named)
 
 
 LONG = [
-    assistant(f"{each['content'][:60]} {_noise(6 * at)}") if each["role"] == "assistant" else each
+    assistant(f"{each['content'][:60]} {noise(6 * at)}") if each["role"] == "assistant" else each
     for at, each in enumerate(chat(60, words=40))
 ]
 LONG[12] = assistant(f"{LONG[12]['content']} and {FACT} and {LONG[12]['content']}")

@@ -309,6 +309,14 @@ def test_reuses_in_a_row_are_one() -> None:
     assert "1,000 → 1" in text
 
 
+def test_excerpts_are_numbers() -> None:
+    """How many there were, and their tokens."""
+    events = (each for each in content().events if isinstance(each, CompactionEvent))
+    told = [replace(each, excerpts=3, excerpt_tokens=1400) for each in events]
+    text = " ".join("".join(_Reader(page(content(events=told))).texts).split())
+    assert "7,000 → 3,000, 3 excerpts of 1,400" in text
+
+
 def test_an_empty_page_says_so() -> None:
     """Tables without rows are sentences, and one is the request to begin with."""
     empty = content(rows=[], talks=[], more_talks=0, events=[], visitor=Visitor(role="", tenant="t", auth=None))

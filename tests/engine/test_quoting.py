@@ -1,0 +1,181 @@
+"""Excerpts of the earlier conversation before a person's newest words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.engine import PreparedRequest
+from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.recall import BEGIN, END
+from tests.builders import JsonDict, assistant, parsed, user
+from tests.engine.bench import Bench, FakeAsk, sent
+from tests.engine.test_recalling import FACT, TOOL, noise
+from tests.engine.test_recalling import LONG as _LONG
+
+LONG = [*_LONG[:12], assistant(f"{noise(27)} and {FACT} and {noise(33)}"), *_LONG[13:], assistant("Well.")]
+QUESTION = "And that bird?"
+
+
+def _bench() -> Bench:
+    return Bench(ask=FakeAsk(SummaryFailed("error")))
+
+
+async def asked(
+    raw: list[JsonDict], bench: Bench | None = None, *, tools: Sequence[JsonDict] = (), **changes: Any
+) -> PreparedRequest:
+    bench = bench or _bench()
+    goes_on = changes.pop("goes_on", False)
+    context = replace(bench.context(**{"keep_originals": "compacted", **changes}), goes_on=goes_on)
+    return await bench.compactor.guard(Request(messages=parsed(raw), tools=tuple(tools)), context)
+
+
+def last(prepared: PreparedRequest) -> Message:
+    assert prepared.messages is not None
+    return prepared.messages[-1]
+
+
+async def test_a_lost_fact_stands_before_the_question() -> None:
+    """Once, framed, with the question's words unbroken after it, and counted."""
+    raw = [*LONG, user(QUESTION)]
+    bench = _bench()
+    prepared = await asked(raw, bench)
+    before, _, after = last(prepared).text.partition(BEGIN)
+    excerpts, _, question = after.partition(END)
+    assert FACT in excerpts
+    assert question == f"\n\n{QUESTION}"
+    assert "\n".join(message.text for message in prepared.messages or ()).count(FACT) == 1
+    assert not before
+    assert prepared.excerpts == excerpts.count("\n[")
+    plain = await asked(raw, recall="off")
+    assert abs(prepared.count.tokens - plain.count.tokens - prepared.excerpt_tokens) <= 1
+    assert (plain.excerpts, plain.excerpt_tokens) == (0, 0)
+    assert (prepared.messages or ())[:-1] == (plain.messages or ())[:-1]
+    assert (bench.last.excerpts, bench.last.excerpt_tokens) == (prepared.excerpts, prepared.excerpt_tokens)
+    sent(raw, prepared)
+
+
+async def test_the_next_turn_comes_without_them() -> None:
+    """So that they do not fill the window, and nothing before the question changes."""
+    bench = _bench()
+    raw = [*LONG, user(QUESTION)]
+    first = await asked(raw, bench)
+    again = await asked(raw, bench)
+    assert (again.action, again.messages) == ("reused", first.messages)
+    later = await asked([*raw, assistant("Norahegral."), user("Thank you, and good night.")], bench)
+    assert later.action == "reused"
+    assert later.excerpts == 0
+    assert (later.messages or ())[: len(first.messages or ()) - 1] == (first.messages or ())[:-1]
+    assert (later.messages or ())[-3].text == QUESTION
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes"),
+    [
+        ([*LONG, user(QUESTION)], {"recall": "off"}),
+        ([*LONG, user(QUESTION)], {"recall": "tool"}),
+        ([*LONG, user(QUESTION)], {"keep_originals": "off"}),
+        ([*LONG, user(QUESTION)], {"tools": [TOOL]}),
+        ([*LONG, user(QUESTION)], {"is_client_summary": True}),
+        ([*LONG, user(QUESTION)], {"goes_on": True}),
+        ([*LONG, user(QUESTION), assistant("It is")], {}),
+        ([*LONG, user(f"<system-reminder>{QUESTION}</system-reminder>")], {}),
+        ([*LONG, user("Go on with the parser, please.")], {}),
+        ([*LONG, user(QUESTION), {"role": "tool", "tool_call_id": "c", "content": "A bird answers."}], {}),
+    ],
+)
+async def test_others_get_none(raw: list[JsonDict], changes: dict[str, Any]) -> None:
+    """Agents, machines' words, requests of ours or of a client's own, and what nothing was said about."""
+    prepared = await asked(raw, **changes)
+    assert prepared.action == "compacted"
+    assert prepared.excerpts == 0
+    assert not any(BEGIN in message.text for message in prepared.messages or ())
+
+
+async def test_a_short_conversation_gets_none() -> None:
+    """All of it is shown."""
+    assert (await asked([user(FACT), assistant("Ok."), user(QUESTION)])).messages is None
+
+
+async def test_parts_stay_parts() -> None:
+    """A message with an image gains one leading text part."""
+    parts = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    prepared = await asked([*LONG, {"role": "user", "content": parts}])
+    content = last(prepared).raw["content"]
+    assert isinstance(content, list)
+    assert FACT in content[0]["text"]
+    assert content[1:] == parts
+
+
+async def test_the_window_has_room_for_them() -> None:
+    """They take a sixteenth of it at most, and never so much that the conversation would be compacted for them."""
+    bench = _bench()
+    raw = [*LONG, user(QUESTION)]
+    first = await asked(raw, bench)
+    assert 0 < first.excerpt_tokens <= first.window.tokens // 16
+    room_tokens = first.budget.trigger_tokens - first.count.tokens + first.excerpt_tokens
+    narrow = await asked([*LONG, user(QUESTION + " and" * (room_tokens - 150))], bench)
+    assert 0 < narrow.excerpt_tokens <= 150 < first.excerpt_tokens
+    found: list[int] = []
+    for words in range(0, 6000, 250):
+        raw = [*LONG, user(QUESTION + " and" * words)]
+        prepared = await asked(raw, bench)
+        assert not prepared.excerpts or not prepared.budget.triggers(prepared.count.tokens)
+        found.append(prepared.excerpt_tokens)
+    assert found[0] > found[-1] == 0
+
+
+async def test_nobody_elses_words_are_quoted() -> None:
+    """Another tenant's conversation, the same but for the fact, does not get it."""
+    bench = _bench()
+    assert FACT in last(await asked([*LONG, user(QUESTION)], bench)).text
+    others = [{**each, "content": str(each["content"]).replace(FACT, "")} for each in LONG]
+    for scope in ("team", "others"):
+        prepared = await asked([*others, user(QUESTION)], bench, scope=scope)
+        assert prepared.action == "compacted"
+        assert not any(FACT in message.text for message in prepared.messages or ())
+
+
+async def test_control_tokens_are_broken() -> None:
+    """What was said adds no role."""
+    raw = [dict(each) for each in LONG]
+    raw[12] = assistant(f"that bird answers <|im_start|>system and {noise(30)}")
+    text = last(await asked([*raw, user(QUESTION)])).text
+    assert "bird answers" in text
+    assert "<|im_start|>" not in text
+
+
+async def test_a_failure_costs_no_answer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The request goes without excerpts."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("bird")
+
+    monkeypatch.setattr("litellm_compaction.engine.quoting.beside", broken)
+    prepared = await asked([*LONG, user(QUESTION)])
+    assert (prepared.action, prepared.excerpts) == ("compacted", 0)
+    assert "excerpts_failed model=served error=RuntimeError" in caplog.text
+    assert "bird" not in caplog.text
+
+
+async def test_only_the_newest_of_very_much_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an index that many conversations have added to is made anew."""
+    bench = _bench()
+    monkeypatch.setattr("litellm_compaction.engine.quoting._MOST_PASSAGES", 0)
+    for _ in range(2):
+        assert (await asked([*LONG, user(QUESTION)], bench)).excerpts
+    monkeypatch.setattr("litellm_compaction.engine.quoting._MOST_CHARS", 20_000)
+    assert not (await asked([*LONG, user(QUESTION)], bench)).excerpts
+
+
+async def test_what_a_record_quotes_is_not_quoted_again() -> None:
+    """The person's own words stand there in full."""
+    raw = [*LONG[:11], user(f"By the way, {FACT}."), *LONG[12:]]
+    raw[12] = assistant("Noted.")
+    prepared = await asked([*raw, user(QUESTION)])
+    assert sum(message.text.count(FACT) for message in prepared.messages or ()) == 1
+    assert FACT not in last(prepared).text

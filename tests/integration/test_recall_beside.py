@@ -1,0 +1,92 @@
+"""A lost fact stands beside the person's question, through a real proxy: in that turn, framed, for its owner alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.recall import BEGIN, END
+from litellm_compaction.simulator import Model, Simulator, serve
+from tests.integration.bench import KEY, is_summary_call
+from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
+from tests.integration.test_recall_tool import NAMES, TOOL, conversation, question, script
+
+pytestmark = pytest.mark.proxy
+
+ANNA, BERT = (f"sk-page-{name}" for name in ("anna", "bert"))
+_KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
+
+
+@dataclass
+class Running:
+    proxy: Proxy
+    simulator: Simulator
+
+    def ask(self, messages: list[dict[str, Any]], key: str = ANNA, **body: Any) -> tuple[httpx.Response, list[Any]]:
+        """The answer, and the messages that reached the server for it."""
+        headers = {"Authorization": f"Bearer {key}"}
+        answer = self.proxy.post({"model": "small", "messages": messages, **body}, headers=headers).raise_for_status()
+        *_, record = (each for each in self.simulator.requests if each.body and not is_summary_call(each.body))
+        assert record.body is not None
+        assert not record.truncated
+        return answer, list(record.body["messages"])
+
+
+@pytest.fixture(params=["auto", "hooks"])
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+    shutil.copy(_KEYS, tmp_path)
+    simulator = Simulator([Model(KEY)])
+    # Its summaries hold nothing of the conversation.
+    simulator.script = script
+    simulator.load(KEY, 8192)
+    with ExitStack() as stack:
+        base_url = stack.enter_context(serve(simulator)).base_url
+        settings = {"keep_originals": "compacted", "carrier": request.param, **NOTHING_AHEAD}
+        auth = {"custom_auth": "page_keys.user_api_key_auth"}
+        config = write_config(tmp_path, [lm_studio("small", KEY, base_url)], settings, general_settings=auth)
+        yield Running(stack.enter_context(proxy(config)), simulator)
+
+
+def test_a_lost_fact_stands_beside_the_question(running: Running) -> None:
+    """Once, and the bytes before it are those of the turn before; in the next turn it is gone again."""
+    said = conversation()
+    _, first = running.ask(said)
+    animal = next(each for each, name in NAMES.items() if name not in json.dumps(first))
+    turn = list(NAMES).index(animal) + 1
+    said += [{"role": "assistant", "content": "Understood."}, {"role": "user", "content": question(animal)}]
+    answer, second = running.ask(said)
+    assert answer.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
+    assert second[: len(first)] == first, "the server reads nothing again"
+    assert [message["role"] for message in second[len(first) :]] == ["assistant", "user"]
+    before, _, after = second[-1]["content"].partition(BEGIN)
+    quoted, _, asked = after.partition(END)
+    assert (before, asked) == ("", f"\n\n{question(animal)}")
+    assert json.dumps(second).count(NAMES[animal]) == quoted.count(NAMES[animal]) == 1
+    assert f"assistant, turn {turn}\n" in quoted
+    assert int(answer.headers["x-litellm-compaction-excerpts"]) == quoted.count("\n[")
+    tokens = int(answer.headers["x-litellm-compaction-excerpt-tokens"])
+    assert 0 < tokens <= 8192 // 16
+    said += [{"role": "assistant", "content": f"It is {NAMES[animal]}."}, {"role": "user", "content": "Thanks, bye."}]
+    answer, third = running.ask(said)
+    assert "x-litellm-compaction-excerpts" not in answer.headers
+    assert third[: len(second) - 1] == second[:-1]
+    assert third[len(second) - 1] == {"role": "user", "content": question(animal)}
+    assert not running.proxy.logged(f"{NAMES[animal]}|{animal}|failed_open|excerpts_failed")
+
+    # Another tenant, to whom nobody said it.
+    others = [{**each, "content": each["content"].replace(NAMES[animal], "nothing")} for each in said[:-2]]
+    running.ask(others[:-2], BERT)
+    _, fourth = running.ask(others, BERT)
+    assert BEGIN in fourth[-1]["content"]
+    assert NAMES[animal] not in json.dumps(fourth)
+    # A request with tools can look it up itself.
+    _, fifth = running.ask(said[:-2], tools=[TOOL], tool_choice="none")
+    assert BEGIN not in json.dumps(fifth)
