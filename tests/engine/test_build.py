@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.messages import chain
 from litellm_compaction.engine import Attempts
+from litellm_compaction.engine.measure import hashed
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
@@ -17,6 +19,7 @@ from tests.builders import (
     JsonDict,
     as_bytes,
     assistant,
+    broken_promises,
     budget,
     calls,
     chat,
@@ -201,3 +204,15 @@ async def test_off_keeps_no_row() -> None:
     assert (await bench.guard([*LONG, user("!")], keep_originals="off")).action in ("compacted", "reused")
     await originals.settle()
     assert await rows.scan() == []
+
+
+async def test_the_hardest_compaction_covers_all_that_may_go() -> None:
+    """Without a summary or a ledger; where nothing may go there is none, and the request is refused."""
+    bench = Bench()
+    measure, bare = bench.compactor._measurer.measure, bench.compactor._builder.bare
+    made = bare(await hashed(await measure(bench.request(LONG), bench.context())))
+    assert made is not None
+    shown = apply(parsed(LONG), made)
+    assert broken_promises(parsed(LONG), shown) == []
+    assert len(shown) < 5
+    assert bare(await measure(bench.request([user("Hello!")]), bench.context())) is None

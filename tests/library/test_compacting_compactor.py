@@ -15,7 +15,7 @@ from litellm_compaction import (
     count_tokens,
     safe_compact,
 )
-from tests.builders import chat
+from tests.builders import assistant, chat, prose, user
 from tests.library.scripted import FakeCompletion, config
 
 
@@ -34,6 +34,15 @@ async def test_a_compactor_acts_above_the_trigger_alone() -> None:
     done = await compactor(raw, tools=tools)
     assert (done.compacted, len(completions.asked)) == (True, 1)
     assert done == await compact(raw, settled, FakeCompletion(), tools=tools)
+
+
+@pytest.mark.parametrize(("summary_tokens", "is_used"), [(700, True), (900, False)])
+async def test_a_summary_that_saves_next_to_nothing_is_not_used(summary_tokens: int, is_used: bool) -> None:
+    """Less than a tenth: the conversation stays as it was."""
+    raw = [user("word " * 300), assistant("ok " * 1000), user("Go on."), *chat(5)[2:]]
+    settled = config(keep_recent_messages=9, summary_max_tokens=1000)
+    done = await compact(raw, settled, FakeCompletion([prose("summary", summary_tokens)]))
+    assert (done.reason, done.messages != raw) == ("" if is_used else "no_gain", is_used)
 
 
 async def test_a_compactor_never_raises() -> None:

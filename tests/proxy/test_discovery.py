@@ -135,6 +135,18 @@ async def test_every_wildcard_lists_its_own_servers_chat_models(discovery: Disco
         assert entry["litellm_params"]["model"].removeprefix("lm_studio/") in (QWEN, GEMMA, "solo")
 
 
+async def test_lm_studio_as_an_openai_server_lists_its_own_models(discovery: Discovery, servers: Servers) -> None:
+    """Not OpenAI's, which LiteLLM knows; its numbers would be read as OpenAI's own, so there are none."""
+    servers.models["127.0.0.1"] = {QWEN: 8192}
+    configured = router(("openai/*", "openai/*", "http://127.0.0.1:1234/v1"))
+    await discovery.refresh(configured)
+    assert listed(configured) == [f"openai/{QWEN}"]
+    import litellm
+
+    with pytest.raises(Exception, match="isn't mapped"):
+        litellm.get_model_info(f"openai/{QWEN}")
+
+
 async def test_the_star_alone_lists_names_that_reach_the_model(discovery: Discovery) -> None:
     """LiteLLM puts the whole name in place of the deployment's star."""
     configured = router(("*", "lm_studio/*", ONE))

@@ -14,7 +14,7 @@ import litellm
 import pytest
 from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
 
-from litellm_compaction.proxy.litellm_api import before_end, connect
+from litellm_compaction.proxy.litellm_api import before_end, connect, is_within_budgets
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _PIECE = b"4\r\na: b\r\n"
@@ -131,3 +131,23 @@ async def test_where_litellm_has_no_such_moment_nothing_is_changed(
     before = getattr(module, "proxy_shutdown_event", None)
     assert not before_end(ours)
     assert getattr(module, "proxy_shutdown_event", None) is before
+
+
+@pytest.mark.parametrize(
+    ("budgets", "is_within"),
+    [
+        ({}, True),
+        ({"max_budget": 2.0, "spend": 1.0}, True),
+        ({"max_budget": 2.0, "spend": 2.0}, False),
+        ({"team_max_budget": 2.0, "team_spend": 3.0}, False),
+        ({"user_max_budget": 2.0}, True),
+        ({"organization_max_budget": 2.0}, False),
+    ],
+)
+async def test_a_budget_that_is_spent_or_unknown_pays_for_nothing_ahead(
+    monkeypatch: pytest.MonkeyPatch, budgets: dict[str, float], is_within: bool
+) -> None:
+    """What nobody asked for is not made: of a budget without a sum it is not known if anything is left."""
+    monkeypatch.delitem(sys.modules, "litellm.proxy.proxy_server", raising=False)
+    assert await is_within_budgets({"user_api_key_auth": SimpleNamespace(**budgets)}) is is_within
+    assert await is_within_budgets({})

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 from litellm.exceptions import APIConnectionError, APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.proxy.answer.hooks import HookedUpstream, WholeUpstream
+from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, WholeUpstream
 from litellm_compaction.proxy.answer.protocol import Continuation, Received, UpstreamError
 
 # LiteLLM's own types, which it builds when they are first used.
@@ -176,6 +179,28 @@ async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
     assert stream.is_closed
     await upstream.log_partials(len, 10)
     assert _logged(stream.logging_obj) == ["so far"]
+
+
+async def test_a_stream_that_its_client_leaves_is_logged() -> None:
+    """Starlette cancels each await of a response whose client has gone; what was generated is paid for all the same."""
+    logged: list[int] = []
+
+    async def batches() -> AsyncIterator[list[Received]]:
+        yield [Received({}, "word")]
+        await asyncio.Event().wait()
+
+    async def log_partials(_: Any, tokens: int) -> None:
+        await asyncio.sleep(0)
+        logged.append(tokens)
+
+    answer: Any = SimpleNamespace(batches=batches, is_joined=True)
+    upstream: Any = SimpleNamespace(log_partials=log_partials)
+    prepared: Any = SimpleNamespace(count_text=len, count=SimpleNamespace(tokens=10))
+    with anyio.CancelScope() as scope:
+        async for word in Hooked(answer, upstream, prepared).chunks():
+            assert word == "word"
+            scope.cancel()
+    assert logged == [10]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.answer.protocol import Announced, Notices, notices_for, shows_text_to_people
+from litellm_compaction.proxy.answer.protocol import Announced, Notices, added_up, notices_for, shows_text_to_people
 from tests.builders import talk
 from tests.proxy.scripted import Reply, Scene, Turn
 
@@ -133,3 +133,11 @@ async def test_compactions_in_a_row_are_told_once() -> None:
     assert await _is_next(announced, second)
     assert not await _is_next(announced, fourth)
     assert not await _is_next(announced, talk("other", 2500))
+
+
+def test_the_details_of_all_parts_are_added_up() -> None:
+    """As far as they are numbers; nothing is made up for a server that gives none."""
+    details = [{"reasoning_tokens": 3, "text_tokens": None}, {"reasoning_tokens": 4, "audio_tokens": 1}, None]
+    usages = [{"prompt_tokens": 9, "completion_tokens_details": each} for each in details]
+    assert added_up(usages) == {"completion_tokens_details": {"reasoning_tokens": 7, "audio_tokens": 1}}
+    assert added_up([{"prompt_tokens": 9}]) == {}
