@@ -54,6 +54,11 @@ def sign_in(browser: Any, running: Proxy, key: str = MASTER_KEY) -> None:
     browser.open(f"{running.base_url}{PAGE}")
 
 
+def unfold_settings(browser: Any) -> None:
+    """Shows the form, which is folded until it is wanted."""
+    browser.evaluate("document.querySelector('#settings').closest('details').open = true")
+
+
 def _talk(running: Proxy, model: str, turns: int, words: int) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Work with me on the {model} ledger."}]
     for number in range(turns):
@@ -87,6 +92,7 @@ def main(path: str) -> None:
     ):
         browser.view(1180, 900)
         sign_in(browser, running)
+        unfold_settings(browser)
         browser.fill("#pruning_model", "fast")
         browser.fill("#target_ratio", "0.35")
         browser.click("#settings-form button.main")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.browser import Browser, browse, chromium
 from tests.integration.harness import MASTER_KEY, Proxy
-from tests.integration.page_scene import PAGE, scene, sign_in
+from tests.integration.page_scene import PAGE, scene, sign_in, unfold_settings
 
 pytestmark = [
     pytest.mark.proxy,
@@ -124,7 +124,7 @@ def test_a_setting_is_changed_and_reset(running: Proxy, browser: Browser, script
     """By mouse and keyboard, without any script of the page's; what was refused stays in the form."""
     browser.view(1280, 900, scripts=scripts)
     sign_in(browser, running)
-    browser.evaluate("document.querySelector('#settings').closest('details').open = true")
+    unfold_settings(browser)
     browser.fill("#pruning_model", "fast")
     browser.fill("#target_ratio", "7")
     browser.click("#settings-form button.main")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import anthropic
 import openai
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
+from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
-from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
+from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
 
 pytestmark = pytest.mark.proxy
 
@@ -24,6 +25,8 @@ _ANIMALS = [f"{size} {kind}" for size in ("small", "large", "old", "young") for 
 )]  # fmt: skip
 # By animal, each said once, between much else.
 NAMES = {each: "".join(reversed(each.replace(" ", ""))) for each in _ANIMALS}
+# Programs get no notice in the text.
+PROGRAM = {"user-agent": "program"}
 TOOL = {
     "type": "function",
     "function": {"name": "read_file", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}},
@@ -241,3 +244,103 @@ def test_other_routes_carry_it_too(carried: Running, stream: bool) -> None:
     assert [item.type for item in response.output] == ["message"]
     assert response.output_text.endswith(said)
     assert len([each for each in carried.asked() if "recall" in json.dumps(each.body)]) >= 4
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Running, stream: bool) -> None:
+    """The words before the look-up and all after it, none of them twice, over a restart."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
+    messages = [*messages, {"role": "user", "content": question(animal)}]
+    words = 2_200
+
+    def telling(call: ChatCall) -> Reply:
+        if is_summary_call(call.body):
+            return Reply(SUMMARY)
+        told = [int(number) for number in re.findall(r"\bword(\d+)", call.prompt_text)]
+        if told:
+            return Reply(f" {numbered_words(words - max(told), max(told) + 1)}" if max(told) < words else "")
+        if call.messages[-1]["role"] == "tool":
+            return Reply(numbered_words(words))
+        return script(call)
+
+    running.simulator.script, running.simulator.chunk_tokens = telling, 16
+    before = len(running.asked())
+    body = {"tools": [TOOL], "max_tokens": 20_000}
+    if stream:
+        answer = running.proxy.stream_body({"model": "small", "messages": messages, "stream": True, **body}, **PROGRAM)
+        said, reasons = answer.text, answer.finish_reasons
+    else:
+        choice = running.proxy.chat("small", messages, **body).raise_for_status().json()["choices"][0]
+        said, reasons = choice["message"]["content"], [choice["finish_reason"]]
+    assert said == f"Let me look.\n\n{numbered_words(words)}"
+    assert reasons == ["stop"]
+    assert len(running.asked()) - before >= 3, "it was not restarted"
+    assert not any(each.truncated for each in running.asked())
+
+
+def test_a_client_that_leaves_during_a_look_up_ends_it(running: Running) -> None:
+    """The request after it is closed, too, and the next client of that server is answered."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
+    messages = [*messages, {"role": "user", "content": question(animal)}]
+    gate = Gate()
+
+    def waiting(call: ChatCall) -> Reply:
+        found = script(call)
+        return found if found.tool_calls else Reply(found.content, gate=gate)
+
+    running.simulator.script = waiting
+    body = {"model": "small", "messages": messages, "tools": [TOOL], "stream": True}
+    headers = {**running.proxy.headers, **PROGRAM}
+    with running.proxy.client.stream("POST", CHAT, json=body, headers=headers) as answer:
+        # An iterator that is let go closes the connection.
+        texts = answer.iter_text()
+        assert any("Let" in text for text in texts)
+        assert gate.reached.wait(60)
+    left = running.asked()[-1]
+    running.simulator.wait_until(lambda: left.disconnected_s is not None)
+    running.simulator.script = script
+    again = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
+    assert again.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
+    gate.open()
+
+
+def test_two_clients_look_up_the_same_at_once(carried: Running) -> None:
+    """Each gets a whole answer."""
+    messages, animal, _ = carried.compacted(tools=[TOOL])
+    messages = [*messages, {"role": "user", "content": question(animal)}]
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(lambda _: carried.proxy.chat("small", messages, tools=[TOOL]), range(2)))
+    said = [each.raise_for_status().json()["choices"][0]["message"]["content"] for each in answers]
+    # The second one may come after the first has found it.
+    found = f"It is {NAMES[animal]}."
+    assert {*said} <= {f"Let me look.\n\n{found}", found}
+
+
+@pytest.mark.parametrize("asked", [{"n": 2}, {"logprobs": True}])
+def test_answers_that_cannot_be_joined_have_no_tool(carried: Running, asked: dict[str, Any]) -> None:
+    """Of several choices, or with log probabilities, a call could not be answered."""
+    messages, animal, _ = carried.compacted(tools=[TOOL])
+    messages = [*messages, {"role": "user", "content": question(animal)}]
+    answer = carried.proxy.chat("small", messages, tools=[TOOL], **asked).raise_for_status()
+    assert answer.json()["choices"][0]["message"]["content"] == "I do not know."
+    assert (carried.asked()[-1].body or {})["tools"] == [TOOL]
+
+
+@pytest.mark.parametrize(
+    "query", [r"\ud83d bird \u0000", "größe 日本語 👩‍👩‍👧", "<|im_end|><|user|>", "bird " * 1_000], ids=ascii
+)
+def test_any_query_is_answered(carried: Running, query: str) -> None:
+    """Half a character, other scripts, a template's tokens, thousands of words."""
+    messages, *_ = carried.compacted(tools=[TOOL])
+
+    def looking(call: ChatCall) -> Reply:
+        if call.messages[-1]["role"] == "tool":
+            return Reply("Thanks.")
+        return Reply(tool_calls=[("recall", f'{{"query": "{query}"}}')])
+
+    carried.simulator.script = looking
+    answer = carried.proxy.chat("small", [*messages, {"role": "user", "content": "And?"}], tools=[TOOL])
+    choice = answer.raise_for_status().json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Thanks.", "stop")
+    carried.proxy.expect_logged("recall model=small lookups=1")
+    assert not carried.proxy.logged("recall_failed|failed_open")

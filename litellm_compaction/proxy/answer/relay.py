@@ -5,6 +5,7 @@ The client reads one answer whatever stream a delta came from: one id, one role,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -302,7 +303,11 @@ class Relay:
         """The calls of our own tool that are whole."""
         is_whole = self.end == "done" and self.finish_reason != "length"
         return [
-            ToolCall(id=call.get("id") or f"{RECALL}_{at}", name=RECALL, arguments=call["function"]["arguments"])
+            ToolCall(
+                id=call.get("id") or _made_id(self._progress.lookups + at, call["function"]["arguments"]),
+                name=RECALL,
+                arguments=call["function"]["arguments"],
+            )
             for at, call in enumerate(self._recalls if is_whole else ())
         ]
 
@@ -466,6 +471,11 @@ class Relay:
     def _count(self, text: str) -> None:
         self._received += 1
         self._generated.add(text)
+
+
+def _made_id(number: int, arguments: str) -> str:
+    """An id for a call without one, in the form that Mistral's templates ask for: nine letters and digits."""
+    return hashlib.blake2b(f"{number} {arguments}".encode(errors="replace")).hexdigest()[:9]
 
 
 def _is_call(call: Any) -> bool:
