@@ -85,6 +85,10 @@ def mutants(path: Path, source: bytes) -> Iterator[Mutant]:
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     tree = ast.parse(source)
+    # They run when the class is made, whichever test is the first to import it.
+    defaults = [
+        part for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body if not _is_def(part)
+    ]
 
     def place(node: ast.AST) -> tuple[int, int]:
         spot: Any = node
@@ -95,7 +99,8 @@ def mutants(path: Path, source: bytes) -> Iterator[Mutant]:
     for node, statement in _code(tree):
 
         def changed(node: Any, text: str, statement: Any = statement) -> Mutant:
-            return Mutant(path, node.lineno, *place(node), text, frozenset(_lines(tree, node, statement)))
+            lines = () if statement in defaults else _lines(tree, node, statement)
+            return Mutant(path, node.lineno, *place(node), text, frozenset(lines))
 
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             left, right = (source[slice(*place(side))].decode() for side in (node.left, node.comparators[0]))
@@ -124,9 +129,13 @@ def _code(tree: ast.AST, statement: ast.AST | None = None) -> Iterator[tuple[ast
                 yield from _code(node, now)
 
 
+def _is_def(node: ast.AST | None) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
 def _lines(tree: ast.Module, node: Any, statement: Any) -> Iterator[int]:
-    """Yields the lines that run a changed node, or use it; none if it is a default of a class."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    """Yields the lines that run a changed node, or use it."""
+    if _is_def(statement):
         yield from range(statement.body[0].lineno, (statement.end_lineno or 0) + 1)
     elif statement in tree.body and not hasattr(statement, "body"):
         names = {part.id for part in ast.walk(statement) if isinstance(part, ast.Name)}

@@ -70,6 +70,7 @@ def test_the_text_report_says_the_same(
     path = write(config(deployment(params=at(address))))
     assert doctor(config=path, as_json=False, environ=environ) == 0
     text = capsys.readouterr().out
+    assert "guarded  yes: " in text
     assert "window   8,192 tokens, from api/v1" in text
     assert "carrier  transport" in text
     assert "goes on  raw: the model goes on inside its answer" in text

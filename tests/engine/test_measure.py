@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine.measure import RequestMeasurer
+from litellm_compaction.engine.measure import RequestMeasurer, note_length
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
-from tests.builders import chat, parsed
+from tests.builders import chat, parsed, user
 from tests.engine.bench import Bench
 
 
@@ -31,3 +35,17 @@ async def test_an_anchor_decides_about_the_request_and_not_about_a_compaction() 
     )
     assert measured.budget.own.error_ratio == measured.count.error_ratio < measured.budget.error_ratio
     assert measured.budget.own.prompt_limit_tokens > measured.budget.prompt_limit_tokens
+
+
+@pytest.mark.parametrize(("words", "fits"), [(10, True), (20_000, False)])
+async def test_what_is_known_to_be_too_long_is_noted(words: int, fits: bool) -> None:
+    """P8: if a compaction fails by a fault of ours, such a request is refused in place of being sent as it came."""
+    bench = Bench()
+    context = bench.context()
+    request = bench.request([user("word " * words)])
+    note_length(await bench.compactor._measurer.measure(request, context))
+    assert (context.attempts.too_long is None) is fits
+    # The rest of an answer is no request of the client's.
+    carried = replace(bench.context(), goes_on=True)
+    note_length(await bench.compactor._measurer.measure(request, carried))
+    assert carried.attempts.too_long is None

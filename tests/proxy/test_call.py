@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,6 +175,24 @@ async def test_a_refusal_is_told_to_its_own_request() -> None:
     assert str(calls.refusal()) == "mine"
     calls.close(mine.body)
     assert calls.refusal() is None
+
+
+async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
+    """Its end was never told: others would wait for it until the proxy ends."""
+    released: list[str] = []
+    calls = Calls()
+    first, second, third = Logging(), Logging(), Logging()
+    for name, owner in (("first", first), ("second", second), ("third", third), ("fourth", third)):
+        room: Any = SimpleNamespace(release=lambda name=name: released.append(name))
+        call = made()
+        call.room = room
+        calls.open(owner.body, call)
+    assert released == ["third"]  # another request of the same object
+    del owner, first
+    assert released == ["third", "first"]
+    calls.close(second.body)
+    del second
+    assert released == ["third", "first", "second"]
 
 
 async def test_a_request_is_shown_where_somebody_looks(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Window, Windows
 from tests.proxy.test_routing import LOCAL, ON, deployment
 from tests.stores.made import MemoryStore
+from tests.windows.fake_lmstudio import FakeLMStudio, v1_model
 
 
 @pytest.mark.parametrize("model", ["openai/x", "ollama/x", "hosted_vllm/x", "llamafile/x", "anthropic/x"])
@@ -110,6 +112,27 @@ async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source:
     assert guard is not None
     target = guard.deployment.target
     assert (target.context_source, target.context_length) == (source, tokens)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [("qwen/qwen3-8b", ""), ("google/gemma-3-4b", "it is not loaded"), ("none", "no model of this proxy")],
+)
+async def test_a_pruning_model_that_cannot_be_asked_is_told_at_the_start(model: str, why: str) -> None:
+    """With what is wrong with it: its summaries would be missed only when the first conversation is too long."""
+    server = FakeLMStudio()
+    server.list_v1(v1_model(_=8192), v1_model("google/gemma-3-4b"))
+    entry = {"model_name": model, "litellm_params": {"model": f"lm_studio/{model}", "api_base": LOCAL}}
+    router = SimpleNamespace(
+        get_model_list=lambda model_name, team_id: [] if model_name == "none" else [entry],
+        get_deployment=lambda model_id: None,
+    )
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        told = await DeploymentSelector(LiveSettings(Settings()), windows, Publisher()).why_unusable(router, model)
+        await windows.aclose()
+    assert told.startswith(why)
+    assert bool(told) is bool(why)
 
 
 def test_a_published_number_does_not_come_back_as_the_operators() -> None:

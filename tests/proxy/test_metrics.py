@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, TruncationAlarm
+from litellm_compaction.proxy import metrics
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
 from tests.test_events import event
 
@@ -196,3 +197,9 @@ def test_the_real_library_takes_them() -> None:
     labels = '{model="qwen",outcome="compacted",phase="pre_request"}'
     assert f"litellm_compaction_compactions_total{labels} 2.0" in text
     assert 'litellm_compaction_window_fill_ratio_bucket{le="0.9",model="qwen"} 2.0' in text
+
+
+def test_the_bounds_of_a_histogram_ascend() -> None:
+    """An exporter refuses others, or counts a request twice."""
+    for bounds in (metrics._TOKEN_BUCKETS, metrics._RATIO_BUCKETS, metrics._SECOND_BUCKETS):
+        assert list(bounds) == sorted(set(bounds))

@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Board, Store, open_board, open_store
-from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows
+from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, ServerFacts
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
 from tests.stores.servers import Server, any_program, free_port, redis_program, running
@@ -336,3 +336,11 @@ async def test_a_client_that_decodes_what_it_reads_will_do(server: Server) -> No
     assert (await store.rows.about()).version
     assert await store.delete() == 1
     await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_too_old"), [("4.0.14", True), ("5.0.0", False), ("10.1", False), ("", False), ("unstable", False)]
+)
+def test_a_server_without_streams_is_too_old(version: str, is_too_old: bool) -> None:
+    """Of one that does not say it is not known."""
+    assert ServerFacts(version, is_replica=False, policy="").is_too_old is is_too_old

@@ -36,6 +36,9 @@ async def test_the_rest_of_a_prompt_is_as_doubtful_as_text_nobody_has_counted() 
     whole = replace(made, tokens=2000, raw_tokens=2000.0, error_ratio=0.02, text_error_ratio=0.35)
     assert holding(replace(whole, error_ratio=0.5, text_error_ratio=0.5), [known]).error_ratio == pytest.approx(0.26)
     assert holding(replace(whole, error_ratio=0.3), [known]).error_ratio == pytest.approx(0.185)
+    # What a template may leave out of the rest is in doubt by its own size.
+    whole = replace(whole, error_ratio=0.5, text_error_ratio=0.5, left_out_tokens=100.0)
+    assert holding(whole, [known]).error_ratio == pytest.approx(0.26 + 100 / 2000)
 
 
 async def test_a_prompt_that_the_server_has_counted_takes_hardly_less_again() -> None:

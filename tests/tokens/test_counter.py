@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import Family, family_of
+from litellm_compaction.tokens import counter
 from litellm_compaction.tokens.counter import Count, TokenCounter
 
 # Counted with cl100k, whose tokens are not the model's own.
@@ -410,3 +412,19 @@ async def test_real_conversations_cost_at_least_their_text(family: Family) -> No
         certain = sum(size for size, message in zip(sizes, asked.messages, strict=True) if not message.calls)
         assert certain < made.tokens < 2 * sum(sizes)
         assert await counter.count("t", family, asked) == made
+
+
+@pytest.mark.parametrize(("chars", "holds_up"), [(1_000_000, True), (1_000_001, False)])
+async def test_a_long_prompt_is_hashed_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, chars: int, holds_up: bool
+) -> None:
+    """A million characters take some ms; what is short is not worth a thread."""
+    threads: list[int] = []
+
+    def noting(*_: object) -> tuple[int, ...]:
+        threads.append(threading.get_ident())
+        return ()
+
+    monkeypatch.setattr(counter, "fingerprints", noting)
+    await counter._fingerprints(request(user("x" * chars)), "")
+    assert (threads == [threading.get_ident()]) is holds_up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,14 @@ async def test_openai_renders_all_tools(family: Family, may_be_left_out: bool) -
     made = await count(family, {"role": "user", "content": "Go."}, tools=TOOLS)
     assert made.tools_tokens > 0
     assert (made.doubtful_tools_tokens > 0) is may_be_left_out
+
+
+async def test_a_templates_own_system_message_is_counted_where_there_is_none() -> None:
+    """Mistral Small's has 500 tokens: of a small window it leaves so much less."""
+    family = replace(STAND_IN, default_system_tokens=500)
+    alone = await count(family, user("Go."))
+    beside = await count(family, {"role": "system", "content": "Be brief."}, user("Go."))
+    assert (alone.overhead_tokens - beside.overhead_tokens, beside.overhead_tokens) == (500, STAND_IN.request_tokens)
 
 
 async def test_base64_is_never_text() -> None:

@@ -69,6 +69,24 @@ async def test_the_first_digits_of_a_conversation_may_each_be_a_token() -> None:
     assert after.tokens + after.margin_tokens >= before.raw_tokens + len(digits)
 
 
+@pytest.mark.parametrize(("model", "is_exact"), [("qwen3-8b", True), ("gpt-oss-20b", False)])
+async def test_thoughts_of_old_turns_are_counted_until_it_is_known_that_they_go(model: str, is_exact: bool) -> None:
+    """A template drops them behind the person's next word; only a prompt as it is rendered shows how much that is."""
+    counter, family, look = TokenCounter(), family_of("", model), {"name": "look", "arguments": "{}"}
+    call: JsonValue = [{"id": "1", "type": "function", "function": look}]  # type: ignore[dict-item]
+    talk: list[dict[str, JsonValue]] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "I look.", "reasoning_content": PROSE * 100, "tool_calls": call},
+        {"role": "tool", "tool_call_id": "1", "content": "A fox."},
+    ]
+    before = await counted(counter, family, request(*talk, tools=(TOOL,)))
+    counter.learn("t", before, round(before.raw_tokens))
+    talk += [{"role": "assistant", "content": "A fox."}, {"role": "user", "content": "And now?"}]
+    after = await counted(counter, family, request(*talk, tools=(TOOL,)))
+    assert after.raw_tokens < 200 < 1900 < before.raw_tokens
+    assert after.tokens == pytest.approx(after.raw_tokens if is_exact else before.raw_tokens, abs=1)
+
+
 async def test_what_an_exact_prompt_has_more_is_no_fixed_cost() -> None:
     """A server that counts 1.2 times what the family's vocabulary does: what stays of a prompt takes its own part."""
     counter = TokenCounter()

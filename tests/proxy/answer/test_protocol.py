@@ -130,6 +130,7 @@ async def test_compactions_in_a_row_are_told_once() -> None:
     fourth = [*third, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And so?"}]
     assert not await _is_next(announced, first)
     assert not await _is_next(announced, first)  # the router tries again
+    assert await _is_next(announced, [*first, {"role": "assistant", "content": "It"}])  # the client has it go on
     assert await _is_next(announced, second)
     assert not await _is_next(announced, fourth)
     assert not await _is_next(announced, talk("other", 2500))

@@ -329,6 +329,15 @@ async def test_no_text_completion_gives_litellm_a_long_error(is_known: bool, sta
     assert (told.status_code, len(told.content)) == (status, 32 * 1024)
 
 
+@pytest.mark.parametrize("body", [{}, {"n": 2}, {"logprobs": True, "stream": True}])
+async def test_whatever_is_passed_on_is_told(body: Body) -> None:
+    """Headers, page and metrics are made of it: a request that cannot be continued is shown like any other."""
+    wire = Wire([lambda: sse(chunk({"content": "One."}), chunk({}, "stop"), USAGE_CHUNK)])
+    await wire.ask(**body)
+    assert wire.scene is not None
+    assert wire.scene.listener.actions == ["none"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_several_answers_are_bounded_like_one(stream: bool) -> None:

@@ -9,18 +9,21 @@ import pytest
 from fastapi import FastAPI
 
 from litellm_compaction.proxy.page import routes
+from litellm_compaction.proxy.page.auth import Visitor
 
 # LiteLLM's own, while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 
-async def _ask(monkeypatch: pytest.MonkeyPatch, path: str, method: str = "GET", **headers: str) -> httpx.Response:
-    """The answer to somebody whose key LiteLLM refuses."""
+async def _ask(
+    monkeypatch: pytest.MonkeyPatch, path: str, method: str = "GET", visitor: Visitor | None = None, **headers: str
+) -> httpx.Response:
+    """The answer to a visitor; None is somebody whose key LiteLLM refuses."""
 
-    async def nobody(request: object) -> None:
-        return None
+    async def known(request: object) -> Visitor | None:
+        return visitor
 
-    monkeypatch.setattr(routes, "visitor_of", nobody)
+    monkeypatch.setattr(routes, "visitor_of", known)
     app = FastAPI()
     served = routes._Page(None)  # type: ignore[arg-type] # nothing is looked at for a stranger
     for each in ("/compaction", "/compaction/"):
@@ -48,3 +51,11 @@ async def test_a_script_with_a_wrong_key_is_told_so(method: str, monkeypatch: py
     """At the address that it asked."""
     refused = await _ask(monkeypatch, "/compaction", method, authorization="Bearer sk-wrong")
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+
+
+async def test_who_only_reads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything of the form is looked at."""
+    for role in ("proxy_admin_viewer", "internal_user", ""):
+        refused = await _ask(monkeypatch, "/compaction/", "POST", Visitor(role=role, tenant="anna", auth=None))
+        assert refused.status_code == 403
+        assert "Only proxy administrators" in refused.text
