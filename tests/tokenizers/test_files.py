@@ -18,14 +18,15 @@ from tokenizers.processors import TemplateProcessing
 
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.tokenizers import files
-from litellm_compaction.tokenizers.files import JsonTokenizer, read_tokenizer_json
+from litellm_compaction.tokenizers.files import JsonTokenizer, load_tokenizer_file, read_tokenizer_json
+from litellm_compaction.tokenizers.registry import vocabulary
 
 
 def small_tokenizer() -> Tokenizer:
     """Bytes as tokens, one merge, and two special tokens."""
     alphabet = sorted(ByteLevel.alphabet())
-    vocabulary = {letter: index for index, letter in enumerate(alphabet)} | {"ab": len(alphabet)}
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[("a", "b")]))
+    tokens = {letter: index for index, letter in enumerate(alphabet)} | {"ab": len(alphabet)}
+    tokenizer = Tokenizer(BPE(vocab=tokens, merges=[("a", "b")]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("<|end|>", special=True)])
     tokenizer.add_tokens([AddedToken("<tool_call>")])
@@ -81,6 +82,13 @@ def test_bos_is_never_counted_but_known(folder: Path) -> None:
     small_tokenizer().save(str(folder / "tokenizer.json"))
     write_config(folder, bos_token="<s>", add_bos_token=True)
     assert read_tokenizer_json(folder).adds_bos
+
+
+def test_a_beginning_that_is_an_ordinary_token_is_known_too(folder: Path) -> None:
+    """Some files name one in their configuration that they do not list as special: the file can be used."""
+    write_config(folder, bos_token="ab", eos_token="<|end|>", add_bos_token=True)
+    found = vocabulary(load_tokenizer_file(folder).vocabulary)
+    assert (found.bos, found.eos, found.adds_bos) == ("ab", "<|end|>", True)
 
 
 def test_the_template_is_found_where_transformers_finds_it(folder: Path) -> None:

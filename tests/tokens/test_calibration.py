@@ -47,6 +47,13 @@ def test_a_number_that_comes_during_a_prediction_changes_the_next_one() -> None:
     assert calibration.predict(1000, PLAIN, 0.1).factor == 1.1
 
 
+@pytest.mark.parametrize(("doubtful", "ratio"), [(150, 1.0), (90, 0.91)])
+def test_what_may_be_left_out_explains_a_low_number_from_a_tenth_on(doubtful: int, ratio: float) -> None:
+    """A number that is low by just so much says nothing of the text; less is within what counts differ by."""
+    calibration = Calibration()
+    assert calibration.add(1000, doubtful, PLAIN, 1000 - doubtful) == pytest.approx(ratio)
+
+
 def test_a_basis_that_is_new_does_not_disturb_who_reads_the_others() -> None:
     """Its calibration is empty anyway."""
     _Asked.known._by_method["one"] = _Asked()

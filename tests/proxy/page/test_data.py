@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from litellm_compaction.config import LIVE, Settings
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
 from litellm_compaction.events import CompactionEvent, event_to_json
+from litellm_compaction.proxy.live_settings import Change, Known, Overlay
 from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.data import _state, events_for, useless_models
+from litellm_compaction.proxy.page.data import _state, events_for, fields_for, useless_models
+from litellm_compaction.proxy.page.view import clock_text
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.windows.windows import Target
 from tests.stores.made import MemoryStore
@@ -69,3 +72,18 @@ def test_why_nobody_knows_a_window_is_not_everybodys_business() -> None:
     report = DeploymentReport(target=_TARGET, carrier="hooks", absence=WindowUnknown("m", tried="10.0.0.7 says no"))
     assert "10.0.0.7" in _state(report, Visitor(role="proxy_admin", tenant="t", auth=None))
     assert _state(report, Visitor(role="internal_user", tenant="t", auth=None)) == "not known"
+
+
+def test_every_setting_that_can_be_changed_has_a_field() -> None:
+    """With what is in force, what was entered in its place, and what is wrong with that."""
+    settings = Settings(strategy="prune")
+    change = Change(value="prune", when_s=0.0, role="proxy_admin")
+    known = Known("{}", Overlay({"strategy": change}), settings)
+    entered, problems = {"target_ratio": "many"}, {"target_ratio": "no number"}
+    made = fields_for(Settings(), known, {"small": "qwen3"}, entered=entered, problems=problems)
+    shown = {field.key: field for field in made}
+    assert list(shown) == list(LIVE)
+    assert shown["strategy"].value == "prune"
+    assert shown["strategy"].changed == f"{clock_text(0.0)[:16]} by proxy_admin"
+    assert (shown["target_ratio"].value, shown["target_ratio"].problem) == ("many", "no number")
+    assert "small" in str(shown["pruning_model"].options)
