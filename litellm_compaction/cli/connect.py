@@ -39,7 +39,7 @@ CLIENTS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
 # Clients keep so much of the window for an answer; the proxy bounds answers by what is really free.
 _MOST_ANSWER_TOKENS = 8192
 _SET = ("export {}={}", "$env:{} = {}")
-_VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+_VARIABLE = re.compile(r"\$\{(\w{1,40}):-([^}]{0,200})\}")
 _SHOWN = ("environment", "command", "lines", "code", "note")
 _LIMIT_S = 2.0
 _NAMES = re.compile(r"\{(model|url|root|window|answer|prompt)\}")

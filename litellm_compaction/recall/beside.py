@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from litellm_compaction.core.secrets import Redact, plain
 from litellm_compaction.recall.answer import written
-from litellm_compaction.recall.hits import Hit, search
+from litellm_compaction.recall.hits import QUESTION_MARKS, Hit, search
 from litellm_compaction.recall.index import Index
 
 # `core.prompts.defused` breaks these words in what was said, whose lines are set in besides.
@@ -23,7 +23,7 @@ _LEAST_SHARE = 0.1
 # Most of what is said is about what is shown, and needs no excerpts. So the share of the best one counts the more, the
 # less the best of what is shown reaches, and the fifth one; each up to so many times.
 _MOST_TIMES = 4
-_QUESTION_MARKS, _QUESTION_TIMES = "?？؟", 2
+_QUESTION_TIMES = 2
 # Of that, for excerpts that cost as much work as a usual turn, in proportion for others. Answers of a usual length pass
 # (BEAM 1 to 12). In talk of thirty tokens a turn it decides: with 0 the work is 1.36 times that without excerpts, with
 # 0.8 1.06, with 1.0 1.04, with 1.2 1.02, and .86, .80, .77 and .73 of the evidence stand in the prompt, .28 without any
@@ -85,4 +85,4 @@ def _gain(question: str, hits: Sequence[Hit], shown: float) -> float:
     best = max(shares)
     fifth = min(shares) if len(shares) == _HITS else _LEAST_SHARE
     gain = best * best / max(shown, best / _MOST_TIMES) * min(best / fifth, _MOST_TIMES)
-    return gain * _QUESTION_TIMES if any(mark in question for mark in _QUESTION_MARKS) else gain
+    return gain * _QUESTION_TIMES if any(mark in question for mark in QUESTION_MARKS) else gain

@@ -286,8 +286,7 @@ _HOLDS_VALUE = re.compile(r"\d|\w[_@\\/]\w")
 # What tells of more values is a list, in which each row has its own.
 _MOST_VALUES, _MOST_SENTENCES = 3, 12
 _LEAST_COMMON, _COMMON_RATIO = 2, 0.4
-# A question says nothing of a value, whatever numbers are in it.
-_QUESTION = re.compile(r"[?？؟]\W*\Z")
+QUESTION_MARKS = "?？؟"
 # A term of the question that says less than this part of the heaviest one may be missing later.
 _LIGHT_RATIO = 0.5
 
@@ -302,9 +301,16 @@ class Statement(NamedTuple):
 def statements(text: str, asked: Collection[str]) -> list[Statement]:
     """Returns the sentences of a text that have a value and one of the terms of the question."""
     wanted = frozenset(asked)
-    sentences = [each for each in _SENTENCE_END.split(text)[:_MOST_SENTENCES] if not _QUESTION.search(each)]
+    # A question says nothing of a value, whatever numbers are in it.
+    sentences = itertools.filterfalse(_is_question, _SENTENCE_END.split(text)[:_MOST_SENTENCES])
     found = map(_read, filter(_HOLDS_VALUE.search, sentences))
     return [each for each in found if 0 < len(each.values) <= _MOST_VALUES and not each.words.isdisjoint(wanted)]
+
+
+def _is_question(sentence: str) -> bool:
+    """Returns True if a sentence has a question mark behind its last word."""
+    behind = itertools.takewhile(lambda sign: not sign.isalnum(), reversed(sentence))
+    return any(sign in QUESTION_MARKS for sign in behind)
 
 
 def supersedes(newer: Statement, older: Statement, asked: Collection[str], weight: Callable[[str], float]) -> bool:

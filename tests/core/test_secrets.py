@@ -54,7 +54,7 @@ SECRETS: tuple[tuple[str, str], ...] = (
     ("mysql --password geheim99", "geheim99"),
     ("tool --token=geheim99", "geheim99"),
     ("?access_token=abcdef123&x=1", "abcdef123"),
-    ("token = 1234567", "1234567"),
+    ("token = 7304951", "7304951"),
     ("-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nabcd1234\n-----END RSA PRIVATE KEY-----", "MIIEpAIBAAKCAQEA"),
     ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\nAAAAB3Nza", "b3BlbnNzaC1rZXktdjEA"),
     ('"-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkq\\nhkiG9w0B\\n-----END PRIVATE KEY-----\\n"', "MIIEvQIBADANBgkq"),

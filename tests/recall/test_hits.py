@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain
 from litellm_compaction.recall import Index, search
+from litellm_compaction.recall.hits import statements
 from litellm_compaction.recall.terms import sought
 from tests.builders import parsed, texts
 from tests.recall.test_index import assistant, called, indexed, made, result, talk, user
@@ -264,3 +265,17 @@ def test_visible_messages_are_never_found(said: list[str], visible: set[int]) ->
     for query in said:
         for hit in search(index, query, visible=entries).hits:
             assert not any(entry.startswith(hit.original.handle) for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("The port is 4812.", True),
+        ("Is the port 4812?", False),
+        ("ポートは 4812 ですか？", False),
+        ("Port 4812?!", False),
+    ],
+)
+def test_a_question_states_nothing(text: str, is_one: bool) -> None:
+    """Whatever numbers are in it: it makes nothing old that was said before."""
+    assert bool(statements(text, ["port"])) == is_one

@@ -287,7 +287,7 @@ _READERS = {
     call.Call: ("is_of",),
     compactor: ("plan",),
     measure: ("apply", "_sample"),
-    build: ("ledger", "apply"),
+    build: ("verbatim", "apply"),
     ask: ("apply", "appended"),
 }
 
