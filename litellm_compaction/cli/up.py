@@ -161,8 +161,12 @@ class _Folded:
         self._end(lambda line: _OWN_WARNING.search(line) is not None)
 
     def unfold(self) -> None:
-        """Shows all of it, to its end: the proxy has ended."""
+        """Shows all of it, to its end: the proxy has failed."""
         self._end(lambda _: True)
+        self.wait()
+
+    def wait(self) -> None:
+        """Returns when the last of it is shown, soon after the proxy has ended."""
         self._reader.join(_GRACE_S)
 
     def _end(self, is_shown: Callable[[str], bool]) -> None:
@@ -177,7 +181,9 @@ class _Folded:
             with self._lock:
                 if self._is_held:
                     self._held.append(line)
-                else:
+                    continue
+                # A proxy whose lines nobody reads would stop at the next one.
+                with contextlib.suppress(OSError):
                     _say(line)
 
 
@@ -194,7 +200,12 @@ def _folded(proxy: subprocess.Popen[bytes]) -> Iterator[_Folded | _Shown]:
     if proxy.stdout is None:
         yield _Shown()
         return
-    yield _Folded(proxy.stdout)
+    said = _Folded(proxy.stdout)
+    try:
+        yield said
+    finally:
+        if proxy.poll() is not None:
+            said.wait()
 
 
 @contextlib.contextmanager
@@ -210,7 +221,8 @@ def _told_to_doctor(environ: Mapping[str, str], base_url: str, upstream: _Upstre
     try:
         yield
     finally:
-        if path is not None:
+        # Another `up` may have begun since.
+        if path is not None and (live := running_up(environ)) is not None and live.base_url == base_url:
             with contextlib.suppress(OSError):
                 path.unlink()
 
