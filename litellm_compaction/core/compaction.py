@@ -195,6 +195,12 @@ class Compaction:
         return self.covered_messages if self.edited_from is None else self.edited_from
 
     @property
+    def hidden(self) -> frozenset[int]:
+        """The positions of covered messages that the model does not see as they were."""
+        replaced = set(range(self.replaced_messages)) - {*self.pinned}
+        return frozenset(replaced.union(position for position, _ in self.shown))
+
+    @property
     def summarized_messages(self) -> int:
         """The reach of the summaries, in messages after the prefix."""
         return self.segments[-1].covered_messages if self.segments else 0

@@ -265,13 +265,20 @@ class Recallable(NamedTuple):
 
     Attributes:
         entry: of the hash chain, of the newest message that is the client's.
-        hidden: entries of the messages that it is not shown as they were.
+        hashes: the conversation's chain.
+        compaction: by which its messages were made.
         vocabulary: name of the model's, whose control tokens are broken in what it is shown.
     """
 
     entry: str
-    hidden: frozenset[str]
+    hashes: tuple[str, ...]
+    compaction: Compaction
     vocabulary: str
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """The entries of the messages that it is not shown as they were; worked out only for a look-up."""
+        return frozenset(self.hashes[at + 1] for at in self.compaction.hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from litellm_compaction.core.stretches import own_words
 from litellm_compaction.engine.build import redact_of
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.measure import RequestMeasurer
-from litellm_compaction.engine.recalling import hidden_positions
 from litellm_compaction.recall import Beside, Index, beside
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
@@ -103,7 +102,7 @@ class Quoter:
     def _found(self, measured: MeasuredRequest, compaction: Compaction, at: int, limit_tokens: int) -> Beside:
         conversation = measured.conversation
         before, hashes = conversation.rest[: at - conversation.prefix], conversation.hashes
-        hidden, record = hidden_positions(compaction), compaction.record
+        hidden, record = compaction.hidden, compaction.record
         # A record quotes some messages in full.
         gone = {each for each in hidden if visible_text(before[each]).strip() not in record}
         name = measured.family.vocabulary

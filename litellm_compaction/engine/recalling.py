@@ -76,7 +76,8 @@ class Recaller:
         newest = next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)
         recallable = Recallable(
             entry=hashes[newest],
-            hidden=frozenset(hashes[at + 1] for at in hidden_positions(compaction)),
+            hashes=hashes,
+            compaction=compaction,
             vocabulary=measured.family.vocabulary,
         )
         shown = self.with_found(messages, measured, compaction.covered_messages, len(rest))
@@ -176,12 +177,6 @@ class Recaller:
         # What this very request has covered may still be on its way.
         await self._originals.settle()
         return await self.lookup.search(tenant, query, limit=_HITS, within=recallable.hidden)
-
-
-def hidden_positions(compaction: Compaction) -> set[int]:
-    """Returns the positions of covered messages that the model does not see as they were."""
-    replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
-    return replaced | {position for position, _ in compaction.shown}
 
 
 def _name(tool: JsonValue) -> JsonValue:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
 from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.cut_points import legal_cuts
 from litellm_compaction.core.messages import Message, chain, system_prefix_length
@@ -248,3 +248,19 @@ def test_a_picture_in_an_earlier_request_stays() -> None:
         *shown["content"],
         {"type": "text", "text": reminder["content"]},
     ]
+
+
+def test_hidden_is_what_the_model_does_not_see_as_it_was() -> None:
+    """What the record stands for, but for what is pinned, and what is sent in another form."""
+    made = Compaction(
+        covered_messages=6,
+        covered_hash="h",
+        pinned=(1, 4),
+        round=1,
+        segments=(),
+        ledger="",
+        level="edit",
+        edited_from=3,
+        shown=as_stubs([5]),
+    )
+    assert made.hidden == {0, 2, 5}

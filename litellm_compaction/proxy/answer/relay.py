@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any
 
 from litellm_compaction.core.continuation.joiner import Joiner
@@ -44,7 +43,6 @@ _KEPT_REASONING_CHARS = 40_000
 _WORTH_A_RESTART_TOKENS = 32
 # No model writes so many windows full, however wrong our count is; nor does a server send so many pieces.
 _ENDLESS_RATIO = 4
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Relay:
