@@ -321,6 +321,11 @@ class Settings(_Section):
     allow_opt_out: bool = Field(
         False, description='Whether a request may switch the guard off with metadata {"compaction": "off"}.'
     )
+    admins_see_text: bool = Field(
+        False,
+        description="Whether administrators see the text of others' records on the page, and not the numbers alone "
+        "(docs/page.md).",
+    )
     admission: Literal["auto", "pool", "off"] = Field(
         "auto",
         description="Whether parallel requests queue for the context that they share; "

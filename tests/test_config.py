@@ -61,6 +61,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "ask_server_timeout_s": ([0.1, 60], [0, 61]),
     "answer_min_tokens": ([16, 100_000], [15, 100_001]),
     "reasoning_answer_min_tokens": ([16, 100_000], [15, 100_001]),
+    "admins_see_text": ([True, False], ["perhaps"]),
     "allow_opt_out": ([True, False], ["perhaps"]),
     "store": (
         ["memory://", "sqlite://", "sqlite:///store.db", "sqlite:////var/lib/store.db", "sqlite:///~/store.db"],
@@ -157,7 +158,11 @@ def test_an_error_names_everything_that_is_wrong() -> None:
     with pytest.raises(ConfigError) as raised:
         settings_from({"mode": "on", "max_restarts": 99, "tempo": 3})
     text = str(raised.value)
-    for expected in ("mode = 'on'", "max_restarts = 99", "unknown key 'tempo'; known keys: admission, "):
+    for expected in (
+        "mode = 'on'",
+        "max_restarts = 99",
+        "unknown key 'tempo'; known keys: admins_see_text, admission, ",
+    ):
         assert expected in text
 
 

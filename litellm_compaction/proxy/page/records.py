@@ -1,8 +1,9 @@
 """`/compaction/records/ID`: a record beside the messages that it covers, for the holder of its owner's key, who may
 undo, redo and pin.
 
-A browser gets a page, a program JSON. Administrators see the numbers of others' records. An id that is forged, another
-tenant's or forgotten gives the same 404. A form of another site's is refused as for the settings (`auth.py`).
+A browser gets a page, a program JSON. Administrators see the numbers of others' records, and their text if the operator
+allows it. An id that is forged, another tenant's or forgotten gives the same 404. A form of another site's is refused
+as for the settings (`auth.py`).
 """
 
 from __future__ import annotations
@@ -37,11 +38,18 @@ class RecordRoutes:
     Args:
         originals: None if none are kept.
         visitor: gives the owner of a request's key, None if it has none that the proxy knows.
+        admins_see_text: the operator allows administrators to read others' records.
     """
 
     def __init__(
-        self, store: Store, originals: Originals | None, visitor: Callable[[Request], Awaitable[Visitor | None]]
+        self,
+        store: Store,
+        originals: Originals | None,
+        visitor: Callable[[Request], Awaitable[Visitor | None]],
+        *,
+        admins_see_text: bool = False,
     ) -> None:
+        self._admins_see_text = admins_see_text
         self._store = store
         self._originals = originals
         self._visitor = visitor
@@ -70,17 +78,22 @@ class RecordRoutes:
 
     async def _shown(self, request: Request, visitor: Visitor) -> Response:
         record = request.path_params["record"]
-        stored = await self._own(visitor, record)
-        if stored is not None:
-            view = await view_of(stored, self._store, self._originals, visitor.tenant)
-            if _is_browser(request):
-                return _page(Shown(record=record, events=view.events, view=view))
-            return _json(_fields(view))
+        if (stored := await self._own(visitor, record)) is not None:
+            return await self._with_text(request, stored, visitor.tenant, is_own=True)
         if visitor.sees_all and _ID.fullmatch(record) and (events := await events_of(self._store, record)):
+            owner = events[-1].tenant
+            if self._admins_see_text and (stored := await self._store.named(owner, record)) is not None:
+                return await self._with_text(request, stored, owner, is_own=False)
             if _is_browser(request):
                 return _page(Shown(record=record, events=events))
             return _json({"id": record, "events": _numbers(events)})
         return _error(request, HTTPStatus.NOT_FOUND, _NOT_FOUND)
+
+    async def _with_text(self, request: Request, stored: StoredCompaction, tenant: str, *, is_own: bool) -> Response:
+        view = await view_of(stored, self._store, self._originals, tenant)
+        if _is_browser(request):
+            return _page(Shown(record=stored.id, events=view.events, view=view, is_own=is_own))
+        return _json(_fields(view))
 
     async def _undone(self, request: Request, visitor: Visitor) -> Response:
         return await self._forgotten(request, visitor, done="undone")

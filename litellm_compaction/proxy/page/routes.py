@@ -75,7 +75,8 @@ def add_page(around: Surroundings) -> None:
         mcp = McpRoute(around.lookup, around.store, _visitor_or_none)
         app.router.routes.insert(0, Route(MCP_PATH, mcp, name=_ROUTE_NAME, include_in_schema=False))
         hide_queries()
-    records = RecordRoutes(around.store, around.originals, _visitor_or_none)
+    admins_see_text = around.live.configured.admins_see_text
+    records = RecordRoutes(around.store, around.originals, _visitor_or_none, admins_see_text=admins_see_text)
     path = f"{RECORDS_PATH}/{{record}}"
     app.add_api_route(path, records.show, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
     for name, answer in (("undo", records.undo), ("redo", records.redo), ("pin", records.pin)):

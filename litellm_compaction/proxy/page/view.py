@@ -135,11 +135,13 @@ class Shown:
     Attributes:
         events: of the record, the newest last.
         view: its text; None for a visitor who sees the numbers alone.
+        is_own: the visitor may undo, redo and pin.
     """
 
     record: str
     events: Sequence[CompactionEvent]
     view: View | None = None
+    is_own: bool = False
     notices: Sequence[Notice] = ()
 
     @property

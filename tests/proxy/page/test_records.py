@@ -46,12 +46,13 @@ async def _visitor(request: Request) -> Visitor | None:
 class Routes:
     """The routes over a store with one record, whose owner is `one`."""
 
-    def __init__(self, *, has_originals: bool = True) -> None:
+    def __init__(self, *, has_originals: bool = True, admins_see_text: bool = False) -> None:
         self.store = MemoryStore(ttl_s=100, max_bytes=1_000_000)
         self.originals = Originals(MemoryRows(ttl_s=100, max_bytes=1_000_000), ttl_s=100, secret=lambda: SECRET)
         self.has_originals = has_originals
         app = FastAPI()
-        routes = RecordRoutes(self.store, self.originals if has_originals else None, _visitor)
+        originals = self.originals if has_originals else None
+        routes = RecordRoutes(self.store, originals, _visitor, admins_see_text=admins_see_text)
         app.add_api_route(f"{RECORDS_PATH}/{{record}}", routes.show)
         app.add_api_route(f"{RECORDS_PATH}/{{record}}/undo", routes.undo, methods=["POST"])
         app.add_api_route(f"{RECORDS_PATH}/{{record}}/redo", routes.redo, methods=["POST"])
@@ -127,6 +128,20 @@ async def test_an_administrator_sees_numbers_alone(routes: Routes) -> None:
         assert "walrus" not in text
         assert "The summary." not in text
     assert "900" in page.text
+
+
+async def test_an_administrator_reads_what_the_operator_allows() -> None:
+    """And changes nothing; another tenant still sees no difference to a forged id."""
+    routes = Routes(admins_see_text=True)
+    await routes.fill()
+    found = (await routes.get("admin")).json()
+    assert "The summary." in found["record"]
+    assert "walrus" in repr(found["before"])
+    page = (await routes.get("admin", **BROWSER)).text
+    assert "walrus" in page
+    assert "<form" not in page
+    assert (await routes.post("admin")).status_code == 404
+    assert (await routes.get("two")).status_code == 404
 
 
 async def test_forged_and_foreign_ids_are_the_same(routes: Routes) -> None:
