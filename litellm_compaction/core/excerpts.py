@@ -1,13 +1,16 @@
-"""A long text cut down to its head and tail, with a marker that says how much is missing."""
+"""A long text cut down to its head and tail, with a marker that says how much is missing; or to what is about words."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 _MARKER = "\n[… {left_out} tokens left out …]\n"
 GAP = "\n[…]\n"
 _MARKER_TOKENS = 16
 _HEAD_SHARE = 0.6
+# Words that stand so near to each other are of one statement; a word counts by its beginning, whatever its ending is.
+_NEAR_CHARS, _BEGINNING_CHARS, _LEAST_WORD_CHARS = 150, 5, 3
 
 
 def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
@@ -27,6 +30,36 @@ def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
             return head + _MARKER.format(left_out=max(total - kept, 1)) + tail
         # The ends may be denser than the average text: shrink in proportion, at least by a twentieth.
         keep_chars = min(keep_chars * keep_tokens // max(kept, 1), keep_chars * 19 // 20)
+
+
+def about(text: str, words: Sequence[str], limit_tokens: int, count: Callable[[str], int]) -> str:
+    """`text` if it has at most `limit_tokens`, else its part around the place where the most of some words stand.
+
+    The rarer a word is in the text, the more it counts. Without any of them the head and tail are left.
+    """
+    if count(text) <= limit_tokens:
+        return text
+    beginnings = dict.fromkeys(word[:_BEGINNING_CHARS].casefold() for word in words if len(word) >= _LEAST_WORD_CHARS)
+    found = [[each.start() for each in re.finditer(re.escape(word), text, re.IGNORECASE)] for word in beginnings]
+    places = [each for each in found if each]
+    if not places:
+        return excerpt(text, limit_tokens, count)
+
+    def says(at: int, own: Sequence[int]) -> tuple[float, float]:
+        near = sum(1 / len(each) for each in places if any(abs(place - at) < _NEAR_CHARS for place in each))
+        return near, 1 / len(own)
+
+    _, middle = max((says(place, each), place) for each in places for place in each)
+
+    def part(chars: int) -> str:
+        start, end = max(middle - chars, 0), middle + chars
+        return ("…" if start else "") + text[start:end].strip() + ("…" if end < len(text) else "")
+
+    low, high = 0, len(text)
+    while low < high:
+        chars = (low + high + 1) // 2
+        low, high = (chars, high) if count(part(chars)) <= limit_tokens else (low, chars - 1)
+    return part(low)
 
 
 def ends(text: str, keep_chars: int) -> str:

@@ -18,7 +18,7 @@ from mcp.server.lowlevel import Server
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.events import CompactionEvent, event_from_json
-from litellm_compaction.recall import Hit, Lookup, Piece, told, written
+from litellm_compaction.recall import Found, Hit, Lookup, Piece, told, written
 from litellm_compaction.stores import Store
 
 _HITS, _MOST_HITS = 5, 20
@@ -120,7 +120,7 @@ async def _message(scope: RecallScope, given: Mapping[str, Any]) -> str:
     if not parts:
         raise _NotAnswered("not found")
     whole = Hit(original=parts[0], pieces=tuple(Piece(part.role, part.text) for part in parts), share=1.0)
-    return written([whole], limit_tokens=_MOST_TOKENS, count=_about_tokens)
+    return written(Found([whole], ()), limit_tokens=_MOST_TOKENS, count=_about_tokens)
 
 
 async def _compactions(scope: RecallScope) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.excerpts import about
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.core.secrets import Redact, plain
 from litellm_compaction.recall.hits import Found, Hit
@@ -26,31 +26,31 @@ def told(found: Found, *, limit_tokens: int, count: Callable[[str], int]) -> str
 
     Of at most `limit_tokens` by `count`; "" if there is no room for an answer.
     """
-    answer = written(found.hits, limit_tokens=limit_tokens, count=count) if found.hits else _nothing(found.words)
+    answer = written(found, limit_tokens=limit_tokens, count=count) if found.hits else _nothing(found.words)
     return answer if count(answer) <= limit_tokens else ""
 
 
 def written(
-    hits: Sequence[Hit],
+    found: Found,
     *,
     limit_tokens: int,
     count: Callable[[str], int],
     has_handles: bool = True,
     defuse: Redact = plain,
 ) -> str:
-    """Returns hits as text, in their order, as far as there is room; the first one is cut where it is too long.
+    """Returns hits as text, in their order, as far as there is room; a first one that is too long is cut to its words.
 
     Args:
         has_handles: its reader can look a handle up.
         defuse: breaks the control tokens of a model in what was said.
     """
     text = _HEAD
-    for number, hit in enumerate(hits, 1):
+    for number, hit in enumerate(found.hits, 1):
         head, said = defuse(_head(number, hit, has_handle=has_handles)), defuse(_inset(hit))
         block = f"{head}\n{said}"
         if number == 1 and count(f"{text}\n{block}") > limit_tokens:
             room = limit_tokens - count(f"{text}\n{head}\n")
-            block = f"{head}\n{excerpt(said, room, count)}" if room >= _LEAST_TOKENS else ""
+            block = f"{head}\n{about(said, found.words, room, count)}" if room >= _LEAST_TOKENS else ""
         if block and count(f"{text}\n{block}") <= limit_tokens:
             text += f"\n{block}"
     return text if text is not _HEAD else ""

@@ -63,11 +63,11 @@ def beside(
         again_tokens: the work that any excerpts add to the next turn.
         defuse: breaks the control tokens of a model in what was said.
     """
-    hits = search(index, question, visible=visible, within=within, limit=_HITS, least_share=_LEAST_SHARE).hits
-    if not hits:
+    found = search(index, question, visible=visible, within=within, limit=_HITS, least_share=_LEAST_SHARE)
+    if not (hits := found.hits):
         return Beside("", 0)
     room_tokens = limit_tokens - count(_FRAME.format(""))
-    quoted = written(hits, limit_tokens=room_tokens, count=count, has_handles=False, defuse=defuse)
+    quoted = written(found, limit_tokens=room_tokens, count=count, has_handles=False, defuse=defuse)
     text = _FRAME.format(quoted) if quoted else ""
     tokens = count(text)
     # Tokens of parts do not quite add up to those of the whole.
