@@ -125,6 +125,19 @@ class NotServed(CompactionError):
         self.field = field
 
 
+class BadItem(CompactionError):
+    """A request's own word about its context is none that can be followed; the message never quotes the client.
+
+    Args:
+        field: its place in the request.
+        why: what is wrong, as the end of a sentence about it.
+    """
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"`{field}` {why}. Send it as the protocol has it, or the messages themselves in its place.")
+        self.field = field
+
+
 class TooDeep(CompactionError):
     """A request is nested deeper than Python reads or writes JSON."""
 

@@ -85,6 +85,13 @@ class Budget:
         """The budget of the request as it came; this one is for anything made of it."""
         return self if self.own_error_ratio is None else replace(self, error_ratio=self.own_error_ratio)
 
+    def with_trigger(self, prompt_tokens: int) -> Budget:
+        """Returns the same with a trigger at so many tokens of a whole prompt, if that is below its own; 0 for none."""
+        if not 0 < prompt_tokens < self.trigger_tokens:
+            return self
+        threshold_tokens = max(prompt_tokens - self.fixed_tokens, 1)
+        return replace(self, rules=replace(self.rules, threshold_tokens=threshold_tokens))
+
     @cached_property
     def reserved_tokens(self) -> int:
         """The window's part that the reserves take; 0 if the ratio alone decides."""

@@ -271,25 +271,43 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
         record: travels in place of the compaction's own record, or None.
     """
     prefix = system_prefix_length(messages)
-    start = compaction.replaced_messages
-    rest = shown_rest(messages[prefix:], compaction)
-    shown = [message for message in edited_part(rest, compaction) if message is not None]
-    tail = [*shown, *rest[compaction.covered_messages :]]
+    rest = messages[prefix:]
     record = compaction.record if record is None else record
+    behind, tail = _beside_record(rest, compaction)
     if not record:
         return (*messages[:prefix], *map(_without_null, tail))
+    if tail and tail[0].role == "user":
+        behind.append(tail[0])
+        tail = tail[1:]
+    carrier = _carrier(record, behind, _labelled(rest, compaction.record_images), lead_in(compaction.level))
+    return (*messages[:prefix], carrier, *map(_without_null, tail))
+
+
+def kept_messages(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
+    """The messages that `compaction` leaves of a conversation beside its record, in order, without leading system ones.
+
+    The record's images come first, in a message of their own.
+    """
+    rest = messages[system_prefix_length(messages) :]
+    images = _labelled(rest, compaction.record_images)
+    behind, tail = _beside_record(rest, compaction)
+    pictures = [parse_message({"role": "user", "content": images})] if images else []
+    return (*pictures, *behind, *map(_without_null, tail))
+
+
+def _beside_record(rest: Sequence[Message], compaction: Compaction) -> tuple[list[Message], list[Message]]:
+    """The user's messages that travel with the record, and the messages that follow it."""
+    start = compaction.replaced_messages
+    rest = shown_rest(rest, compaction)
+    shown = [message for message in edited_part(rest, compaction) if message is not None]
     pinned = [position for position in compaction.pinned if position < start]
     behind = [
         without_data(rest[position]) if position in compaction.stubbed else rest[position]
         for position in pinned
         if rest[position].role == "user"
     ]
-    tail = [*(rest[position] for position in pinned if rest[position].role != "user"), *tail]
-    if tail and tail[0].role == "user":
-        behind.append(tail[0])
-        tail = tail[1:]
-    carrier = _carrier(record, behind, _labelled(rest, compaction.record_images), lead_in(compaction.level))
-    return (*messages[:prefix], carrier, *map(_without_null, tail))
+    others = (rest[position] for position in pinned if rest[position].role != "user")
+    return behind, [*others, *shown, *rest[compaction.covered_messages :]]
 
 
 def _carrier(record: str, behind: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:

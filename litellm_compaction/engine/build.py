@@ -25,6 +25,8 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.ledger import Verbatim, verbatim
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Level, Prune, Summarize
+from litellm_compaction.core.portable import base_of
+from litellm_compaction.core.record import ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
@@ -117,11 +119,13 @@ class CompactionBuilder:
         self._recaller = recaller
 
     async def find(self, measured: MeasuredRequest) -> list[Compaction]:
-        """Returns the compactions that are stored for the beginnings of a request's conversation."""
+        """Returns the compactions that are stored for a request's first messages, and the one that came with it."""
+        base = _portable_base(measured)
+        own = [] if base is None else [base]
         try:
-            return await self._store.find(measured.context.scope, measured.conversation.hashes[1:])
+            return [*await self._store.find(measured.context.scope, measured.conversation.hashes[1:]), *own]
         except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
-            return []
+            return own
 
     async def without_misfits(
         self,
@@ -310,14 +314,18 @@ class CompactionBuilder:
 
         `sources` reads `read`, in a thread if long.
         """
-        redact = redact_of(measured)
+        redact, base = redact_of(measured), _portable_base(measured)
+        earlier_quotes = self._earlier_quotes if base is None else ledger_messages(base.ledger)
 
         def write() -> Verbatim:
             hidden, known, stub_tokens = sources()
+            if base is not None:
+                # Of the record itself its quotes go on, its summary by its own way.
+                hidden = {at: message for at, message in hidden.items() if at}
             # The quotes come first.
-            positions = dict(enumerate(hidden, len(self._earlier_quotes)))
+            positions = dict(enumerate(hidden, len(earlier_quotes)))
             found = verbatim(
-                [*self._earlier_quotes, *map(self._quoted, hidden.values())],
+                [*earlier_quotes, *map(self._quoted, hidden.values())],
                 budget_tokens=budget_tokens,
                 count=measured.count_text,
                 known=known,
@@ -356,6 +364,11 @@ class CompactionBuilder:
             redact=redact_of(measured),
         )
         self._originals.keep(covered)
+
+
+def _portable_base(measured: MeasuredRequest) -> Compaction | None:
+    conversation = measured.conversation
+    return base_of(conversation.rest, conversation.hashes, measured.context.portable)
 
 
 def redact_of(measured: MeasuredRequest) -> Redact:

@@ -206,7 +206,11 @@ class Compactor:
 
     async def _prepared(self, measured: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
         context = measured.context
-        has_wish = context.is_wanted or context.pins is not None
+        has_wish = context.is_wanted or context.pins is not None or context.portable is not None
+        if not context.may_change and context.portable is None:
+            if measured.budget.own.fits(measured.count.tokens):
+                return self._measurer.unchanged(measured)
+            raise await self._refusal(measured)
         if is_small(measured) and not has_wish and not await self._small.are_compacted(context.scope):
             return self._measurer.unchanged(measured)
         measured = await self._pins.applied(await hashed(measured))

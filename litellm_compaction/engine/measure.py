@@ -309,7 +309,7 @@ class RequestMeasurer:
                 error_ratio=count.text_error_ratio,
                 own_error_ratio=count.error_ratio,
                 fixed_tokens=conversation.prefix_tokens,
-            ),
+            ).with_trigger(context.threshold_tokens),
             window=window,
             family=family,
             rereads=family.rereads,

@@ -34,6 +34,7 @@ from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.page.turns import Turn, Turns
 from litellm_compaction.proxy.refusals import log_failure
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders
 
 NOW_HEADER = "x-litellm-compaction-now"
 FOCUS_HEADER = "x-litellm-compaction-focus"
@@ -216,6 +217,7 @@ class ClientRequest:
         is_structured: the answer is a document, in which no notice may stand.
         slimmed_chars: how much shorter the JSON of its tools is in `original`.
         program: of the client, the first word of its user agent.
+        orders: about its conversation's context, in its protocol's words.
     """
 
     received: Request
@@ -232,6 +234,7 @@ class ClientRequest:
     is_structured: bool = False
     slimmed_chars: int = 0
     program: str = ""
+    orders: Orders = NO_ORDERS
 
 
 @dataclass(slots=True)
@@ -474,6 +477,20 @@ class Calls:
         # By the object of the client's request, if LiteLLM calls the deployment with one of its own
         # (generateContent; 1.106.2).
         self._inner: Bounded[int, tuple[weakref.ref[object], Call]] = Bounded(_MAX_CALLS)
+        # Known before the request is: of the body that the client sent.
+        self._orders: weakref.WeakKeyDictionary[object, Orders] = weakref.WeakKeyDictionary()
+
+    def note_orders(self, body: Mapping[str, Any], orders: Orders) -> bool:
+        """Notes what a client's protocol says of its context; returns False if LiteLLM has no object to note it by."""
+        if (owner := _owner(body)) is None:
+            return False
+        self._orders[owner] = orders
+        return True
+
+    def orders(self, body: Mapping[str, Any]) -> Orders | None:
+        """Returns what was noted of a request; None for one whose protocol was not read."""
+        owner = _owner(body)
+        return None if owner is None else self._orders.get(owner)
 
     def serve(self, body: Mapping[str, Any]) -> None:
         """Notes the request that the running task, and every task that it begins, serves."""

@@ -40,6 +40,8 @@ from litellm_compaction.proxy.refusals import (
     reworded,
     server_gone,
 )
+from litellm_compaction.proxy.standards import responses
+from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.startup import (
     load_settings,
     provide_api_base,
@@ -122,7 +124,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._turns = Turns(self._history.add_turn, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
         ToldOnce(self._calls.refusal).install()
-        self._gate = Intake(self._live, self._compactor, self._calls, store)
+        self._gate = Intake(self._live, self._compactor, self._calls, store, Items(proxy_secret))
         self._probe: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -188,10 +190,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._calls.serve(data)
         note_request_span(user_api_key_dict)
         note_credential(raw_headers(data))
-        if call_type not in _GUARDED_CALLS:
+        if call_type not in (*_GUARDED_CALLS, "aresponses"):
             return None
         try:
-            if call_type == "acompletion":
+            if call_type == "aresponses":
+                await self._gate.read_orders(_router(), data)
+            elif call_type == "acompletion":
                 await self._gate.before_routing(_router(), data)
             else:
                 await self._gate.refuse_text(_router(), data)
@@ -241,17 +245,28 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call.is_hooked and can_be_continued(request_data):
             hooked = self._gate.hooked_answer(_router(), call, response, request_data, stream=True)
         stream = response if hooked is None else hooked.chunks()
+        orders = call.client.orders
+        if orders.wants_item or orders.compacts_only:
+            stream = responses.with_item(
+                stream,
+                lambda: self._gate.item(call),
+                is_settled=lambda: call.attempt.prepared is not None,
+                is_alone=orders.compacts_only,
+            )
         try:
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
                 yield with_details(chunk, call.attempt.details)
         finally:
-            if hooked is not None:
+            if stream is not response:
                 await stream.aclose()
             self._calls.close(request_data)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
         """Carries an answer that was not streamed over the limit, and tells if the window has ended it."""
         call = self._calls.get(data)
+        if call is not None and (call.client.orders.wants_item or call.client.orders.compacts_only):
+            text, is_alone = await self._gate.item(call), call.client.orders.compacts_only
+            return responses.answered(with_details(response, call.attempt.details), text, is_alone=is_alone)
         if call is None or not call.is_hooked or not can_be_continued(data):
             return (
                 with_details(response, call.attempt.details)

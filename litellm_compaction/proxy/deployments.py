@@ -290,10 +290,13 @@ class DeploymentSelector:
             measure=caller.measure,
             may_write_ahead=partial(may_write_ahead, router, names, metadata) if may_be_ahead else None,
             has_siblings=_is_worker() or not settings.store.startswith(("sqlite:", "memory:")),
-            now=client.wish.now and not client.is_client_summary,
-            focus="" if client.is_client_summary else client.wish.focus,
+            now=client.orders.compacts_only or (client.wish.now and not client.is_client_summary),
+            focus="" if client.is_client_summary else client.wish.focus or client.orders.focus,
             pins=client.wish.pins,
             is_client_summary=client.is_client_summary,
+            portable=client.orders.portable.base if client.orders.portable is not None else None,
+            threshold_tokens=client.orders.threshold_tokens,
+            may_change=client.orders.may_change,
             carries_calls=can_be_continued(body)
             and (client.is_chat or carrier_of(deployment, settings) == "transport"),
         )

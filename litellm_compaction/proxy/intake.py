@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -56,6 +57,9 @@ from litellm_compaction.proxy.routing import (
     is_bridged,
     reachable_entries,
 )
+from litellm_compaction.proxy.standards import responses
+from litellm_compaction.proxy.standards.items import Items
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, returned
 from litellm_compaction.proxy.startup import Preparing
 from litellm_compaction.stores import Store
 
@@ -68,8 +72,9 @@ _MAX_SERVERS = 1024
 class Intake:
     """Decides about requests before they leave the proxy."""
 
-    def __init__(self, source: LiveSettings, compactor: Compactor, calls: Calls, store: Store) -> None:
+    def __init__(self, source: LiveSettings, compactor: Compactor, calls: Calls, store: Store, items: Items) -> None:
         self._settings = source.configured
+        self._items = items
         self._compactor = compactor
         self._calls = calls
         self._publisher = Publisher()
@@ -82,6 +87,31 @@ class Intake:
         self.guards = DeploymentSelector(source, compactor.windows, self._publisher, FormerAnswers(store))
         self.preparing = Preparing(compactor, self.guards, self._publisher)
         self.discovery = Discovery(compactor.windows, self.guards, self._publisher)
+
+    async def read_orders(self, router: Any, data: dict[str, Any]) -> None:
+        """Reads what a client says of its context in its protocol's words, and takes it out of `data`.
+
+        Only where every deployment that it can reach is guarded: others, and LiteLLM, have their own way with it.
+
+        Raises:
+            BadItem: it says something that cannot be followed.
+        """
+        guards = await self._reachable(router, data)
+        if not guards or any(guard is None or guard.settings.mode != "guard" for guard in guards):
+            return
+        tenant = tenant_of(metadata_of(data))
+        orders, changed = await responses.read_orders(data, partial(self._items.opened, tenant))
+        if (changed or orders != NO_ORDERS) and self._calls.note_orders(data, orders):
+            for key, value in changed.items():
+                if value is None:
+                    data.pop(key, None)
+                else:
+                    data[key] = value
+
+    async def item(self, call: Call) -> str | None:
+        """Returns the compaction of a request that was sent as its client keeps it; None if it is to get none."""
+        found = returned(call.client.orders, call.client.original, call.attempt.prepared)
+        return None if found is None else await self._items.sealed(call.client.tenant, found)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
@@ -238,6 +268,8 @@ class Intake:
             if is_carried or await _longest_ids(kwargs) is not None:
                 # Only the transport sees the body that leaves; of token ids only their number is known.
                 request = Request(messages=())
+        if call is not None and call.client.opted_out and call.client.orders.portable is not None:
+            return {**kwargs, "messages": wire.encode(call.client.original.messages)}
         if request is None or (call is not None and call.client.opted_out):
             return _as_received(call, kwargs) or (None if kwargs is received else {**kwargs})
         if call is None:
@@ -252,6 +284,8 @@ class Intake:
             return None if kwargs is received else {**kwargs}
         if call.client.bad_wish is not None:
             raise call.client.bad_wish
+        if call.client.orders.compacts_only:
+            return await self._compacted_alone(call, context, kwargs)
         if carrier == "transport":
             return await self._carried(router, guard, call, context, kwargs, foreseen)
         is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_continued(kwargs)
@@ -282,6 +316,16 @@ class Intake:
         if prepared.tools is not None:
             changed["tools"] = list(prepared.tools)
         return {**kwargs, **changed}
+
+    async def _compacted_alone(self, call: Call, context: RequestContext, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call that LiteLLM answers itself: its compaction is what the client has asked for."""
+        decided = await self._compactor.prepare(call.client.original, context)
+        room = self._compactor.room(context)
+        try:
+            call.sent(context, await compacted(self._compactor, decided, room))
+        finally:
+            room.release()
+        return {**kwargs, "mock_response": " "}
 
     def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
@@ -395,7 +439,7 @@ class Intake:
         notices = notices_for(
             context.settings.notices, body, is_document=call.client.is_structured, is_whole=not body.get("stream")
         )
-        if call.client.is_client_summary:
+        if call.client.is_client_summary or call.client.orders.wants_item:
             # It keeps the answer in place of its history.
             notices = SILENT
         elif call.is_told:
@@ -432,10 +476,14 @@ class Intake:
     def _client_request(
         self, received: Request, group: str, body: Mapping[str, Any], *, is_chat: bool
     ) -> ClientRequest:
-        messages = tuple(cleaned(message) for message in received.messages)
+        orders = self._calls.orders(body)
+        sent = received.messages if orders is None else orders.unfolded(received.messages)
+        messages = tuple(cleaned(message) for message in sent)
         metadata = metadata_of(body)
         route = str(metadata.get("user_api_key_request_route") or "")
-        bad_wish: CompactionError | None = wire.not_served(sent_body(body), route, keeps_responses=has_database())
+        bad_wish: CompactionError | None = wire.not_served(
+            sent_body(body), route, keeps_responses=has_database(), is_read=orders is not None
+        )
         try:
             wish = wish_of(body, metadata)
         except BadWish as error:
@@ -445,7 +493,8 @@ class Intake:
         slims = acts and self._settings.tool_schemas == "slim"
         tools, saved_chars = slimmed(received.tools) if slims else Slimmed(received.tools, 0)
         original = received
-        if saved_chars or any(new is not old for new, old in zip(messages, received.messages, strict=True)):
+        is_other = sent is not received.messages
+        if saved_chars or is_other or any(new is not old for new, old in zip(messages, sent, strict=True)):
             original = replace(received, messages=messages, tools=tools if saved_chars else received.tools)
         return ClientRequest(
             received=received,
@@ -462,6 +511,7 @@ class Intake:
             is_structured=wire.is_structured(body),
             slimmed_chars=saved_chars,
             program=told_headers(body).get("user-agent", "").partition(" ")[0],
+            orders=orders or NO_ORDERS,
         )
 
     async def _window_tokens(self, context: RequestContext) -> int:

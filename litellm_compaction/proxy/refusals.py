@@ -21,6 +21,7 @@ from litellm.proxy._types import ProxyException
 
 from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import (
+    BadItem,
     BadWish,
     CompactionError,
     DoesNotFit,
@@ -129,7 +130,7 @@ _KINDS: Mapping[type[CompactionError], _Kind] = {
 
 
 def _kind(error: CompactionError) -> _Kind:
-    if isinstance(error, NotServed):
+    if isinstance(error, (BadItem, NotServed)):
         return _Kind(400, _INVALID, error.field)
     return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), _Kind(400, _INVALID, "model"))
 
@@ -149,7 +150,7 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
     is_down = _kind(error).status == 503
     # No other deployment could serve such a request either.
-    is_the_requests = isinstance(error, (TooDeep, OwnTemplate, NotServed))
+    is_the_requests = isinstance(error, (TooDeep, OwnTemplate, NotServed, BadItem))
     kind = litellm.ServiceUnavailableError if (others or is_down) and not is_the_requests else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError

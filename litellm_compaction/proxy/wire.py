@@ -355,13 +355,16 @@ def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, A
     return {**kept, "prompt": prompt, **({"stop": ends} if ends and len(ends) <= _MOST_STOPS else {})}
 
 
-def not_served(original: Mapping[str, Any], route: str, *, keeps_responses: bool) -> NotServed | None:
+def not_served(
+    original: Mapping[str, Any], route: str, *, keeps_responses: bool, is_read: bool = False
+) -> NotServed | None:
     """Finds parts of a client's request that LiteLLM drops on its way to a chat completion (1.106.2, 1.109.1).
 
     Args:
         original: the body as the client sent it.
         route: its path.
         keeps_responses: LiteLLM has a database to find an earlier response in.
+        is_read: what the client says of its context is followed.
     """
     if route.endswith("/messages"):
         if original.get("compaction") is None:
@@ -372,6 +375,8 @@ def not_served(original: Mapping[str, Any], route: str, *, keeps_responses: bool
     for field in ("conversation", *(() if keeps_responses else ("previous_response_id",))):
         if original.get(field) is not None:
             return NotServed(field, "Send the whole conversation as `input`.")
+    if is_read:
+        return None
     items = original.get("input")
     kinds = [item.get("type") for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
     for kind in _COMPACTION_ITEMS:

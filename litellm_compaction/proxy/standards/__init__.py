@@ -1,0 +1,1 @@
+"""The protocols by which clients manage their context themselves."""

@@ -1,0 +1,55 @@
+"""What a client's protocol says of its conversation's context, whatever the protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.portable import Portable, portable, unfolded
+from litellm_compaction.engine import PreparedRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """A client's orders.
+
+    Attributes:
+        portable: stands for the conversation before it; None for none.
+        placeholder: the text of the message that stands in its place.
+        compacts_only: the client wants the compaction in place of an answer.
+        wants_item: it takes the compaction back, if one is made.
+        spares_requests: it sends its user's messages beside that.
+        threshold_tokens: the prompt above which it wants one, in tokens; 0 for the proxy's own trigger.
+        may_change: False to be refused rather than compacted.
+        focus: the topic that a summary is to keep in detail, "" for none. Untrusted data.
+    """
+
+    portable: Portable | None = None
+    placeholder: str = ""
+    compacts_only: bool = False
+    wants_item: bool = False
+    spares_requests: bool = False
+    threshold_tokens: int = 0
+    may_change: bool = True
+    focus: str = ""
+
+    def unfolded(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Returns a request's messages with all that the placeholder stands for."""
+        return messages if self.portable is None else unfolded(messages, self.portable, self.placeholder)
+
+
+NO_ORDERS = Orders()
+
+
+def returned(orders: Orders, request: Request, prepared: PreparedRequest | None) -> Portable | None:
+    """What goes back to the client: the compaction that a request was sent with; None without one, or an order.
+
+    A client that wants the compaction alone gets all its messages where there is nothing to compact.
+    """
+    if not (orders.wants_item or orders.compacts_only) or prepared is None:
+        return None
+    if not orders.compacts_only:
+        known = "" if orders.portable is None else orders.portable.record
+        if prepared.compaction is None or prepared.compaction.record == known != "":
+            return None
+    return portable(request.messages, prepared.compaction, spares_requests=orders.spares_requests)
