@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from litellm_compaction.core.compaction import Compaction, kept_messages
 from litellm_compaction.core.messages import Message, system_prefix_length, user_message
@@ -40,18 +41,18 @@ def portable(messages: Sequence[Message], compaction: Compaction | None, *, spar
     if compaction is None:
         rest = tuple(messages[system_prefix_length(messages) :])
         return Portable(base=None, kept=rest, spares_requests=spares_requests)
-    base = as_base(compaction) if compaction.record else None
+    base = as_base(compaction, covered_messages=1) if compaction.record else None
     return Portable(base=base, kept=kept_messages(messages, compaction), spares_requests=spares_requests)
 
 
-def as_base(compaction: Compaction) -> Compaction:
-    """Returns the record of a compaction as one that covers the message in which it comes back, and nothing else."""
+def as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
+    """Returns the record of a compaction as one that covers the first messages of the conversation that it begins."""
     return replace(
         compaction,
-        covered_messages=1,
+        covered_messages=covered_messages,
         covered_hash="",
         pinned=(),
-        segments=tuple(replace(each, covered_messages=1) for each in compaction.segments),
+        segments=tuple(replace(each, covered_messages=covered_messages) for each in compaction.segments),
         window_tokens=_ANY_WINDOW_TOKENS,
         provisional=False,
         edited_from=None,
@@ -64,29 +65,43 @@ def as_base(compaction: Compaction) -> Compaction:
     )
 
 
-def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> tuple[Message, ...]:
-    """Returns a conversation in which the message with the text `placeholder` stands for all before it, in full.
+class Unfolded(NamedTuple):
+    """A conversation in full, and its record as compactions that may stand for its beginning, the smallest one first.
+
+    The larger one stands for the user's messages, too, that the client sends beside it: for when they do not fit.
+    """
+
+    messages: tuple[Message, ...]
+    bases: tuple[Compaction, ...] = ()
+
+
+def unfolded(messages: Sequence[Message], found: Portable, placeholder: str) -> Unfolded:
+    """Returns a conversation in which the message with the text `placeholder` stands for all before it.
 
     The record comes first, then what else the client has kept of the user's, the messages beside it, and the rest.
     """
     prefix = system_prefix_length(messages)
     at = next((at for at, each in enumerate(messages) if at >= prefix and each.text == placeholder), None)
     if at is None:
-        return tuple(messages)
+        return Unfolded(tuple(messages))
     known = {each.text for each in found.kept if each.role == "user"}
     spared = [each for each in messages[prefix:at] if each.role == "user" and each.text not in known]
     # Sent as the user's, as records are; an answer's to the engine, so that nothing takes it for the person's words.
     record = [replace(user_message(found.record), role="assistant")] if found.base else []
-    return (*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :])
+    bases = (
+        (as_base(found.base, covered_messages=covered) for covered in dict.fromkeys((1, 1 + len(spared))))
+        if found.base
+        else ()
+    )
+    return Unfolded((*messages[:prefix], *record, *spared, *found.kept, *messages[at + 1 :]), tuple(bases))
 
 
-def base_of(rest: Sequence[Message], hashes: Sequence[str], base: Compaction | None) -> Compaction | None:
-    """Returns `base` as found for a conversation that begins with its record; None for any other conversation.
+def bases_of(rest: Sequence[Message], hashes: Sequence[str], bases: Sequence[Compaction]) -> list[Compaction]:
+    """Returns `bases` as found for a conversation that begins with their record; none for any other conversation.
 
     Args:
         rest: the messages after the leading system ones.
         hashes: their chain, one entry more.
     """
-    if base is None or not rest or rest[0].text != base.record:
-        return None
-    return replace(base, covered_hash=hashes[1])
+    known = [each for each in bases if each.covered_messages < len(hashes) and rest[0].text == each.record]
+    return [replace(each, covered_hash=hashes[each.covered_messages]) for each in known]

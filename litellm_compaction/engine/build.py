@@ -25,7 +25,7 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.ledger import Verbatim, verbatim
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Level, Prune, Summarize
-from litellm_compaction.core.portable import base_of
+from litellm_compaction.core.portable import bases_of
 from litellm_compaction.core.record import ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
@@ -120,8 +120,7 @@ class CompactionBuilder:
 
     async def find(self, measured: MeasuredRequest) -> list[Compaction]:
         """Returns the compactions that are stored for a request's first messages, and the one that came with it."""
-        base = _portable_base(measured)
-        own = [] if base is None else [base]
+        own = _portable_bases(measured)
         try:
             return [*await self._store.find(measured.context.scope, measured.conversation.hashes[1:]), *own]
         except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
@@ -314,12 +313,12 @@ class CompactionBuilder:
 
         `sources` reads `read`, in a thread if long.
         """
-        redact, base = redact_of(measured), _portable_base(measured)
-        earlier_quotes = self._earlier_quotes if base is None else ledger_messages(base.ledger)
+        redact, bases = redact_of(measured), _portable_bases(measured)
+        earlier_quotes = ledger_messages(bases[0].ledger) if bases else self._earlier_quotes
 
         def write() -> Verbatim:
             hidden, known, stub_tokens = sources()
-            if base is not None:
+            if bases:
                 # Of the record itself its quotes go on, its summary by its own way.
                 hidden = {at: message for at, message in hidden.items() if at}
             # The quotes come first.
@@ -366,9 +365,9 @@ class CompactionBuilder:
         self._originals.keep(covered)
 
 
-def _portable_base(measured: MeasuredRequest) -> Compaction | None:
+def _portable_bases(measured: MeasuredRequest) -> list[Compaction]:
     conversation = measured.conversation
-    return base_of(conversation.rest, conversation.hashes, measured.context.portable)
+    return bases_of(conversation.rest, conversation.hashes, measured.context.portable)
 
 
 def redact_of(measured: MeasuredRequest) -> Redact:

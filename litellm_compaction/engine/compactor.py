@@ -206,8 +206,8 @@ class Compactor:
 
     async def _prepared(self, measured: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
         context = measured.context
-        has_wish = context.is_wanted or context.pins is not None or context.portable is not None
-        if not context.may_change and context.portable is None:
+        has_wish = context.is_wanted or context.pins is not None or bool(context.portable)
+        if not context.may_change and not context.portable:
             if measured.budget.own.fits(measured.count.tokens):
                 return self._measurer.unchanged(measured)
             raise await self._refusal(measured)
@@ -428,6 +428,15 @@ class Compactor:
             planned = decision.levels[0] if isinstance(decision, Compact) else decision
             after = planned.predicted_tokens if isinstance(planned, Level) else measured.count.tokens
             self.reporter.decided(measured, "observed", after=after, reason=type(planned).__name__.lower())
+
+    async def count(self, request: Request, context: RequestContext) -> int:
+        """Returns the tokens of a request's prompt as it came; no model is asked or loaded for it.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded: as `guard`.
+        """
+        measured = await self._measurer.measure(request, replace(context, warm_up=nothing))
+        return (await self._prober.counted(measured)).tokens
 
     def room(self, context: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""

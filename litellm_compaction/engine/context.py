@@ -118,7 +118,7 @@ class RequestContext:
             is taken from that, no model is asked, and nothing is kept of it.
         goes_on: the request makes the model go on with an answer, and starts none.
         carries_calls: whoever carries the answer can answer a call of it, so that the client does not see it.
-        portable: the record that the client's conversation begins with (`core/portable.py`); None for none.
+        portable: the record that the client's conversation begins with (`core/portable.py`), or none.
         threshold_tokens: the client wants a longer prompt compacted, if that is below the trigger; 0 for no wish.
         may_change: False if the client wants its conversation refused rather than compacted.
         refusal: how the server has just refused the request as too long, as in events; "" if it has not.
@@ -143,7 +143,7 @@ class RequestContext:
     is_client_summary: bool = False
     goes_on: bool = False
     carries_calls: bool = False
-    portable: Compaction | None = None
+    portable: tuple[Compaction, ...] = ()
     threshold_tokens: int = 0
     may_change: bool = True
     refusal: str = ""

@@ -98,6 +98,13 @@ class Prober:
         await self._told(measured, measured.request, measured.count)
         return await self._measurer.again(measured)
 
+    async def counted(self, measured: MeasuredRequest) -> Count:
+        """The count of a request, by LM Studio's own if it can be asked; nothing is generated for it."""
+        if measured.count.is_told or self._windows.instance(measured.context.target) is None:
+            return measured.count
+        await self._has_told(measured, measured.request, measured.count, is_free=True)
+        return await self._measurer.count_request(measured, measured.request)
+
     def _is_worth_a_call(self, measured: MeasuredRequest) -> bool:
         """LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
 

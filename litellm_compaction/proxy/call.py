@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from litellm_compaction.concurrency import Bounded
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import JsonValue, Request, system_prefix_length
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.engine import (
@@ -218,6 +219,7 @@ class ClientRequest:
         slimmed_chars: how much shorter the JSON of its tools is in `original`.
         program: of the client, the first word of its user agent.
         orders: about its conversation's context, in its protocol's words.
+        bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
     """
 
     received: Request
@@ -235,6 +237,7 @@ class ClientRequest:
     slimmed_chars: int = 0
     program: str = ""
     orders: Orders = NO_ORDERS
+    bases: tuple[Compaction, ...] = ()
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.call import Call, Calls
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake
-from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_redis, proxy_secret
+from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_redis, proxy_secret, wrap_requests
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
 from litellm_compaction.proxy.page.turns import Turns
@@ -42,6 +42,7 @@ from litellm_compaction.proxy.refusals import (
 )
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.items import Items
+from litellm_compaction.proxy.standards.routes import serving
 from litellm_compaction.proxy.startup import (
     load_settings,
     provide_api_base,
@@ -128,9 +129,14 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._probe: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Looks at every guarded deployment in the background, as soon as the router is there."""
+        """Serves what LiteLLM does not, and looks at every guarded deployment as soon as the router is there."""
         if self._live.is_asleep:
             return
+        # At once: a client may ask as soon as the proxy listens.
+        wrap_requests(
+            lambda application: self._gate.discovery.serving(application, _router),
+            lambda application: serving(application, lambda name: self._gate.is_guarded(_router(), name)),
+        )
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -190,11 +196,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._calls.serve(data)
         note_request_span(user_api_key_dict)
         note_credential(raw_headers(data))
-        if call_type not in (*_GUARDED_CALLS, "aresponses"):
+        if call_type not in _GUARDED_CALLS | _BRIDGED_CALLS:
             return None
         try:
-            if call_type == "aresponses":
-                await self._gate.read_orders(_router(), data)
+            if call_type in _BRIDGED_CALLS:
+                await self._gate.read_orders(_router(), data, call_type)
             elif call_type == "acompletion":
                 await self._gate.before_routing(_router(), data)
             else:

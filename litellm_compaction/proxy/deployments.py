@@ -294,7 +294,7 @@ class DeploymentSelector:
             focus="" if client.is_client_summary else client.wish.focus or client.orders.focus,
             pins=client.wish.pins,
             is_client_summary=client.is_client_summary,
-            portable=client.orders.portable.base if client.orders.portable is not None else None,
+            portable=client.bases,
             threshold_tokens=client.orders.threshold_tokens,
             may_change=client.orders.may_change,
             carries_calls=can_be_continued(body)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher, limits_of
-from litellm_compaction.proxy.litellm_api import ModelMap, expand_wildcards, with_credentials, wrap_requests
+from litellm_compaction.proxy.litellm_api import ModelMap, expand_wildcards, with_credentials
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import deployment_of, serves
 from litellm_compaction.windows.lmstudio import server_root
@@ -62,11 +62,11 @@ class Discovery:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, router: Callable[[], Any]) -> None:
-        """From now on fills the lists whenever a client reads one; `router` gives LiteLLM's. Never raises.
+        """From now on names what is behind wildcards, by LM Studio's list; `router` gives LiteLLM's. Never raises.
 
         Nothing is filled with a LiteLLM that cannot be told so.
         """
-        if expand_wildcards(self.names) and wrap_requests(lambda application: self._serving(application, router)):
+        if expand_wildcards(self.names):
             await self.refresh(router())
 
     async def refresh(self, router: Any) -> None:
@@ -97,7 +97,7 @@ class Discovery:
         names = [_listed_name(wildcard, target.model, model) for model in models]
         return [name for name in names if name is not None]
 
-    def _serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
+    def serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
         """LiteLLM's application, which is asked for a list after that is filled, and knows models with a slash."""
 
         async def serve(scope: Any, receive: Any, send: Any) -> None:

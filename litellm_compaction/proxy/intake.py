@@ -60,6 +60,7 @@ from litellm_compaction.proxy.routing import (
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, returned
+from litellm_compaction.proxy.standards.routes import counting
 from litellm_compaction.proxy.startup import Preparing
 from litellm_compaction.stores import Store
 
@@ -88,7 +89,7 @@ class Intake:
         self.preparing = Preparing(compactor, self.guards, self._publisher)
         self.discovery = Discovery(compactor.windows, self.guards, self._publisher)
 
-    async def read_orders(self, router: Any, data: dict[str, Any]) -> None:
+    async def read_orders(self, router: Any, data: dict[str, Any], call_type: str) -> None:
         """Reads what a client says of its context in its protocol's words, and takes it out of `data`.
 
         Only where every deployment that it can reach is guarded: others, and LiteLLM, have their own way with it.
@@ -96,17 +97,24 @@ class Intake:
         Raises:
             BadItem: it says something that cannot be followed.
         """
-        guards = await self._reachable(router, data)
-        if not guards or any(guard is None or guard.settings.mode != "guard" for guard in guards):
+        if not await self.is_guarded(router, data.get("model"), data):
             return
         tenant = tenant_of(metadata_of(data))
-        orders, changed = await responses.read_orders(data, partial(self._items.opened, tenant))
+        orders, changed = NO_ORDERS, dict[str, Any]()
+        if call_type == "aresponses":
+            orders, changed = await responses.read_orders(data, partial(self._items.opened, tenant))
+        orders = replace(orders, count=counting())
         if (changed or orders != NO_ORDERS) and self._calls.note_orders(data, orders):
             for key, value in changed.items():
                 if value is None:
                     data.pop(key, None)
                 else:
                     data[key] = value
+
+    async def is_guarded(self, router: Any, model: object, data: Mapping[str, Any] | None = None) -> bool:
+        """Returns True if every deployment that a request for a model can reach is guarded."""
+        guards = await self._reachable(router, {"model": model} if data is None else data)
+        return bool(guards) and all(guard is not None and guard.settings.mode == "guard" for guard in guards)
 
     async def item(self, call: Call) -> str | None:
         """Returns the compaction of a request that was sent as its client keeps it; None if it is to get none."""
@@ -284,6 +292,9 @@ class Intake:
             return None if kwargs is received else {**kwargs}
         if call.client.bad_wish is not None:
             raise call.client.bad_wish
+        if call.client.orders.count is not None:
+            call.client.orders.count(await self._compactor.count(call.client.original, context))
+            return {**kwargs, "mock_response": " "}
         if call.client.orders.compacts_only:
             return await self._compacted_alone(call, context, kwargs)
         if carrier == "transport":
@@ -477,7 +488,7 @@ class Intake:
         self, received: Request, group: str, body: Mapping[str, Any], *, is_chat: bool
     ) -> ClientRequest:
         orders = self._calls.orders(body)
-        sent = received.messages if orders is None else orders.unfolded(received.messages)
+        sent, bases = (orders or NO_ORDERS).unfolded(received.messages)
         messages = tuple(cleaned(message) for message in sent)
         metadata = metadata_of(body)
         route = str(metadata.get("user_api_key_request_route") or "")
@@ -512,6 +523,7 @@ class Intake:
             slimmed_chars=saved_chars,
             program=told_headers(body).get("user-agent", "").partition(" ")[0],
             orders=orders or NO_ORDERS,
+            bases=bases,
         )
 
     async def _window_tokens(self, context: RequestContext) -> int:

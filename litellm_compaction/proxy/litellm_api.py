@@ -206,14 +206,18 @@ def expand_wildcards(names_of: Callable[[str, Mapping[str, Any]], Sequence[str] 
     return True
 
 
-def wrap_requests(make: Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]) -> bool:
-    """Puts what `make` makes of the proxy's ASGI application in its place, inside of all middleware; idempotent.
+def wrap_requests(*makes: Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]) -> bool:
+    """Puts what `makes` make of the proxy's ASGI application in its place, inside of all middleware; idempotent.
 
     Returns:
         False outside a proxy, and if its application is built in another way.
     """
     router = getattr(getattr(sys.modules.get(_PROXY), "app", None), "router", None)
-    return _replaced(router, "middleware_stack", make)
+    return _replaced(router, "middleware_stack", lambda application: functools.reduce(_made, makes, application))
+
+
+def _made(application: Callable[..., Any], make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    return make(application)
 
 
 def _replaced(holder: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.messages import chain
-from litellm_compaction.core.portable import Portable, base_of, portable, unfolded
+from litellm_compaction.core.portable import Portable, bases_of, portable, unfolded
 from tests.builders import assistant, calls, chat, image, parsed, result, system, user
 
 COMPACTION = Compaction(
@@ -25,20 +25,19 @@ def test_it_sends_what_the_compaction_sends() -> None:
     """The same bytes as while the proxy itself held the history."""
     found = portable(parsed(RAW), COMPACTION)
     folded = [system(), user("#"), assistant("Then?")]
-    messages = unfolded(parsed(folded), found, "#")
-    base = base_of(messages[1:], chain(messages), found.base)
-    assert base is not None
+    messages, bases = unfolded(parsed(folded), found, "#")
+    [base] = bases_of(messages[1:], chain(messages), bases)
     assert base.covered_hash == chain(messages)[1]
     sent = apply(messages, base)
     assert sent[: len(sent) - 1] == apply(parsed(RAW), COMPACTION)
     assert sent[-1].text == "Then?"
-    assert base_of(messages[2:], chain(messages)[1:], found.base) is None
-    assert base_of((), chain([]), found.base) is None
+    assert bases_of(messages[2:], chain(messages)[1:], bases) == []
+    assert bases_of((), chain([]), bases) == []
 
 
 def test_a_record_is_nobodys_words_and_sent_as_the_users() -> None:
     """Chat templates want a user's message first; our own rules look for what the person wrote."""
-    record = unfolded(parsed([user("#")]), portable(parsed(RAW), COMPACTION), "#")[0]
+    record = unfolded(parsed([user("#")]), portable(parsed(RAW), COMPACTION), "#").messages[0]
     assert (record.role, record.raw["role"]) == ("assistant", "user")
 
 
@@ -46,20 +45,21 @@ def test_without_a_compaction_everything_stays() -> None:
     """Nothing stands for anything."""
     found = portable(parsed(RAW), None)
     assert found == Portable(base=None, kept=parsed(RAW[1:]))
-    assert unfolded(parsed([system(), user("#")]), found, "#") == parsed(RAW)
+    assert unfolded(parsed([system(), user("#")]), found, "#") == (parsed(RAW), ())
 
 
 def test_other_messages_of_the_users_stay_once() -> None:
     """A client that keeps them beside the item sends them before it; those that the item holds are not said twice."""
     found = portable(parsed(RAW), COMPACTION, spares_requests=True)
     known = next(message.text for message in found.kept if message.role == "user")
-    messages = unfolded(
-        parsed([system(), user("Mine."), user(known), assistant("Gone."), user("#"), user("New.")]), found, "#"
-    )
+    said = [system(), user("Mine."), user(known), assistant("Gone."), user("#"), user("New.")]
+    messages, bases = unfolded(parsed(said), found, "#")
     texts = [message.text for message in messages if message.raw["role"] == "user"]
     assert texts[1] == "Mine."
     assert texts[-1] == "New."
     assert texts.count(known) == 1
+    # They give way where they do not fit: the record stands for them, too.
+    assert [base.covered_messages for base in bases] == [1, 2]
     assert "Gone." not in "".join(message.text for message in messages)
 
 
@@ -73,4 +73,4 @@ def test_images_of_the_record_travel_beside_it() -> None:
 def test_a_conversation_without_the_placeholder_stays() -> None:
     """Nothing is put anywhere by guess."""
     messages = parsed(chat(2))
-    assert unfolded(messages, portable(parsed(RAW), COMPACTION), "#") == messages
+    assert unfolded(messages, portable(parsed(RAW), COMPACTION), "#") == (messages, ())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.portable import Portable, portable, unfolded
+from litellm_compaction.core.portable import Portable, Unfolded, portable, unfolded
 from litellm_compaction.engine import PreparedRequest
 
 
@@ -17,6 +18,7 @@ class Orders:
         portable: stands for the conversation before it; None for none.
         placeholder: the text of the message that stands in its place.
         compacts_only: the client wants the compaction in place of an answer.
+        count: is told the tokens of the prompt, which the client wants in place of an answer; None if it wants one.
         wants_item: it takes the compaction back, if one is made.
         spares_requests: it sends its user's messages beside that.
         threshold_tokens: the prompt above which it wants one, in tokens; 0 for the proxy's own trigger.
@@ -27,15 +29,16 @@ class Orders:
     portable: Portable | None = None
     placeholder: str = ""
     compacts_only: bool = False
+    count: Callable[[int], None] | None = None
     wants_item: bool = False
     spares_requests: bool = False
     threshold_tokens: int = 0
     may_change: bool = True
     focus: str = ""
 
-    def unfolded(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    def unfolded(self, messages: tuple[Message, ...]) -> Unfolded:
         """Returns a request's messages with all that the placeholder stands for."""
-        return messages if self.portable is None else unfolded(messages, self.portable, self.placeholder)
+        return Unfolded(messages) if self.portable is None else unfolded(messages, self.portable, self.placeholder)
 
 
 NO_ORDERS = Orders()

@@ -1,0 +1,178 @@
+"""Routes of the protocols that LiteLLM does not serve for a local model: compacting alone, and counting.
+
+Each is asked of LiteLLM as a request for an answer, so that keys, budgets and routing are LiteLLM's, and is answered
+without one: no model reads or writes anything but a compaction. Requests for other models go their own way unread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias
+
+from litellm_compaction.concurrency import off_loop_if
+from litellm_compaction.proxy.standards import responses
+
+_Application: TypeAlias = Callable[..., Awaitable[None]]
+Json: TypeAlias = dict[str, Any]
+# The prompt that the running task counts, for the hooks of the request that it makes of it.
+_count: ContextVar[Callable[[int], None] | None] = ContextVar("litellm_compaction_count", default=None)
+# Above that no request is read here, and LiteLLM answers as it does without us.
+_MOST_BYTES = 256_000_000
+_LONG_BYTES = 200_000
+
+
+class _Route(NamedTuple):
+    """A route, as a request for an answer.
+
+    Attributes:
+        path: of the request for an answer.
+        asked: gives the body of that.
+        told: gives the body of our answer, of the client's body, the answer's, and the tokens of the prompt.
+        counts: no compaction is made, either.
+    """
+
+    path: str
+    asked: Callable[[Json], Json]
+    told: Callable[[Json, Json, int | None], Json | None]
+    counts: bool
+
+
+def counting() -> Callable[[int], None] | None:
+    """Returns what is told the tokens of the running task's request; None if its client wants an answer."""
+    return _count.get()
+
+
+def serving(application: _Application, is_guarded: Callable[[object], Awaitable[bool]]) -> _Application:
+    """Returns an application that serves the protocols' routes for guarded models, and leaves others to `application`.
+
+    Args:
+        is_guarded: says if every deployment of a model is.
+    """
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        root, path = scope.get("root_path", ""), scope.get("path", "")
+        route = _ROUTES.get(path.removeprefix(root)) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is None:
+            await application(scope, receive, send)
+            return
+        content = await _read(receive)
+        body = await off_loop_if(len(content) > _LONG_BYTES, lambda: _json(content))
+        if body is None or not await is_guarded(body.get("model")):
+            await application(scope, _again(content, receive), send)
+            return
+        told: list[int] = []
+        token = _count.set(told.append if route.counts else None)
+        try:
+            asked = await off_loop_if(len(content) > _LONG_BYTES, lambda: json.dumps(route.asked(body)).encode())
+            answer = _Answer()
+            inner = {**scope, "path": (root if path.startswith(root) else "") + route.path}
+            inner["raw_path"] = inner["path"].encode()
+            inner["headers"] = _with_length(scope["headers"], len(asked))
+            await application(inner, _again(asked, receive), answer.take)
+        finally:
+            _count.reset(token)
+        found = _json(answer.content) if answer.status == 200 else None
+        whole = None if found is None else route.told(body, found, told[-1] if told else None)
+        await answer.give(send, None if whole is None else json.dumps(whole, ensure_ascii=False).encode())
+
+    return serve
+
+
+class _Answer:
+    """An application's answer, kept until it is known what the client gets."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.content = b""
+        self._start: Json = {"type": "http.response.start", "status": 500, "headers": []}
+
+    async def take(self, message: Json) -> None:
+        if message["type"] == "http.response.start":
+            self._start, self.status = message, message["status"]
+        elif message["type"] == "http.response.body":
+            self.content += message.get("body", b"")
+
+    async def give(self, send: Callable[[Json], Awaitable[None]], content: bytes | None) -> None:
+        """Sends the answer with another body; None for its own."""
+        body = self.content if content is None else content
+        await send({**self._start, "headers": _with_length(self._start.get("headers", ()), len(body))})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _read(receive: Callable[[], Awaitable[Json]]) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _again(content: bytes, receive: Callable[[], Awaitable[Json]]) -> Callable[[], Awaitable[Json]]:
+    """Gives a body that was read as if it came now; what comes after it is the client's."""
+    waiting = [content]
+
+    async def received() -> Json:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return received
+
+
+def _with_length(headers: Any, length: int) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
+    return [*kept, (b"content-length", str(length).encode())]
+
+
+def _json(content: bytes) -> Json | None:
+    """None for anything but an object; what LiteLLM cannot read either it refuses itself."""
+    if len(content) > _MOST_BYTES:
+        return None
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _items(body: Mapping[str, Any]) -> list[Any]:
+    given = body.get("input")
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    return list(given) if isinstance(given, list) else []
+
+
+def _compact(body: Json) -> Json:
+    return {**body, "input": [*_items(body), {"type": "compaction_trigger"}], "stream": False}
+
+
+def _compacted(body: Json, answer: Json, _: int | None) -> Json | None:
+    return responses.compacted_response(answer, _items(body))
+
+
+def _asked_responses(body: Json) -> Json:
+    return {**body, "stream": False}
+
+
+def _asked_messages(body: Json) -> Json:
+    return {"max_tokens": 1, **body, "stream": False}
+
+
+def _told_responses(_: Json, __: Json, tokens: int | None) -> Json | None:
+    return None if tokens is None else {"object": "response.input_tokens", "input_tokens": tokens}
+
+
+def _told_messages(_: Json, __: Json, tokens: int | None) -> Json | None:
+    return None if tokens is None else {"input_tokens": tokens}
+
+
+_RESPONSES = ("/v1/responses", "/responses", "/openai/v1/responses")
+_MESSAGES = "/v1/messages"
+_ROUTES: Mapping[str, _Route] = {
+    **{f"{path}/compact": _Route(path, _compact, _compacted, counts=False) for path in _RESPONSES},
+    **{f"{path}/input_tokens": _Route(path, _asked_responses, _told_responses, counts=True) for path in _RESPONSES},
+    f"{_MESSAGES}/count_tokens": _Route(_MESSAGES, _asked_messages, _told_messages, counts=True),
+}
