@@ -135,7 +135,7 @@ class BadItem(CompactionError):
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"`{field}` {why}. Send it as the protocol has it, or the messages themselves in its place.")
-        self.field = field
+        self.field, self.why = field, why
 
 
 class TooDeep(CompactionError):

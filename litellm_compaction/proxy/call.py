@@ -219,6 +219,7 @@ class ClientRequest:
         slimmed_chars: how much shorter the JSON of its tools is in `original`.
         program: of the client, the first word of its user agent.
         orders: about its conversation's context, in its protocol's words.
+        cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
         bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
     """
 
@@ -237,6 +238,8 @@ class ClientRequest:
     slimmed_chars: int = 0
     program: str = ""
     orders: Orders = NO_ORDERS
+    cleared_calls: int = 0
+    cleared_tokens: int = 0
     bases: tuple[Compaction, ...] = ()
 
 
@@ -313,6 +316,7 @@ class Call:
         rewritten: the list in LiteLLM's hands is no longer `client.received`.
         is_told: the request before it told of a compaction, so that this one does not again.
         is_read: its answer has reached the loop that carries it.
+        is_alone: its compaction is the answer.
         refusal: our last one; None without any.
         foreseen: the outcome before its deployment was chosen, until it is.
         room: its hold on a shared context if the hooks carry it, until it ends.
@@ -327,6 +331,7 @@ class Call:
     rewritten: bool = False
     is_told: bool = False
     is_read: bool = False
+    is_alone: bool = False
     refusal: CompactionError | None = None
     foreseen: Foreseen | None = None
     room: Reservation | None = None

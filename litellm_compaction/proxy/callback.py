@@ -40,7 +40,6 @@ from litellm_compaction.proxy.refusals import (
     reworded,
     server_gone,
 )
-from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.routes import serving
 from litellm_compaction.proxy.startup import (
@@ -251,28 +250,28 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call.is_hooked and can_be_continued(request_data):
             hooked = self._gate.hooked_answer(_router(), call, response, request_data, stream=True)
         stream = response if hooked is None else hooked.chunks()
-        orders = call.client.orders
-        if orders.wants_item or orders.compacts_only:
-            stream = responses.with_item(
-                stream,
-                lambda: self._gate.item(call),
-                is_settled=lambda: call.attempt.prepared is not None,
-                is_alone=orders.compacts_only,
-            )
+        told = self._told(stream, call)
+        if call.client.orders.shows:
+            told = self._gate.showing(told, call, is_messages=_is_messages(request_data))
         try:
-            async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
-                yield with_details(chunk, call.attempt.details)
+            async for chunk in told:
+                yield chunk
         finally:
-            if stream is not response:
+            await told.aclose()
+            if hooked is not None:
                 await stream.aclose()
             self._calls.close(request_data)
+
+    async def _told(self, stream: Any, call: Call) -> AsyncGenerator[Any, None]:
+        async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
+            yield with_details(chunk, call.attempt.details)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
         """Carries an answer that was not streamed over the limit, and tells if the window has ended it."""
         call = self._calls.get(data)
-        if call is not None and (call.client.orders.wants_item or call.client.orders.compacts_only):
-            text, is_alone = await self._gate.item(call), call.client.orders.compacts_only
-            return responses.answered(with_details(response, call.attempt.details), text, is_alone=is_alone)
+        if call is not None and call.client.orders.shows:
+            told = with_details(response, call.attempt.details)
+            return await self._gate.shown(told, call, is_messages=_is_messages(data))
         if call is None or not call.is_hooked or not can_be_continued(data):
             return (
                 with_details(response, call.attempt.details)
@@ -363,6 +362,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
             log_failure("learn_overflow", error)
+
+
+def _is_messages(data: Mapping[str, Any]) -> bool:
+    """Returns True for a request on Anthropic's route; the only other one with orders is OpenAI's Responses."""
+    return "input" not in data
 
 
 def _router() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from litellm_compaction.core.clear_order import ClearOrder
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.portable import Portable, Unfolded, portable, unfolded
 from litellm_compaction.engine import PreparedRequest
@@ -21,6 +22,10 @@ class Orders:
         count: is told the tokens of the prompt, which the client wants in place of an answer; None if it wants one.
         wants_item: it takes the compaction back, if one is made.
         spares_requests: it sends its user's messages beside that.
+        pauses: a compaction that is made is the answer, and the client asks again.
+        clear: what to clear of old tool results; None for no order.
+        cleared_thoughts: the turns whose thoughts went by its order.
+        tells_edits: the answer says what was cleared.
         threshold_tokens: the prompt above which it wants one, in tokens; 0 for the proxy's own trigger.
         may_change: False to be refused rather than compacted.
         focus: the topic that a summary is to keep in detail, "" for none. Untrusted data.
@@ -32,9 +37,18 @@ class Orders:
     count: Callable[[int], None] | None = None
     wants_item: bool = False
     spares_requests: bool = False
+    pauses: bool = False
+    clear: ClearOrder | None = None
+    cleared_thoughts: int = 0
+    tells_edits: bool = False
     threshold_tokens: int = 0
     may_change: bool = True
     focus: str = ""
+
+    @property
+    def shows(self) -> bool:
+        """The answer says something of the compaction."""
+        return self.wants_item or self.compacts_only or self.tells_edits
 
     def unfolded(self, messages: tuple[Message, ...]) -> Unfolded:
         """Returns a request's messages with all that the placeholder stands for."""

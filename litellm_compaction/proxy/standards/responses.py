@@ -113,7 +113,8 @@ async def with_item(
     made: Callable[[], Awaitable[str | None]],
     *,
     is_settled: Callable[[], bool],
-    is_alone: bool,
+    is_alone: Callable[[], bool],
+    usage: Callable[[], Mapping[str, Any]],
 ) -> AsyncGenerator[Any, None]:
     """Yields a stream's events with a compaction item before what the model says, or in its place.
 
@@ -122,6 +123,7 @@ async def with_item(
         made: the item's text; None if there is none.
         is_settled: the request was sent, so that `made` knows.
         is_alone: nothing else is the answer.
+        usage: of the compaction alone.
     """
     numbers = itertools.count()
     # Events before it is known if an item comes before theirs.
@@ -144,14 +146,14 @@ async def with_item(
             for name, item in itertools.product(("added", "done"), first):
                 added = {"type": f"response.output_item.{name}", "output_index": 0, "item": item}
                 yield _written(added, numbers)
-            for early in () if is_alone else waiting:
+            for early in () if is_alone() else waiting:
                 yield _written(early, numbers, shift)
             waiting = None
         if has_ended:
-            yield _written(_ended(event, first, is_alone=is_alone), numbers)
+            yield _written(_ended(event, first, usage(), is_alone=is_alone()), numbers)
         elif waiting is not None:
             waiting.append(event)
-        elif not is_alone:
+        elif not is_alone():
             yield _written(event, numbers, shift)
 
 
@@ -161,7 +163,7 @@ def _written(event: dict[str, Any], numbers: Iterator[int], shift: int = 0) -> s
     return json.dumps({**event, "sequence_number": next(numbers)}, ensure_ascii=False)
 
 
-def _ended(event: dict[str, Any], first: Sequence[Any], *, is_alone: bool) -> dict[str, Any]:
+def _ended(event: dict[str, Any], first: Sequence[Any], usage: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
     """The last event, whose response holds the whole output."""
     response = event.get("response")
     if not first or not isinstance(response, dict):
@@ -170,10 +172,21 @@ def _ended(event: dict[str, Any], first: Sequence[Any], *, is_alone: bool) -> di
     if not is_alone:
         return {**event, "response": whole}
     whole.pop("incomplete_details", None)
-    return {**event, "type": "response.completed", "response": {**whole, "status": "completed"}}
+    return {**event, "type": "response.completed", "response": {**whole, "status": "completed", "usage": usage}}
 
 
-def answered(response: Any, text: str | None, *, is_alone: bool) -> Any:
+def usage_of(read_tokens: int, written_tokens: int) -> dict[str, Any]:
+    """Returns a usage as the protocol has it."""
+    return {
+        "input_tokens": read_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": written_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read_tokens + written_tokens,
+    }
+
+
+def answered(response: Any, text: str | None, usage: Mapping[str, Any], *, is_alone: bool) -> Any:
     """Returns a whole answer with the compaction item first; LiteLLM's own object is not changed."""
     if text is None or not isinstance(response, BaseModel):
         return None
@@ -182,6 +195,7 @@ def answered(response: Any, text: str | None, *, is_alone: bool) -> Any:
     copy.output = [item_of(text), *others]
     if is_alone:
         copy.status = "completed"
+        copy.usage = type(copy.usage)(**usage) if copy.usage is not None else None
     return copy
 
 

@@ -7,7 +7,8 @@ without one: no model reads or writes anything but a compaction. Requests for ot
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ _count: ContextVar[Callable[[int], None] | None] = ContextVar("litellm_compactio
 # Above that no request is read here, and LiteLLM answers as it does without us.
 _MOST_BYTES = 256_000_000
 _LONG_BYTES = 200_000
+_CODE = re.compile(r"\((compaction_[a-z_]{1,60})\)")
 
 
 class _Route(NamedTuple):
@@ -29,13 +31,14 @@ class _Route(NamedTuple):
     Attributes:
         path: of the request for an answer.
         asked: gives the body of that.
-        told: gives the body of our answer, of the client's body, the answer's, and the tokens of the prompt.
+        told: gives the body of our answer, of the client's body, the answer's, and the tokens of the prompt: as it
+            came, and as the client's own edits leave it.
         counts: no compaction is made, either.
     """
 
     path: str
     asked: Callable[[Json], Json]
-    told: Callable[[Json, Json, int | None], Json | None]
+    told: Callable[[Json, Json, Sequence[int]], Json | None]
     counts: bool
 
 
@@ -53,9 +56,11 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         root, path = scope.get("root_path", ""), scope.get("path", "")
-        route = _ROUTES.get(path.removeprefix(root)) if scope["type"] == "http" and scope["method"] == "POST" else None
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        route = _ROUTES.get(path.removeprefix(root)) if is_post else None
         if route is None:
-            await application(scope, receive, send)
+            is_messages = is_post and path.removeprefix(root) == _MESSAGES
+            await application(scope, receive, _with_code(send) if is_messages else send)
             return
         content = await _read(receive)
         body = await off_loop_if(len(content) > _LONG_BYTES, lambda: _json(content))
@@ -74,7 +79,7 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         finally:
             _count.reset(token)
         found = _json(answer.content) if answer.status == 200 else None
-        whole = None if found is None else route.told(body, found, told[-1] if told else None)
+        whole = None if found is None else route.told(body, found, told)
         await answer.give(send, None if whole is None else json.dumps(whole, ensure_ascii=False).encode())
 
     return serve
@@ -99,6 +104,34 @@ class _Answer:
         body = self.content if content is None else content
         await send({**self._start, "headers": _with_length(self._start.get("headers", ()), len(body))})
         await send({"type": "http.response.body", "body": body})
+
+
+def _with_code(send: Callable[[Json], Awaitable[None]]) -> Callable[[Json], Awaitable[None]]:
+    """Sends answers as they are, but a refusal of Anthropic's protocol with its code in `error.details`.
+
+    LiteLLM has no place for that (1.106.2), so it comes in the message.
+    """
+    held: list[Json] = []
+
+    async def sent(message: Json) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 400:
+            held.append(message)
+            return
+        if not held:
+            await send(message)
+            return
+        start = held.pop()
+        body = message.get("body", b"")
+        found = None if message.get("more_body") else _json(body)
+        error = found.get("error") if found is not None else None
+        code = _CODE.search(str(error.get("message"))) if isinstance(error, dict) else None
+        if isinstance(error, dict) and code is not None:
+            error["details"] = {"error_code": code[1]}
+            body = json.dumps(found, ensure_ascii=False).encode()
+        await send({**start, "headers": _with_length(start.get("headers", ()), len(body))} if code else start)
+        await send({**message, "body": body})
+
+    return sent
 
 
 async def _read(receive: Callable[[], Awaitable[Json]]) -> bytes:
@@ -149,7 +182,7 @@ def _compact(body: Json) -> Json:
     return {**body, "input": [*_items(body), {"type": "compaction_trigger"}], "stream": False}
 
 
-def _compacted(body: Json, answer: Json, _: int | None) -> Json | None:
+def _compacted(body: Json, answer: Json, _: Sequence[int]) -> Json | None:
     return responses.compacted_response(answer, _items(body))
 
 
@@ -158,15 +191,19 @@ def _asked_responses(body: Json) -> Json:
 
 
 def _asked_messages(body: Json) -> Json:
-    return {"max_tokens": 1, **body, "stream": False}
+    # Anthropic takes `compaction` here, too, and counts without it.
+    return {"max_tokens": 1, **{key: value for key, value in body.items() if key != "compaction"}, "stream": False}
 
 
-def _told_responses(_: Json, __: Json, tokens: int | None) -> Json | None:
-    return None if tokens is None else {"object": "response.input_tokens", "input_tokens": tokens}
+def _told_responses(_: Json, __: Json, tokens: Sequence[int]) -> Json | None:
+    return {"object": "response.input_tokens", "input_tokens": tokens[-1]} if tokens else None
 
 
-def _told_messages(_: Json, __: Json, tokens: int | None) -> Json | None:
-    return None if tokens is None else {"input_tokens": tokens}
+def _told_messages(body: Json, _: Json, tokens: Sequence[int]) -> Json | None:
+    if not tokens:
+        return None
+    edits = {"context_management": {"original_input_tokens": tokens[0]}} if body.get("context_management") else {}
+    return {"input_tokens": tokens[-1], **edits}
 
 
 _RESPONSES = ("/v1/responses", "/responses", "/openai/v1/responses")
