@@ -17,7 +17,7 @@ _NO_INPUT = "{}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearOrder:
-    """What to clear, and when.
+    """The results to clear, and the size from which on.
 
     Attributes:
         above_tokens: of the prompt; 0 if the number of calls decides.

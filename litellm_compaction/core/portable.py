@@ -19,7 +19,7 @@ _ANY_WINDOW_TOKENS = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portable:
-    """What stands for the beginning of a conversation.
+    """The part of a client's conversation that stands for its beginning.
 
     Attributes:
         base: the record, as a compaction of itself; None if every message stays.

@@ -75,6 +75,19 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
     )
 
 
+def unchangeable(model: str, tokens: int, budget: Budget) -> DoesNotFit:
+    """The error for a request that does not fit, and that its client wants sent as it is or not at all."""
+    needed_tokens = budget.needed_window_tokens(tokens)
+    return DoesNotFit(
+        f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
+        f"{tokens} tokens (context_length_exceeded), and `truncation` is `disabled`. Leave that out, and the proxy "
+        f"compacts them; send fewer messages, or load {model} with a context length of {needed_tokens} tokens or more.",
+        shares=(Share("messages and tools", tokens),),
+        window_tokens=budget.window_tokens,
+        needed_tokens=needed_tokens,
+    )
+
+
 def unprepared(model: str, tokens: int, window_tokens: int) -> DoesNotFit:
     """The error for a request that is known to be too long, if making it shorter failed by a fault of ours."""
     return DoesNotFit(

@@ -20,7 +20,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import focus_wanted, is_undone, usable
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
-from litellm_compaction.core.refusal import refusal, shortened, with_less_data
+from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
@@ -208,9 +208,10 @@ class Compactor:
         context = measured.context
         has_wish = context.is_wanted or context.pins is not None or bool(context.portable)
         if not context.may_change and not context.portable:
-            if measured.budget.own.fits(measured.count.tokens):
-                return self._measurer.unchanged(measured)
-            raise await self._refusal(measured)
+            measured = await self._prober.settled(measured)
+            if not measured.budget.own.fits(measured.count.tokens):
+                raise unchangeable(context.label, measured.count.tokens, measured.budget)
+            return self._measurer.unchanged(measured)
         if is_small(measured) and not has_wish and not await self._small.are_compacted(context.scope):
             return self._measurer.unchanged(measured)
         measured = await self._pins.applied(await hashed(measured))

@@ -252,7 +252,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         stream = response if hooked is None else hooked.chunks()
         told = self._told(stream, call)
         if call.client.orders.shows:
-            told = self._gate.showing(told, call, is_messages=_is_messages(request_data))
+            told = self._gate.standards.showing(told, call, is_messages=_is_messages(request_data))
         try:
             async for chunk in told:
                 yield chunk
@@ -271,7 +271,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         call = self._calls.get(data)
         if call is not None and call.client.orders.shows:
             told = with_details(response, call.attempt.details)
-            return await self._gate.shown(told, call, is_messages=_is_messages(data))
+            return await self._gate.standards.shown(told, call, is_messages=_is_messages(data))
         if call is None or not call.is_hooked or not can_be_continued(data):
             return (
                 with_details(response, call.attempt.details)

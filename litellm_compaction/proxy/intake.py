@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import httpx
 
 from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
-from litellm_compaction.core.clear_order import ClearOrder, cleared
 from litellm_compaction.core.messages import Message, Request, cleaned
 from litellm_compaction.core.stretches import is_client_summary as asks_for_summary
 from litellm_compaction.core.tool_schemas import Slimmed, slimmed
@@ -58,10 +56,9 @@ from litellm_compaction.proxy.routing import (
     is_bridged,
     reachable_entries,
 )
-from litellm_compaction.proxy.standards import messages, responses
 from litellm_compaction.proxy.standards.items import Items
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, returned
-from litellm_compaction.proxy.standards.routes import counting
+from litellm_compaction.proxy.standards.orders import NO_ORDERS
+from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.proxy.startup import Preparing
 from litellm_compaction.stores import Store
 
@@ -76,7 +73,7 @@ class Intake:
 
     def __init__(self, source: LiveSettings, compactor: Compactor, calls: Calls, store: Store, items: Items) -> None:
         self._settings = source.configured
-        self._items = items
+        self.standards = Standards(compactor, calls, items)
         self._compactor = compactor
         self._calls = calls
         self._publisher = Publisher()
@@ -100,70 +97,12 @@ class Intake:
         """
         if not await self.is_guarded(router, data.get("model"), data):
             return
-        tenant = tenant_of(metadata_of(data))
-        orders, changed = NO_ORDERS, dict[str, Any]()
-        if call_type == "aresponses":
-            orders, changed = await responses.read_orders(data, partial(self._items.opened, tenant))
-        else:
-            orders, changed = await messages.read_orders(data, partial(self._items.opened, tenant))
-        orders = replace(orders, count=counting())
-        if (changed or orders != NO_ORDERS) and self._calls.note_orders(data, orders):
-            for key, value in changed.items():
-                if value is None:
-                    data.pop(key, None)
-                else:
-                    data[key] = value
+        await self.standards.read_orders(data, call_type)
 
     async def is_guarded(self, router: Any, model: object, data: Mapping[str, Any] | None = None) -> bool:
         """Returns True if every deployment that a request for a model can reach is guarded."""
         guards = await self._reachable(router, {"model": model} if data is None else data)
         return bool(guards) and all(guard is not None and guard.settings.mode == "guard" for guard in guards)
-
-    async def item(self, call: Call) -> str | None:
-        """Returns the compaction of a request that was sent as its client keeps it; None if it is to get none."""
-        found = returned(call.client.orders, call.client.original, call.attempt.prepared)
-        return None if found is None else await self._items.sealed(call.client.tenant, found)
-
-    async def block(self, call: Call) -> messages.Block | None:
-        """Returns what an answer on Anthropic's route says of its compaction; None for nothing."""
-        client, prepared = call.client, call.attempt.prepared
-        if prepared is None or not client.orders.shows:
-            return None
-        found = returned(client.orders, client.original, prepared)
-        read_tokens, written_tokens = _spent(prepared)
-        return messages.Block(
-            text=None if found is None else await self._items.sealed(client.tenant, found),
-            summary="" if found is None else found.record,
-            edits=messages.applied_edits(client.orders, client.cleared_calls, client.cleared_tokens),
-            read_tokens=read_tokens,
-            written_tokens=written_tokens,
-        )
-
-    def showing(self, stream: AsyncGenerator[Any, None], call: Call, *, is_messages: bool) -> AsyncGenerator[Any, None]:
-        """A stream of LiteLLM's, with what its client wants to be told of the compaction."""
-
-        def is_settled() -> bool:
-            return call.attempt.prepared is not None
-
-        def is_alone() -> bool:
-            return call.is_alone
-
-        if is_messages:
-            return messages.with_block(stream, lambda: self.block(call), is_settled=is_settled, is_alone=is_alone)
-        return responses.with_item(
-            stream,
-            lambda: self.item(call),
-            is_settled=is_settled,
-            is_alone=is_alone,
-            usage=lambda: responses.usage_of(*_spent(call.attempt.prepared)),
-        )
-
-    async def shown(self, answer: Any, call: Call, *, is_messages: bool) -> Any:
-        """The same for an answer that is not streamed."""
-        if is_messages:
-            return messages.answered(answer, await self.block(call), is_alone=call.is_alone)
-        usage = responses.usage_of(*_spent(call.attempt.prepared))
-        return responses.answered(answer, await self.item(call), usage, is_alone=call.is_alone)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
@@ -340,11 +279,11 @@ class Intake:
         if orders.count is not None:
             orders.count(await self._compactor.count(call.client.original, context))
         if orders.clear is not None:
-            await self._clear(call, context, orders.clear)
+            await self.standards.clear(call, context, orders.clear)
             request = call.client.original
         if orders.count is not None:
             return {**kwargs, "mock_response": " "}
-        if (orders.compacts_only or orders.pauses) and await self._is_compacted_alone(call, context):
+        if (orders.compacts_only or orders.pauses) and await self.standards.is_compacted_alone(call, context):
             return {**kwargs, "mock_response": " "}
         if carrier == "transport":
             return await self._carried(router, guard, call, context, kwargs, foreseen)
@@ -376,36 +315,6 @@ class Intake:
         if prepared.tools is not None:
             changed["tools"] = list(prepared.tools)
         return {**kwargs, **changed}
-
-    async def _is_compacted_alone(self, call: Call, context: RequestContext) -> bool:
-        """Makes the compaction that the client has asked for; False if it takes an answer, and there is none."""
-        decided = await self._compactor.prepare(call.client.original, context)
-        room = self._compactor.room(context)
-        try:
-            prepared = await compacted(self._compactor, decided, room)
-        finally:
-            room.release()
-        if returned(call.client.orders, call.client.original, prepared) is None:
-            return False
-        call.sent(context, prepared)
-        call.is_alone = True
-        return True
-
-    async def _clear(self, call: Call, context: RequestContext, order: ClearOrder) -> None:
-        """Clears old tool results as the client has ordered, once for each request."""
-        client = call.client
-        if client.cleared_calls:
-            return
-        tokens = await self._compactor.count(client.original, context)
-        found, gone = cleared(client.original.messages, order, tokens)
-        if not gone:
-            return
-        smaller = replace(client.original, messages=found)
-        saved_tokens = tokens - await self._compactor.count(smaller, context)
-        if saved_tokens >= order.at_least_tokens:
-            call.client = replace(client, original=smaller, cleared_calls=gone, cleared_tokens=saved_tokens)
-            if client.orders.count is not None:
-                client.orders.count(tokens - saved_tokens)
 
     def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
@@ -601,13 +510,6 @@ class Intake:
             return (await self._compactor.windows.resolve(context.target)).tokens
         except CompactionError:
             return 0
-
-
-def _spent(prepared: PreparedRequest | None) -> tuple[int, int]:
-    """The tokens that the compaction of a request stands for, and those of its summary; 0 if none was made for it."""
-    if prepared is None or prepared.action != "compacted" or prepared.compaction is None:
-        return 0, 0
-    return prepared.tokens_before, prepared.count_text(prepared.compaction.model_text)
 
 
 async def _decoded(body: Mapping[str, Any]) -> Request | None:

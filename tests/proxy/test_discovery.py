@@ -306,7 +306,7 @@ async def test_only_reads_of_lists_wait(discovery: Discovery, path: str, method:
     """Every other request goes to LiteLLM at once."""
     asked: list[int] = []
     application = Application()
-    serve = discovery._serving(application, lambda: asked.append(1))
+    serve = discovery.serving(application, lambda: asked.append(1))
     answer = await _get(serve, path, method)
     assert (len(asked), application.paths) == (int(reads), [path])
     assert answer.json() == {"data": [{"id": "a/b", "n": 1}]}
@@ -315,7 +315,7 @@ async def test_only_reads_of_lists_wait(discovery: Discovery, path: str, method:
 async def test_a_model_with_a_slash_is_taken_from_the_list(discovery: Discovery) -> None:
     """LiteLLM's own route knows none; what the list does not show, or the key may not see, is not found."""
     application = Application()
-    serve = discovery._serving(application, lambda: None)
+    serve = discovery.serving(application, lambda: None)
     found = await _get(serve, "/v1/models/a%2Fb")
     assert (found.status_code, found.json(), found.headers["x"]) == (200, {"id": "a/b", "n": 1}, "y")
     missing = await _get(serve, "/v1/models/a/c")
@@ -326,7 +326,7 @@ async def test_a_model_with_a_slash_is_taken_from_the_list(discovery: Discovery)
     async with httpx.AsyncClient(transport=below, base_url="http://proxy.test") as client:
         assert (await client.get("/root/models/a/b")).json() == {"id": "a/b", "n": 1}
     assert application.paths.pop() == "/root/models"
-    refused = await _get(discovery._serving(Application(401), lambda: None), "/v1/models/a/b")
+    refused = await _get(discovery.serving(Application(401), lambda: None), "/v1/models/a/b")
     assert (refused.status_code, "data" in refused.json()) == (401, True)
 
 
@@ -335,7 +335,8 @@ async def test_another_litellm_is_left_alone(discovery: Discovery, monkeypatch: 
     first = Application()
     app = SimpleNamespace(router=SimpleNamespace(middleware_stack=first))
     monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(app=app))
-    await discovery.start(lambda: None)
+    for _ in range(2):
+        assert wrap_requests(lambda application: discovery.serving(application, lambda: None))
     await discovery.start(lambda: None)
     await _get(app.router.middleware_stack, "/v1/models/a/b")
     assert first.paths == ["/v1/models"]

@@ -35,7 +35,7 @@ Opened = Callable[[object, str], Awaitable[Portable]]
 
 
 class Block(NamedTuple):
-    """What an answer says of its conversation's compaction.
+    """An answer's word about the compaction of its conversation.
 
     Attributes:
         text: of the portable compaction, None for none.
@@ -170,7 +170,7 @@ def _clear_order(edit: _Fields) -> ClearOrder:
 
 
 async def _portable(messages: list[Any], opened: Opened) -> tuple[Portable | None, str, list[Any]]:
-    """What the newest block stands for, its placeholder, and the messages behind it, the placeholder's first."""
+    """The newest block's compaction, its placeholder, and the messages from that on."""
     places = [
         (at, index)
         for at, message in enumerate(messages)

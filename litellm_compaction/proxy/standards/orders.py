@@ -1,4 +1,4 @@
-"""What a client's protocol says of its conversation's context, whatever the protocol."""
+"""A client's orders about the context of its conversation, whatever its protocol."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NO_ORDERS = Orders()
 
 
 def returned(orders: Orders, request: Request, prepared: PreparedRequest | None) -> Portable | None:
-    """What goes back to the client: the compaction that a request was sent with; None without one, or an order.
+    """Returns the compaction with which a request was sent, if it goes back to the client; else None.
 
     A client that wants the compaction alone gets all its messages where there is nothing to compact.
     """

@@ -6,6 +6,7 @@ without one: no model reads or writes anything but a compaction. Requests for ot
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction.concurrency import off_loop_if
 from litellm_compaction.proxy.standards import responses
+from litellm_compaction.proxy.standards.encodings import Unreadable, encoding_of, plain
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
 Json: TypeAlias = dict[str, Any]
@@ -58,6 +60,13 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         root, path = scope.get("root_path", ""), scope.get("path", "")
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         route = _ROUTES.get(path.removeprefix(root)) if is_post else None
+        if is_post and encoding_of(scope["headers"]):
+            content = await _read(receive)
+            try:
+                scope, receive = await _uncompressed(scope, content, receive, is_guarded)
+            except Unreadable as error:
+                await _refuse(send, str(error))
+                return
         if route is None:
             is_messages = is_post and path.removeprefix(root) == _MESSAGES
             await application(scope, receive, _with_code(send) if is_messages else send)
@@ -83,6 +92,28 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         await answer.give(send, None if whole is None else json.dumps(whole, ensure_ascii=False).encode())
 
     return serve
+
+
+async def _uncompressed(
+    scope: Json,
+    content: bytes,
+    receive: Callable[[], Awaitable[Json]],
+    is_guarded: Callable[[object], Awaitable[bool]],
+) -> tuple[Json, Callable[[], Awaitable[Json]]]:
+    """A request for a guarded model without its body's encoding; others as they came."""
+    found = await asyncio.to_thread(plain, content, scope["headers"], most_bytes=_MOST_BYTES)
+    body = await off_loop_if(len(found.content) > _LONG_BYTES, lambda: _json(found.content))
+    if body is None or not await is_guarded(body.get("model")):
+        return scope, _again(content, receive)
+    headers = _with_length(found.headers, len(found.content))
+    return {**scope, "headers": headers}, _again(found.content, receive)
+
+
+async def _refuse(send: Callable[[Json], Awaitable[None]], message: str) -> None:
+    body = json.dumps({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "415"}})
+    headers = _with_length([(b"content-type", b"application/json")], len(body.encode()))
+    await send({"type": "http.response.start", "status": 415, "headers": headers})
+    await send({"type": "http.response.body", "body": body.encode()})
 
 
 class _Answer:

@@ -1,0 +1,66 @@
+"""Portable compactions as signed text."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.portable import Portable, portable
+from litellm_compaction.errors import BadItem
+from litellm_compaction.proxy.standards.items import Items
+from tests.builders import image, parsed, raw_conversations, user
+from tests.core.test_portable import COMPACTION, RAW
+
+ITEMS = Items(lambda: "sk-one")
+FOUND = portable(parsed(RAW), COMPACTION, spares_requests=True)
+
+
+async def test_it_comes_back_as_it_was() -> None:
+    """The record with its rounds and quotes, the messages, images and half surrogate pairs among them."""
+    found = Portable(base=FOUND.base, kept=parsed([user("\ud83d é 日本"), {"role": "user", "content": [image()]}]))
+    for each in (FOUND, found, portable(parsed(RAW), None)):
+        text = await ITEMS.sealed("anna", each)
+        assert await ITEMS.opened("anna", text, "input[0]") == each
+        assert await Items(lambda: "sk-one").sealed("anna", each) == text
+
+
+@pytest.mark.parametrize(
+    "how", ["tenant", "secret", "changed", "cut", "longer", "mark", "empty", "none", "list", "mac"]
+)
+async def test_anything_else_is_refused(how: str) -> None:
+    """By one clear line that names the place, and never by an exception of another kind."""
+    text = await ITEMS.sealed("anna", FOUND)
+    items = Items(lambda: "sk-two") if how == "secret" else ITEMS
+    given: object = {
+        "changed": text[:60] + ("A" if text[60] != "A" else "B") + text[61:],
+        "cut": text[:-8],
+        "longer": text + "AAAA",
+        "mark": text.removeprefix("lmc1."),
+        "empty": "",
+        "none": None,
+        "list": [text],
+        "mac": "lmc1." + base64.urlsafe_b64encode(bytes(16) + base64.urlsafe_b64decode(text[5:])[16:]).decode(),
+    }.get(how, text)
+    with pytest.raises(BadItem, match=r"^`input\[3\]` "):
+        await items.opened("bert" if how == "tenant" else "anna", given, "input[3]")
+
+
+async def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although it may be signed: where the proxy asks for no key, every client can."""
+    monkeypatch.setattr("litellm_compaction.proxy.standards.items._MOST_BYTES", 1000)
+    free = Items(lambda: None)
+    for body in (b"{" * 2000, b"[]", b"{}", b"\xff", b'{"base": "{}", "kept": [], "spares_requests": false}'):
+        text = "lmc1." + base64.urlsafe_b64encode(bytes(16) + zlib.compress(body)).decode()
+        with pytest.raises(BadItem):
+            await free.opened("anna", text, "input")
+
+
+@given(raw_conversations(), st.text(max_size=8))
+async def test_any_conversation_comes_back(raw: list[dict[str, object]], tenant: str) -> None:
+    """Whatever is in it."""
+    found = portable(parsed(raw), None)
+    assert await ITEMS.opened(tenant, await ITEMS.sealed(tenant, found), "input") == found

@@ -1,0 +1,153 @@
+"""Routes that LiteLLM does not serve for a local model, asked of it as requests for an answer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from litellm_compaction.proxy.standards.routes import counting, serving
+
+USER = {"type": "message", "role": "user", "content": "Hi."}
+
+
+class Application:
+    """Answers as LiteLLM would, and keeps what it was asked."""
+
+    def __init__(self, status: int = 200, tokens: int | None = 70, answer: dict[str, Any] | None = None) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self._status, self._tokens = status, tokens
+        self._answer = answer or {"id": "r", "output": [{"type": "compaction"}], "usage": {"input_tokens": 1}}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        content = b""
+        while True:
+            message = await receive()
+            content += message["body"]
+            if not message.get("more_body"):
+                break
+        length = dict(scope["headers"]).get(b"content-length")
+        assert length is None or int(length) == len(content)
+        try:
+            self.asked.append((scope["path"], json.loads(content)))
+        except ValueError:
+            self.asked.append((scope["path"], {"raw": content}))
+        if (count := counting()) is not None and self._tokens is not None:
+            count(self._tokens)
+        await send({"type": "http.response.start", "status": self._status, "headers": [(b"content-length", b"1")]})
+        body = json.dumps(self._answer).encode()
+        await send({"type": "http.response.body", "body": body[:5], "more_body": True})
+        await send({"type": "http.response.body", "body": body[5:]})
+
+
+async def is_guarded(model: object) -> bool:
+    return model == "small"
+
+
+async def asked(
+    application: Application, path: str, body: Any, *, root: str = "", **headers: str
+) -> tuple[int, dict[str, Any]]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    parts = [content[:3], content[3:]]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    listed = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": root + path, "root_path": root, "headers": listed}
+    await serving(application, is_guarded)(scope, receive, send)
+    content = b"".join(message.get("body", b"") for message in sent)
+    length = dict(sent[0]["headers"])[b"content-length"]
+    assert int(length) in (1, len(content))
+    return sent[0]["status"], json.loads(content)
+
+
+@pytest.mark.parametrize("given", ["Hi.", [USER]])
+@pytest.mark.parametrize("root", ["", "/proxy"])
+async def test_a_compaction_alone_is_asked_for_by_a_trigger(given: Any, root: str) -> None:
+    """And told with the user's messages before the item."""
+    application = Application()
+    status, told = await asked(application, "/v1/responses/compact", {"model": "small", "input": given}, root=root)
+    [(path, body)] = application.asked
+    assert path == f"{root}/v1/responses"
+    assert body["input"][-1] == {"type": "compaction_trigger"}
+    assert body["stream"] is False
+    assert status == 200
+    assert told["object"] == "response.compaction"
+    assert [each["type"] for each in told["output"]] == ["message", "compaction"]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/responses/input_tokens", {"object": "response.input_tokens", "input_tokens": 70}),
+        ("/v1/messages/count_tokens", {"input_tokens": 70}),
+    ],
+)
+async def test_a_count_is_told_in_the_routes_words(path: str, told: dict[str, Any]) -> None:
+    """Nothing is answered for it; a count that was not made leaves the answer, which says why."""
+    application = Application()
+    assert await asked(application, path, {"model": "small", "compaction": {}, "messages": []}) == (200, told)
+    assert counting() is None
+    status, body = await asked(Application(tokens=None), path, {"model": "small"})
+    assert (status, body["id"]) == (200, "r")
+
+
+async def test_with_edits_both_counts_are_told() -> None:
+    """As Anthropic does."""
+    body = {"model": "small", "context_management": {"edits": []}}
+    _, told = await asked(Application(), "/v1/messages/count_tokens", body)
+    assert told == {"input_tokens": 70, "context_management": {"original_input_tokens": 70}}
+
+
+@pytest.mark.parametrize("body", [{"model": "other", "input": "Hi."}, b"{", b"[]", b""])
+async def test_others_go_their_own_way(body: Any) -> None:
+    """Unread models and unreadable bodies are LiteLLM's."""
+    application = Application()
+    await asked(application, "/v1/responses/compact", body)
+    [(path, given)] = application.asked
+    assert path == "/v1/responses/compact"
+    assert given == body or "raw" in given or given == []
+
+
+async def test_a_refusal_is_told_as_it_is() -> None:
+    """With its own status."""
+    application = Application(status=401, answer={"error": {"message": "no"}})
+    told = await asked(application, "/v1/responses/compact", {"model": "small", "input": "x"})
+    assert told == (401, {"error": {"message": "no"}})
+
+
+async def test_a_refusal_of_anthropics_protocol_has_its_code() -> None:
+    """Where the message names it, and nowhere else."""
+
+    async def error(message: str) -> Any:
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            body = json.dumps({"type": "error", "error": {"message": message}}).encode()
+            await send({"type": "http.response.start", "status": 400, "headers": [(b"content-length", b"1")]})
+            await send({"type": "http.response.body", "body": body})
+
+        _, told = await asked(application, "/v1/messages", {"model": "small"})  # type: ignore[arg-type]
+        return told["error"]
+
+    found = await error("`messages` has nothing to summarize (compaction_nothing_to_summarize).")
+    assert found["details"] == {"error_code": "compaction_nothing_to_summarize"}
+    assert "details" not in await error("Too long.")
+
+
+async def test_a_compressed_body_is_handed_on_as_it_was() -> None:
+    """For guarded models; LiteLLM has its own way with others."""
+    for model, is_read in (("small", True), ("other", False)):
+        application = Application()
+        body = gzip.compress(json.dumps({"model": model, "input": "Hi."}).encode())
+        await asked(application, "/v1/responses", body, content_encoding="gzip")
+        [(_, given)] = application.asked
+        assert ("raw" not in given) == is_read
+    status, told = await asked(Application(), "/v1/responses", b"no gzip", content_encoding="gzip")
+    assert status == 415
+    assert "content-encoding" in told["error"]["message"]
