@@ -191,6 +191,16 @@ class Settings(_Section):
     streaming_ratio: Annotated[Ratio, Live("Carry an answer over at"), _OF_DEPLOYMENT] = Field(
         0.90, description="Share of the window at which a running generation is carried over."
     )
+    # Windows of 8,192 tokens and more leave thoughts of 500 to 4,000 alone (an estimate, no measurement). At 0.25 only
+    # those of 16,000 would; above 0.5 the streaming limit comes first, behind any prompt that was compacted (0.4).
+    reasoning_budget_ratio: Annotated[float, Live("End a thought at"), _OF_DEPLOYMENT] = Field(
+        0.50,
+        ge=0.0,
+        le=1.0,
+        description="Share of the window that the thinking before one answer may take; then the thought is ended, and "
+        "the model answers. 0: only the window ends it. A client's own budget goes before it; one that asks for high "
+        "effort has none.",
+    )
     target_ratio: Annotated[Ratio, Live("Compact down to"), _OF_DEPLOYMENT] = Field(
         0.40, description="Share of the window to which a compaction shrinks: deep, so that it stays rare."
     )

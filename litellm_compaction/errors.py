@@ -263,6 +263,9 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
         (r"context size has been exceeded", 0, 0),
         (r"exceeds the available context size", 0, 0),
         (r"exceed_context_size_error", 0, 0),
+        # Ollama's, of its older runners and of its newer one (llm/llama_server.go).
+        (r"input length exceeds the context length", 0, 0),
+        (r"prompt is longer than the context length", 0, 0),
     )
 )
 

@@ -26,6 +26,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "pre_request_ratio": ([0.5, 0.9], [0, 1, 1.2, -0.1, "much", math.nan]),
     "streaming_ratio": ([0.8, 0.99], [0, 1, 90, math.inf]),
     "target_ratio": ([0.01, 0.79], [0, 1, -1]),
+    "reasoning_budget_ratio": ([0, 0.5, 1], [-0.1, 1.1, "high", math.nan]),
     "output_buffer_ratio": ([0, 0.5], [1, -0.1]),
     "output_buffer_min_tokens": ([0, 5000], [-1, 0.5]),
     "threshold_tokens": ([0, 256, 50_000], [-1, 1, 255, 100_000_001, "50k"]),

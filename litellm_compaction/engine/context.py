@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from litellm_compaction.config import Settings
+from litellm_compaction.config import RESERVES, Settings
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
@@ -24,6 +25,13 @@ from litellm_compaction.windows.windows import Target, Window
 
 # What was done to a request, as clients may be told.
 Action: TypeAlias = Literal["none", "reused", "compacted"]
+
+# Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
+_ANY_SHARE: Mapping[str, float] = MappingProxyType({"pre_request_ratio": 1e-6, "threshold_tokens": 0})
+# A prompt may fill the window up to the room for its answer.
+_WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
+    {"pre_request_ratio": 1.0, "threshold_tokens": 0, **dict.fromkeys(RESERVES, 0)}
+)
 
 
 class Measure(Protocol):
@@ -172,6 +180,14 @@ class RequestContext:
             "reasoning_answer_min_tokens": max(room_tokens, settings.reasoning_answer_min_tokens),
         }
         return replace(self, settings=settings.model_copy(update=room)) if room_tokens else self
+
+    def pressed(self, refusal: str) -> RequestContext:
+        """The same with a compaction in any case: the server has shown that our estimate is no guide here."""
+        return replace(self, settings=self.settings.model_copy(update=_ANY_SHARE), refusal=refusal)
+
+    def relaxed(self) -> RequestContext:
+        """The same with a compaction only if there is no other way: an answer was stopped, but not for room."""
+        return replace(self, settings=self.settings.model_copy(update=_WHOLE_WINDOW))
 
     def rules(self, *, reasons: bool) -> Rules:
         """The budget's rules; a model that `reasons` before it answers needs more room."""

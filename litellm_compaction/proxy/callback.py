@@ -297,7 +297,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return None
         log = request_data.get("litellm_logging_obj")
         self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
-        told = reworded(call.refusal, original_exception, is_guarded=call.attempt.prepared is not None)
+        is_guarded, client_text = call.attempt.prepared is not None, call.client.client_text
+        told = reworded(call.refusal, original_exception, is_guarded=is_guarded, client_text=client_text)
         if told is not None and call.refusal is not None:
             log_refused(call.client.group, call.refusal)
         if told is not None and hasattr(original_exception, "message"):

@@ -45,7 +45,7 @@ from litellm_compaction.proxy.deployments import (
 )
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
-from litellm_compaction.proxy.litellm_api import connect, has_database
+from litellm_compaction.proxy.litellm_api import connect, keeps_responses
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import (
     Deployment,
@@ -55,6 +55,7 @@ from litellm_compaction.proxy.routing import (
     has_window_fallback,
     is_bridged,
     reachable_entries,
+    refuses_by,
 )
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
@@ -222,7 +223,9 @@ class Intake:
             return None
         if is_internal_call():
             name_call(router, kwargs)
-            return None
+            # A summary of half of a text, or a count of it, is as wrong as an answer to it.
+            extra = wire.with_extra(kwargs, refuses_by(self._deployment_of(kwargs, "").provider))
+            return {**kwargs, **extra} if extra else None
         received, kwargs = kwargs, self._as_deployed(router, kwargs)
         metadata = metadata_of(kwargs)
         group = str(metadata.get("model_group") or "") or group_of(router, kwargs)
@@ -311,7 +314,7 @@ class Intake:
             changed["messages"] = wire.encode(prepared.messages)
         elif call.rewritten or call.client.original is not call.client.received:
             changed["messages"] = wire.encode(call.client.original.messages)
-        changed |= _slim_tools(call, kwargs)
+        changed |= _slim_tools(call, kwargs) | wire.with_extra(kwargs, refuses_by(deployment.provider))
         if prepared.tools is not None:
             changed["tools"] = list(prepared.tools)
         return {**kwargs, **changed}
@@ -440,6 +443,7 @@ class Intake:
             notices=notices,
             wants_usage=wants_usage,
             stops=wire.stops(body),
+            thoughts_tokens=wire.asked_thoughts_tokens(sent_body(body) or body),
             client_text=call.client.client_text,
         )
 
@@ -471,7 +475,7 @@ class Intake:
         metadata = metadata_of(body)
         route = str(metadata.get("user_api_key_request_route") or "")
         bad_wish: CompactionError | None = wire.not_served(
-            sent_body(body), route, keeps_responses=has_database(), is_read=orders is not None
+            sent_body(body), route, keeps_responses=keeps_responses(), is_read=orders is not None
         )
         try:
             wish = wish_of(body, metadata)

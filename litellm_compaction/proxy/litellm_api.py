@@ -24,6 +24,7 @@ from litellm_compaction.errors import StoreError
 # died when it came after every third object (3.11.7), with two it did not.
 _held: deque[contextvars.Context] = deque(maxlen=8)
 _PROXY = "litellm.proxy.proxy_server"
+_SPEND = "litellm.proxy.spend_tracking.spend_tracking_utils"
 _MODEL_CHECKS = "litellm.proxy.auth.model_checks"
 # The attribute of a function of ours that stands in place of one of LiteLLM's.
 _ORIGINAL = "litellm_compaction_original"
@@ -92,9 +93,20 @@ def _hold(phase: str, _info: dict[str, Any]) -> None:
         _held.append(contextvars.copy_context())
 
 
-def has_database() -> bool:
-    """LiteLLM has a database, in which it looks for the messages before a `previous_response_id`."""
-    return getattr(sys.modules.get(_PROXY), "prisma_client", None) is not None
+def keeps_responses() -> bool:
+    """LiteLLM finds the messages before a `previous_response_id`: it has a database, and keeps prompts in it or beside.
+
+    By default it keeps none, finds an empty row, and goes on without the history (1.106.2, responses/
+    litellm_completion_transformation/session_handler.py).
+    """
+    if getattr(sys.modules.get(_PROXY), "prisma_client", None) is None:
+        return False
+    keeps = getattr(sys.modules.get(_SPEND), "should_store_prompts_and_responses_in_spend_logs", None)
+    return keeps is None or bool(keeps()) or _cold_storage() is not None
+
+
+def _cold_storage() -> object:
+    return getattr(sys.modules.get("litellm"), "cold_storage_custom_logger", None)
 
 
 def proxy_secret() -> str | None:

@@ -32,6 +32,7 @@ from litellm_compaction.errors import (
     ServerUnavailable,
     TooDeep,
     WindowUnread,
+    overflow_from_text,
 )
 
 logger = logging.getLogger("litellm_compaction")
@@ -118,6 +119,7 @@ class _Kind(NamedTuple):
     code: str = ""
 
 
+_BAD_REQUEST = 400
 _INVALID = "invalid_request_error"
 _KINDS: Mapping[type[CompactionError], _Kind] = {
     DoesNotFit: _Kind(400, _INVALID, "messages", TOO_LONG),
@@ -175,7 +177,9 @@ def bad_request(message: str, status: int = 400, kind: str = _INVALID) -> httpx.
     return httpx.Response(status, json={"error": {"message": message, "type": kind}})
 
 
-def reworded(refused: CompactionError | None, original: Exception, *, is_guarded: bool) -> Refusal | None:
+def reworded(
+    refused: CompactionError | None, original: Exception, *, is_guarded: bool, client_text: Callable[[], str] = str
+) -> Refusal | None:
     """A client's error in place of LiteLLM's; None if that is not ours to say.
 
     LiteLLM frames errors ("litellm.ContextWindowExceededError: litellm.BadRequestError: …"); its code is the status.
@@ -184,6 +188,7 @@ def reworded(refused: CompactionError | None, original: Exception, *, is_guarded
         refused: our last refusal of the request, if any.
         original: as LiteLLM is about to tell it.
         is_guarded: the newest attempt went to a guarded deployment.
+        client_text: gives the client's texts: a server that quotes them says nothing.
     """
     if isinstance(original, Refusal):
         return None
@@ -191,10 +196,18 @@ def reworded(refused: CompactionError | None, original: Exception, *, is_guarded
         # LiteLLM logs it before the failure hook on most routes, after it on /v1/messages and /v1/completions.
         mark_told(original)
         return refusal_of(refused)
-    if is_guarded and isinstance(original, litellm.ContextWindowExceededError):
+    if is_guarded and _is_overflow(original, client_text):
         message = unframed(str(getattr(original, "message", original)))
         return Refusal(message, status=400, kind=_INVALID, param="messages", code=TOO_LONG)
     return None
+
+
+def _is_overflow(original: Exception, client_text: Callable[[], str]) -> bool:
+    """Returns True if a server has refused a request as too long; LiteLLM does not know Ollama's words (1.106.2)."""
+    if isinstance(original, litellm.ContextWindowExceededError):
+        return True
+    text = str(original) if getattr(original, "status_code", None) == _BAD_REQUEST else ""
+    return overflow_from_text(text) is not None and overflow_from_text(text, client_text()) is not None
 
 
 def mark_told(error: object) -> None:

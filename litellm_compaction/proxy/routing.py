@@ -240,6 +240,12 @@ def asked_deployment_of(
     return deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
 
 
+def refuses_by(provider: str) -> Mapping[str, Any]:
+    """The fields by which a provider's server refuses a prompt that it would cut in silence; {} if it knows none."""
+    server = next((server for server in SERVERS.values() if provider in server.providers), None)
+    return server.refuses_by if server is not None else {}
+
+
 def is_bridged(provider: str) -> bool:
     """LiteLLM makes a chat of a text completion for this provider."""
     return provider not in _TEXT_PROVIDERS

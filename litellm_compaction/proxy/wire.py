@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -32,6 +33,10 @@ _CHAT_KEYS = frozenset(
 _MOST_STOPS = 4
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+# Lets a thought of the answer be ended while it is written: llama.cpp's `POST /v1/chat/completions/control` (seen with
+# the build of 2026-10-11; older ones know neither, and leave the field unread).
+THOUGHTS_CAN_END: Mapping[str, Any] = {"reasoning_control": True}
+THOUGHTS_END = "reasoning_end"
 # Anthropic's stop reasons.
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 _PROVIDER = "custom_llm_provider"
@@ -59,8 +64,18 @@ _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 # llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
 _LLAMA_LIMIT = "n_predict"
 _ANSWERS = ("n", "n_cmpl", "best_of")
+_THOUGHT_BUDGETS = (("thinking", "budget_tokens"), ("reasoning", "max_tokens"))
+_LLAMA_THOUGHT_BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens")
+# OpenAI's responses and OpenRouter; Anthropic; LiteLLM's own form of `reasoning_effort`.
+_EFFORTS = ("reasoning", "output_config", "reasoning_effort")
+_HIGH_EFFORTS = frozenset({"high", "xhigh", "max"})
 _MOST_DIGITS = 18
 # Items of OpenAI's /v1/responses that ask for a compaction, or stand for messages.
+# What serves a field of theirs after all.
+_KEEPS = {
+    "conversation": "",
+    "previous_response_id": " With a database and `store_prompts_in_spend_logs` the proxy finds it by itself.",
+}
 _COMPACTION_ITEMS = ("compaction_trigger", "compaction", "compaction_summary")
 
 
@@ -200,6 +215,12 @@ def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str,
     return {**body, **fields, **both}
 
 
+def with_extra(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The key of a body whose members LiteLLM writes into the request that leaves, with `fields`; {} without any."""
+    given = body.get(_EXTRA)
+    return {_EXTRA: {**(given if isinstance(given, Mapping) else {}), **fields}} if fields else {}
+
+
 def may_override(body: Mapping[str, Any]) -> bool:
     """Returns False for arguments that `without_overrides` never changes, whatever their deployment is."""
     return body.get(_PROVIDER) is not None or bool(body.get(_EXTRA))
@@ -247,6 +268,32 @@ def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
     keys = (*_OUTPUT_LIMITS, _LLAMA_LIMIT)
     limits = [value for key in keys if _is_count(value := body.get(key)) and value >= 0]
     return min(limits) if limits else None
+
+
+def asked_thoughts_tokens(original: Mapping[str, Any]) -> float | None:
+    """A client's own bound on the model's thinking, infinite for high effort; None if it names none.
+
+    Anthropic's `thinking.budget_tokens`, OpenRouter's `reasoning.max_tokens`, llama.cpp's own two fields, and Gemini's
+    `thinkingBudget`, where -1 leaves it to the model, as it does for llama.cpp. LiteLLM makes an effort of Anthropic's
+    (1.106.2), so only the body as it came has the number.
+    """
+    generation = _mapping(original, "generationConfig")
+    numbers = [
+        *(_mapping(original, place).get(key) for place, key in _THOUGHT_BUDGETS),
+        *(original.get(key) for key in _LLAMA_THOUGHT_BUDGETS),
+        _mapping(generation, "thinkingConfig").get("thinkingBudget"),
+    ]
+    if budgets := [value for value in numbers if _is_count(value)]:
+        least = min(budgets)
+        return math.inf if least < 0 else least
+    effort = original.get("reasoning_effort")
+    efforts = (effort, *(_mapping(original, place).get("effort") for place in _EFFORTS))
+    return math.inf if any(isinstance(each, str) and each in _HIGH_EFFORTS for each in efforts) else None
+
+
+def _mapping(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = body.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
@@ -363,18 +410,18 @@ def not_served(
     Args:
         original: the body as the client sent it.
         route: its path.
-        keeps_responses: LiteLLM has a database to find an earlier response in.
+        keeps_responses: LiteLLM finds the messages of an earlier response.
         is_read: what the client says of its context is followed.
     """
     if route.endswith("/messages"):
-        if original.get("compaction") is None:
+        if original.get("compaction") is None or is_read:
             return None
         return NotServed("compaction", "Send the conversation without it; the proxy compacts it.")
     if not route.endswith("/responses"):
         return None
     for field in ("conversation", *(() if keeps_responses else ("previous_response_id",))):
         if original.get(field) is not None:
-            return NotServed(field, "Send the whole conversation as `input`.")
+            return NotServed(field, f"Send the whole conversation as `input`.{_KEEPS[field]}")
     if is_read:
         return None
     items = original.get("input")

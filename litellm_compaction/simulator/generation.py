@@ -133,6 +133,7 @@ class Generation:
     content: str = ""
     calls: list[ToolCallSoFar] = field(default_factory=list)
     raw_tokens: int = 0
+    thought_is_over: bool = False
 
     @property
     def _factor(self) -> float:
@@ -143,6 +144,10 @@ class Generation:
         generated = math.ceil(self.raw_tokens * self._factor)
         return generated if self.max_tokens is None else min(generated, self.max_tokens)
 
+    def end_thought(self) -> None:
+        """Have the thought end here, as at llama.cpp's `reasoning_end`."""
+        self.thought_is_over = True
+
     async def run(self) -> AsyncGenerator[Piece | Ending, None]:
         """The deltas, then exactly one `Ending`."""
         try:
@@ -151,10 +156,17 @@ class Generation:
                 yield self.preset
                 return
             await self._prefill()
-            limits = self._limits()
+            limits = self._limits(reply_tokens(self.reply))
             started_s = asyncio.get_running_loop().time()
             chunk_tokens = self.reply.chunk_tokens or self.simulator.chunk_tokens
-            for piece in pieces(self.reply, chunk_tokens, limits.stop_at, self.simulator.new_id):
+            coming = pieces(self.reply, chunk_tokens, limits.stop_at, self.simulator.new_id)
+            while (piece := next(coming, None)) is not None:
+                if self.thought_is_over and piece.kind == "reasoning":
+                    # The rest of the thought is never written; the answer follows.
+                    rest = replace(self.reply, reasoning="")
+                    limits = self._limits(self.raw_tokens + reply_tokens(rest))
+                    coming = pieces(rest, chunk_tokens, limits.stop_at - self.raw_tokens, self.simulator.new_id)
+                    continue
                 await self._pace(started_s, piece.tokens)
                 self._account(piece)
                 if piece.kind != "hidden":
@@ -212,8 +224,7 @@ class Generation:
     async def _be_slow(self) -> None:
         await self.flight.sleep(self.fault.delay_ms / 1000 if self.fault else 0)
 
-    def _limits(self) -> _Limits:
-        total = reply_tokens(self.reply)
+    def _limits(self, total: int) -> _Limits:
         max_at = None if self.max_tokens is None else self._raw(self.max_tokens, minimum=min(1, self.max_tokens))
         room_tokens = self.instance.context_length - self.record.kept_tokens
         window_at = None if self.simulator.mid_overflow == "shift" else self._raw(room_tokens, minimum=0)

@@ -198,23 +198,29 @@ class Inference:
             flight=seat.flight,
             max_tokens=request.max_tokens,
         )
+        envelope = Envelope(
+            id=self.simulator.new_id("cmpl-" if self.is_text else "chatcmpl-"),
+            model=instance.id,
+            is_text=self.is_text,
+            reasoning_field=self.simulator.reasoning_field,
+        )
         answer = Answer(
             simulator=self.simulator,
             connection=self.connection,
             record=record,
             instance=instance,
             generation=generation,
-            envelope=Envelope(
-                id=self.simulator.new_id("cmpl-" if self.is_text else "chatcmpl-"),
-                model=instance.id,
-                is_text=self.is_text,
-                reasoning_field=self.simulator.reasoning_field,
-            ),
+            envelope=envelope,
             include_usage=request.include_usage,
             echo=self._echo(request),
             release=lambda ending: self._release(seat, ending),
         )
-        await (answer.stream() if request.stream else answer.send())
+        if self.body.get("reasoning_control") is True:
+            self.simulator.thoughts[envelope.id] = generation.end_thought
+        try:
+            await (answer.stream() if request.stream else answer.send())
+        finally:
+            self.simulator.thoughts.pop(envelope.id, None)
 
     def _call(self, request: ChatRequest, instance: Instance, prompt: Prompt, kept: Prompt, index: int) -> ChatCall:
         said = self._text(request, prompt)

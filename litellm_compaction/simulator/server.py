@@ -49,6 +49,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Closes the connection that comes from this client address.
 CloseConnection = Callable[[Any], None]
 
+_CONTROL = "/v1/chat/completions/control"
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 _OFFERED: dict[Api, tuple[str, ...]] = {
     "v1": ("/v1/", "/api/v0/", "/api/v1/", "/lmstudio-greeting"),
@@ -169,6 +170,8 @@ class Application:
             return {"lmstudio": True}
         if route == ("GET", "/props") and loaded:
             return llama_props(loaded[0])
+        if route == ("POST", _CONTROL) and simulator.api == "llama.cpp":
+            return self._control(body or {})
         if route == ("GET", "/v1/models") and simulator.api == "llama.cpp":
             return llama_models(loaded, tells_whole=simulator.tells_whole)
         if route == ("GET", "/v1/models"):
@@ -184,6 +187,20 @@ class Application:
         if record.method == "GET" and record.path.startswith("/api/v0/models/"):
             return self._v0_model(record.path.removeprefix("/api/v0/models/"), loaded)
         return unknown_path(record.method, record.path)
+
+    def _control(self, body: JsonObject) -> JsonObject:
+        """llama.cpp's answers to its control route (seen with its build of 2026-10-11)."""
+        mode, end = self._simulator.thought_control, self._simulator.thoughts.get(str(body.get("id")))
+        if mode == "absent":
+            raise Refusal(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
+        if body.get("action") != "reasoning_end":
+            message = "unknown control action"
+            raise Refusal(400, {"error": {"code": 400, "message": message, "type": "invalid_request_error"}})
+        if end is None or mode == "refuses":
+            return {"success": False, "message": "no active completion for this id"}
+        if mode == "ends":
+            end()
+        return {"success": True}
 
     def _v0_model(self, name: str, loaded: list[Instance]) -> JsonObject:
         target = find_target(name, loaded, self._simulator.models)

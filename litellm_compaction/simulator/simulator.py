@@ -24,6 +24,8 @@ from .script import Fault, Script
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]
 
+ThoughtControl = Literal["ends", "refuses", "ignores", "absent"]
+
 _REMEMBERED_PROMPTS = 16
 
 
@@ -40,7 +42,8 @@ class Simulator:
     Concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv` makes parallel requests
     share the window. `runs_on` generates a plain answer to its end when its client has gone (measured with llama.cpp,
     2026-11-22); a streamed one always ends. `echoes_prefill` repeats a final assistant message at the beginning of the
-    answer that continues it (bt#2041 in 0.4.16; llama.cpp).
+    answer that continues it (bt#2041 in 0.4.16; llama.cpp). `thought_control` is what llama.cpp does when it is told to
+    end a thought: end it, refuse, say so and think on, or not know the path (builds before 2026).
     """
 
     models: Sequence[Model]
@@ -65,6 +68,7 @@ class Simulator:
     unified_kv: bool = True
     runs_on: bool = True
     echoes_prefill: bool = True
+    thought_control: ThoughtControl = "ends"
     seed: int = 0
     script: Script | None = None
     sdk: Sdk = field(default_factory=Sdk, init=False)
@@ -74,6 +78,8 @@ class Simulator:
     def __post_init__(self) -> None:
         self._faults: deque[Fault] = deque()
         self._calls = 0
+        # By the ids of their answers: ends the thought of one that is being written.
+        self.thoughts: dict[str, Callable[[], None]] = {}
         self._random = random.Random(self.seed)  # noqa: S311 - ids only
         self._changed = threading.Condition()
         self._formatted: OrderedDict[str, Prompt] = OrderedDict()

@@ -131,7 +131,10 @@ class LocalServer(ABC):
         continues: whether it goes on with an answer whose end is the last message, and takes a prompt that is rendered
             here; `continues_when_told`: by vLLM's `continue_final_message` only.
         counts: whether it has a tokenizer to ask.
+        refuses_by: the fields of a request's body, on the routes of its `providers`, by which it refuses a prompt that
+            it would cut in silence.
         no_thoughts: the fields of a request's body that end a model's thinking before it begins, if there are any.
+        ends_thoughts: whether it ends a thought of an answer that it is writing, if it is told (`reasoning_control`).
     """
 
     name: ClassVar[Api]
@@ -145,7 +148,9 @@ class LocalServer(ABC):
     continues: ClassVar[bool] = False
     continues_when_told: ClassVar[bool] = False
     no_thoughts: ClassVar[Mapping[str, JsonValue]] = MappingProxyType({})
+    ends_thoughts: ClassVar[bool] = False
     counts: ClassVar[bool] = False
+    refuses_by: ClassVar[Mapping[str, JsonValue]] = MappingProxyType({})
 
     @abstractmethod
     def read(self, answer: object) -> tuple[ServedModel, ...]:
@@ -185,6 +190,7 @@ class LlamaCpp(LocalServer):
     path = "/props"
     providers = MappingProxyType({"llamafile": Address("LLAMAFILE_API_BASE", "http://127.0.0.1:8080/v1")})
     continues = True
+    ends_thoughts = True
     counts = True
     # The first by llama.cpp's sampler (its pull request 23673), the second by the model's own template.
     no_thoughts = MappingProxyType({"thinking_budget_tokens": 0, "chat_template_kwargs": {"enable_thinking": False}})
@@ -273,6 +279,9 @@ class Ollama(LocalServer):
     )
     cloud_hosts = ("ollama.com", "ollama.ai")
     window_parameter = "num_ctx"
+    # It drops the oldest messages of a prompt that is too long, and shifts the context of an answer that outgrows it,
+    # unless told not to (Ollama, api/types.go, server/routes.go; read 2026-08-21). Its `/v1` knows neither field.
+    refuses_by = MappingProxyType({"truncate": False, "shift": False})
     loads_on_request = True
 
     def read(self, answer: object) -> tuple[ServedModel, ...]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from litellm_compaction.config import Settings
@@ -87,6 +87,7 @@ class Opened:
     completion_tokens: int = 0
     is_open: bool = True
     tools: Sequence[JsonValue] | None = None
+    can_end_thoughts: bool = False
 
     @property
     def is_continuation(self) -> bool:
@@ -118,7 +119,10 @@ class Context:
 
 @dataclass
 class Server:
-    """An `Upstream` that plays `turns` in order, the last one again and again; `together` chunks come at a time."""
+    """An `Upstream` that plays `turns` in order, the last one again and again; `together` chunks come at a time.
+
+    `thought_control` is its reaction when it is told to end a thought; `ended` are the answers that it was told of.
+    """
 
     request: Request
     turns: Sequence[Turn]
@@ -128,6 +132,8 @@ class Server:
     ways: frozenset[Way] = frozenset(ALL_WAYS)
     context: Context | None = None
     together: int = 1
+    thought_control: Literal["ends", "refuses", "ignores"] = "refuses"
+    ended: list[str] = field(default_factory=list)
     opened: list[Opened] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -141,12 +147,14 @@ class Server:
         *,
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
+        can_end_thoughts: bool = False,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
         read = self.request.messages if messages is None else messages
         # As the GPT family counts: four tokens a message, three for the reply.
         opened = Opened(messages, max_tokens, continuation, 3 + sum(4 + count(each.text) for each in read), tools=tools)
+        opened.can_end_thoughts = can_end_thoughts
         self.opened.append(opened)
         if self.context is not None:
             self.context.open(opened.prompt_tokens + max_tokens)
@@ -163,6 +171,12 @@ class Server:
                 self.context.close(opened.prompt_tokens + max_tokens)
             self.closed.set()
 
+    async def end_thoughts(self, answer_id: str) -> bool:
+        """Its word for it, which it may not keep."""
+        assert self.opened[-1].can_end_thoughts
+        self.ended.append(answer_id)
+        return self.thought_control != "refuses"
+
     async def _generate(
         self, turn: Turn, opened: Opened, messages: Sequence[Message], number: int
     ) -> AsyncGenerator[Chunk, None]:
@@ -172,7 +186,12 @@ class Server:
         room = self.window_tokens - opened.prompt_tokens
         stop = min(opened.max_tokens, room) if turn.end == "regular" else min(turn.after_tokens, room)
         role: dict[str, str] = {"role": "assistant"}
-        for piece in pieces(reply, self.chunk_tokens, stop, lambda: f"call{number:05d}"):
+        coming = pieces(reply, self.chunk_tokens, stop, lambda: f"call{number:05d}")
+        while (piece := next(coming, None)) is not None:
+            if piece.kind == "reasoning" and self.ended and self.thought_control == "ends":
+                reply = replace(reply, reasoning="")
+                coming = pieces(reply, self.chunk_tokens, stop, lambda: f"call{number:05d}")
+                continue
             opened.completion_tokens += piece.tokens
             if piece.kind != "hidden":
                 yield envelope.chunk({**role, **envelope.delta(piece)})
@@ -315,6 +334,7 @@ class Scene:
     is_json: bool = False
     is_whole: bool = False
     stops: tuple[str, ...] = ()
+    thoughts_tokens: float | None = None
     notices: Notices = IN_TEXT
     wants_usage: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
@@ -371,6 +391,7 @@ class Scene:
             notices=self.notices,
             wants_usage=self.wants_usage,
             stops=self.stops,
+            thoughts_tokens=self.thoughts_tokens,
             is_whole=self.is_whole,
         )
         prepared = await self.compactor.prepare(self.request, self.context)

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import litellm
 import pytest
 from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
 
-from litellm_compaction.proxy.litellm_api import before_end, connect, is_within_budgets
+from litellm_compaction.proxy.litellm_api import before_end, connect, is_within_budgets, keeps_responses
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _PIECE = b"4\r\na: b\r\n"
@@ -151,3 +152,34 @@ async def test_a_budget_that_is_spent_or_unknown_pays_for_nothing_ahead(
     monkeypatch.delitem(sys.modules, "litellm.proxy.proxy_server", raising=False)
     assert await is_within_budgets({"user_api_key_auth": SimpleNamespace(**budgets)}) is is_within
     assert await is_within_budgets({})
+
+
+_KEEPER = "should_store_prompts_and_responses_in_spend_logs"
+
+
+@pytest.mark.parametrize(
+    ("database", "spend", "cold_storage", "keeps"),
+    [
+        (None, {_KEEPER: lambda: True}, "s3_v2", False),
+        (object(), {_KEEPER: lambda: False}, None, False),
+        (object(), {_KEEPER: lambda: True}, None, True),
+        (object(), {_KEEPER: lambda: False}, "s3_v2", True),
+        (object(), {}, None, True),
+    ],
+    ids=["no database", "no prompts", "prompts", "cold storage", "another LiteLLM"],
+)
+def test_a_database_without_prompts_keeps_no_response(
+    monkeypatch: pytest.MonkeyPatch, database: object, spend: dict[str, Any], cold_storage: str | None, keeps: bool
+) -> None:
+    """LiteLLM would find an empty row before a `previous_response_id`, and answer without the history."""
+    proxy, module = SimpleNamespace(prisma_client=database), SimpleNamespace(**spend)
+    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", proxy)  # type: ignore[arg-type] # as above
+    monkeypatch.setitem(sys.modules, "litellm.proxy.spend_tracking.spend_tracking_utils", module)  # type: ignore[arg-type]
+    monkeypatch.setattr(litellm, "cold_storage_custom_logger", cold_storage)
+    assert keeps_responses() is keeps
+
+
+def test_litellm_has_the_function_that_says_so() -> None:
+    """Without it a database alone would count again."""
+    source = Path(litellm.__file__).parent / "proxy" / "spend_tracking" / "spend_tracking_utils.py"
+    assert f"def {_KEEPER}() -> bool:" in source.read_text("utf-8")

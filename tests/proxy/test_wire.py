@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from litellm.types.llms.openai import ResponseAPIUsage
 
 from litellm_compaction.proxy.answer.sse import json_object
-from litellm_compaction.proxy.wire import decode, is_same_request, usage_of, with_details
+from litellm_compaction.proxy.wire import asked_thoughts_tokens, decode, is_same_request, usage_of, with_details
 
 _END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
 
@@ -106,6 +107,33 @@ def _usage(prompt_tokens: int, cached_tokens: object) -> dict[str, Any]:
 def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
     """A number without what the server had in its cache would look like a prompt that was cut."""
     assert usage_of({"usage": usage}) == read
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, math.inf),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "reasoning_effort": "high"}, 1024),
+        ({"reasoning": {"max_tokens": 2000, "effort": "high"}}, 2000),
+        ({"reasoning": {"effort": "xhigh"}}, math.inf),
+        ({"reasoning": {"effort": "medium"}}, None),
+        ({"reasoning_effort": "high"}, math.inf),
+        ({"reasoning_effort": {"effort": "max"}}, math.inf),
+        ({"reasoning_effort": "none"}, None),
+        ({"reasoning_effort": ["high"]}, None),
+        ({"thinking_budget_tokens": 0}, 0),
+        ({"reasoning_budget_tokens": -1}, math.inf),
+        ({"generationConfig": {"thinkingConfig": {"thinkingBudget": 512}}}, 512),
+        ({"generationConfig": {"thinkingConfig": {"thinkingBudget": -1}}}, math.inf),
+        ({"generationConfig": {"thinkingConfig": 7}, "thinking": "much", "reasoning": None}, None),
+        ({"thinking": {"budget_tokens": True}, "reasoning": {"max_tokens": "2000"}}, None),
+    ],
+)
+def test_a_clients_bound_on_thinking(body: dict[str, Any], tokens: float | None) -> None:
+    """A number of tokens in any client's spelling goes before an effort; what is no number says nothing."""
+    assert asked_thoughts_tokens(body) == tokens
 
 
 @pytest.mark.parametrize(

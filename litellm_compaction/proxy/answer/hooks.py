@@ -146,6 +146,10 @@ class HookedUpstream:
     def ways(self) -> frozenset[Way]:
         return WAYS_OF["hooks"]
 
+    async def end_thoughts(self, answer_id: str) -> bool:
+        """LiteLLM has no call for it."""
+        return False
+
     @asynccontextmanager
     async def open(
         self,
@@ -154,6 +158,7 @@ class HookedUpstream:
         *,
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
+        can_end_thoughts: bool = False,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         self._tools = tools
         stream, part = self._first, _Part(self._logging)
@@ -221,6 +226,7 @@ class WholeUpstream(HookedUpstream):
         *,
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
+        can_end_thoughts: bool = False,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         self._tools = tools
         response, self._first = self._first, None

@@ -5,14 +5,11 @@ Written once, over an abstract upstream (`protocol.py`); `transport.py` and `hoo
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
-from litellm_compaction.config import RESERVES
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import (
     ABORT_NOTICE,
@@ -47,14 +44,9 @@ from litellm_compaction.proxy.answer.protocol import (
     continuation_of,
 )
 from litellm_compaction.proxy.answer.relay import Relay
+from litellm_compaction.proxy.answer.thoughts import Thoughts
 from litellm_compaction.proxy.refusals import log_failure
 
-# Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
-_ANY_SHARE = 1e-6
-# A prompt may fill the window up to the room for its answer.
-_WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
-    {"pre_request_ratio": 1.0, "threshold_tokens": 0, **dict.fromkeys(RESERVES, 0)}
-)
 # After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
 _MAX_CUTS = 12
 # Of the text that a client has of an answer, before it is cut for others.
@@ -107,6 +99,7 @@ class Answer:
         self.is_joined = False
         self._outcome: AnswerOutcome = "completed"
         self._progress = Progress()
+        self._thoughts = Thoughts(context, asked, self._progress, upstream)
         self._ways = upstream.ways
         self._refused: list[Way] = []
         self._last: tuple[PreparedRequest, Relay] | None = None
@@ -157,7 +150,7 @@ class Answer:
                 prepared,
                 self._asked,
                 streaming_ratio=self._context.settings.streaming_ratio,
-                most_thoughts_tokens=self._most_thoughts_tokens(prepared),
+                most_thoughts_tokens=self._thoughts.most_tokens(prepared),
             )
             async with aclosing(self._part(prepared, relay)) as batches:
                 async for batch in batches:
@@ -339,7 +332,7 @@ class Answer:
         if self._has_retried:
             raise relay.error or UpstreamError(_STILL_TOO_LARGE)
         self._has_retried = True
-        return await self._compactor.guard(self._asked.request, self._pressed(relay), self._room)
+        return await self._compactor.guard(self._asked.request, self._context.pressed(relay.refusal), self._room)
 
     async def _stream(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         left = self._output_tokens_left()
@@ -349,7 +342,13 @@ class Answer:
         relay.opened(limit, left, is_share=limit < all_tokens)
         has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
         continuation = continuation_of(prepared) if has_begun else None
-        opened = self._upstream.open(prepared.messages, limit, continuation=continuation, tools=prepared.tools)
+        opened = self._upstream.open(
+            prepared.messages,
+            limit,
+            continuation=continuation,
+            tools=prepared.tools,
+            can_end_thoughts=self._thoughts.can_end(prepared),
+        )
         async with opened as stream:
             async for batch in stream:
                 relay.has_company = self._room.has_company
@@ -376,7 +375,9 @@ class Answer:
                         # They do not wait for the rest.
                         yield sent
                         sent = []
-                    if relay.end in ("limit", "called_back") and not await self._can_go_on(prepared, relay):
+                    if relay.end == "overthought":
+                        await self._thoughts.end(prepared, relay)
+                    if relay.is_stopped_by_us and not await self._can_go_on(prepared, relay):
                         relay.go_on_to_the_end()
                     if relay.end is not None:
                         return
@@ -401,7 +402,7 @@ class Answer:
 
     async def _can_go_on(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if an answer that is about to be stopped can go on; it runs to its end otherwise."""
-        if relay.gives_way and not self._progress.delivered:
+        if (relay.gives_way and not self._progress.delivered) or (relay.end == "overthought" and self._is_closing):
             return True
         if await self._planned(prepared, relay) is not None:
             return True
@@ -415,7 +416,7 @@ class Answer:
             return None
         partial = self._partial()
         if relay.gives_way and self._cuts < _MAX_CUTS:
-            context, room_tokens = self._relaxed(), 0
+            context, room_tokens = self._context.relaxed(), 0
         else:
             is_thought_out = self._is_closing and partial.is_thoughts
             if self._progress.restarts >= self._context.settings.max_restarts or is_thought_out:
@@ -423,7 +424,10 @@ class Answer:
             # More room for thoughts is no answer: they are closed, once.
             partial = replace(partial, closes=partial.is_thoughts)
             room_tokens = self._room_tokens(prepared, relay)
-            context = self._pressed(relay) if relay.is_full else self._context
+            context = self._context.pressed(relay.refusal) if relay.is_full else self._context
+            if relay.end == "overthought":
+                # Its budget has ended it, and not the window.
+                room_tokens, context = 0, self._context.relaxed()
         asked = (partial, context, self._ways)
         if self._plan is None or self._plan[0] != asked:
             try:
@@ -474,26 +478,10 @@ class Answer:
         )
         return replace(partial, closes=True) if self._is_closing and partial.is_thoughts else partial
 
-    def _most_thoughts_tokens(self, prepared: PreparedRequest) -> float:
-        """The room for thoughts of a model that was told to think no more, if its server lets it think."""
-        if prepared.closing is None:
-            return math.inf
-        return max(self._context.settings.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
-
-    def _pressed(self, relay: Relay) -> RequestContext:
-        """The context with a compaction in any case: the server has shown that our estimate is no guide here."""
-        settings = self._context.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
-        return replace(self._context, settings=settings, refusal=relay.refusal)
-
-    def _relaxed(self) -> RequestContext:
-        """The context with a compaction only if there is no other way: the answer stopped for others, not for room."""
-        return replace(self._context, settings=self._context.settings.model_copy(update=_WHOLE_WINDOW))
-
     def _output_tokens_left(self) -> int | None:
         if self._asked.output_tokens is None:
             return None
-        given_tokens = self._progress.completion_tokens - self._progress.lost_tokens
-        return max(self._asked.output_tokens - given_tokens, 1)
+        return max(self._asked.output_tokens - self._progress.given_tokens, 1)
 
     def _is_overflow_of_all(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if a context that several answers fill was full, and not this answer's window; notes that.

@@ -43,6 +43,11 @@ class Progress:
         return "".join(self.text)
 
     @property
+    def given_tokens(self) -> int:
+        """The generated tokens that the client can have."""
+        return self.completion_tokens - self.lost_tokens
+
+    @property
     def whole_text(self) -> str:
         return self.earlier_text + self.sent_text
 

@@ -252,6 +252,7 @@ class Upstream(Protocol):
         *,
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
+        can_end_thoughts: bool = False,
     ) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
         """The chunks of an answer as they come; leaving the context aborts it.
 
@@ -260,9 +261,17 @@ class Upstream(Protocol):
             tools: likewise.
             max_tokens: bound on the answer.
             continuation: how an answer goes on; None for one that begins.
+            can_end_thoughts: `end_thoughts` may be called for this answer.
 
         Raises:
             UpstreamError: refused.
+        """
+
+    async def end_thoughts(self, answer_id: str) -> bool:
+        """Has the server end the thoughts of an answer that it is writing, in the same stream.
+
+        Returns:
+            False if it does not, or does not say so.
         """
 
 
@@ -322,6 +331,7 @@ class Asked:
         is_json: structured output: one document, no notice in it.
         wants_usage: the stream must end with a usage chunk.
         stops: strings at which the answer ends.
+        thoughts_tokens: its own bound on thinking, infinite for as much as the model likes; None if it names none.
         is_whole: the client gets the answer in one piece, so that nothing of it can be out before its end.
         client_text: gives every text that the client sent, in whatever field.
     """
@@ -332,5 +342,6 @@ class Asked:
     notices: Notices
     wants_usage: bool
     stops: tuple[str, ...] = ()
+    thoughts_tokens: float | None = None
     is_whole: bool = False
     client_text: Callable[[], str] = str

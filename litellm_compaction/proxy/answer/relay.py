@@ -93,6 +93,8 @@ class Relay:
         self.usage_fields: Mapping[str, Any] = {}
         self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
+        # The server's name for what it is writing.
+        self.answer_id = ""
         self.end: End | None = None
         # The sent text may end inside a word: no other answer shared the window when it was sent.
         self.is_inside_a_word = False
@@ -132,6 +134,7 @@ class Relay:
         choice = next(iter(chunk.get("choices") or ()), None)
         if not isinstance(choice, dict):
             return []
+        self.answer_id = str(chunk.get("id") or "")
         if choice.get("finish_reason"):
             self.finish_reason = choice["finish_reason"]
             self.ending_fields = {key: value for key, value in choice.items() if key not in _CHOICE_FIELDS and value}
@@ -148,7 +151,8 @@ class Relay:
             self.end = "limit"
         elif self._generated.tokens >= self._most_thoughts_tokens and self.finish_reason is None:
             self._most_thoughts_tokens = math.inf
-            if not self._call_open and is_only_thoughts(self._progress.sent_text):
+            text = self._progress.sent_text + "".join(self._tail)
+            if not self._call_open and (text or self._progress.reasoning) and is_only_thoughts(text):
                 self.end = "overthought"
         return deltas
 
@@ -223,6 +227,10 @@ class Relay:
         if self.end is None and not self._flowing and self.finish_reason is None:
             self.end = "called_back"
 
+    def thinks_on(self, tokens: int) -> None:
+        """Goes on after its budget is spent, for so many tokens at most."""
+        self.end, self._most_thoughts_tokens = None, self._generated.tokens + tokens
+
     def go_on_to_the_end(self) -> None:
         """Stops no more: nothing would be gained by it, and the server's own limit is the end."""
         self.end, self._stop_tokens = None, math.inf
@@ -233,9 +241,14 @@ class Relay:
         return self.end in ("spent", "called_back")
 
     @property
+    def is_stopped_by_us(self) -> bool:
+        """Returns True if the stream could still go on: neither the server nor an error has ended it."""
+        return self.end in ("limit", "called_back", "overthought")
+
+    @property
     def is_left_running(self) -> bool:
         """Returns True if we ended the stream: the server learns of it a moment later."""
-        return (self.gives_way or self.end in ("limit", "overthought")) and self.finish_reason is None
+        return (self.gives_way or self.is_stopped_by_us) and self.finish_reason is None
 
     @property
     def can_be_cut(self) -> bool:

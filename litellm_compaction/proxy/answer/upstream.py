@@ -6,11 +6,13 @@ client has left a plain request generates to its end, one that streams stops in 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import httpx
@@ -45,8 +47,11 @@ _NAMES: Mapping[Addition, re.Pattern[str]] = {
     # Not "upstream", which gateways write into errors of all kinds.
     "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
 }
+# Of a request that generates nothing; the answer that it is about waits meanwhile.
+_CONTROL_LIMIT_S = 5.0
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _CHAT = "/chat/completions"
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class HttpUpstream:
@@ -74,6 +79,7 @@ class HttpUpstream:
         self._request = request
         self._body = body
         self._unsupported = unsupported
+        self._added = _NOTHING
         self._left_out: set[Addition] = set()
         self._answers = 0
         self.headers: httpx.Headers | None = None
@@ -98,9 +104,11 @@ class HttpUpstream:
         *,
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
+        can_end_thoughts: bool = False,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         if tools is not None:
             self._body["tools"] = list(tools)
+        self._added = wire.THOUGHTS_CAN_END if can_end_thoughts else _NOTHING
         # Leaving the context closes the connection, which stops the server.
         response = await self._streaming(messages, max_tokens, continuation=continuation)
         try:
@@ -116,6 +124,22 @@ class HttpUpstream:
         finally:
             await response.aclose()
 
+    async def end_thoughts(self, answer_id: str) -> bool:
+        try:
+            return await asyncio.wait_for(self._has_ended_thoughts(answer_id), _CONTROL_LIMIT_S)
+        except (httpx.TransportError, UpstreamError, asyncio.TimeoutError):
+            return False
+
+    async def _has_ended_thoughts(self, answer_id: str) -> bool:
+        url = self._request.url
+        url = url.copy_with(path=f"{url.path}/control")
+        response = await self._post(url, {"id": answer_id, "action": wire.THOUGHTS_END})
+        try:
+            body, _ = await read_body(response, ERROR_BYTES)
+        finally:
+            await response.aclose()
+        return response.status_code == HTTPStatus.OK and json_object(body).get("success") is True
+
     async def send(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None, stream: bool
     ) -> httpx.Response:
@@ -124,7 +148,7 @@ class HttpUpstream:
         Raises:
             UpstreamError: its answer is compressed in a way that was not asked for.
         """
-        body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
+        body = {**self._body, **self._added, **wire.with_output_limit(self._body, max_tokens)}
         if stream:
             body["stream"] = True
             if not self._leaves_out("usage"):
@@ -141,6 +165,9 @@ class HttpUpstream:
             body |= wire.GOES_ON
         if continuation is not None and continuation.closing:
             body = wire.with_fields(body, continuation.closing)
+        return await self._post(url, body)
+
+    async def _post(self, url: httpx.URL, body: Mapping[str, Any]) -> httpx.Response:
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(body, separators=(",", ":")).encode()
         left_out = (b"content-length", b"accept-encoding")

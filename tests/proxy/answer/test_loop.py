@@ -174,7 +174,7 @@ async def test_thinking_that_fills_the_window_is_closed(field: Any, is_whole: bo
         Turn(reply=Reply("", reasoning=THOUGHTS), reasoning_field=field),
         Turn(reply=second, reasoning_field=field),
     ]
-    scene = Scene(SHORT, turns, is_whole=is_whole)
+    scene = Scene(SHORT, turns, is_whole=is_whole, settings={"reasoning_budget_ratio": 0})
     read = await scene.read()
     thoughts, end, text = read.text.rpartition("</think>")
     assert text.strip() == "Four."
@@ -196,7 +196,7 @@ async def test_thinking_that_fills_the_window_is_closed(field: Any, is_whole: bo
 async def test_a_model_that_only_thinks_gets_one_more_window_and_not_three(field: Any, is_whole: bool) -> None:
     """Thoughts again, behind the request to answer: the answer ends with `length`, and one notice says why."""
     turns = [Turn(reply=Reply("", reasoning=numbered_words(1300 * at, 1)), reasoning_field=field) for at in (1, 3)]
-    scene = Scene(SHORT, turns, is_whole=is_whole)
+    scene = Scene(SHORT, turns, is_whole=is_whole, settings={"reasoning_budget_ratio": 0})
     told: list[Any] = []
     scene.compactor = scene.compactor_told(told.append)
     read = await scene.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -139,3 +140,51 @@ async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.Transp
     with pytest.raises(error):
         async with upstream.open(None, 50, continuation=None):
             pass
+
+
+def _controlled(answer: httpx.Response | Exception) -> tuple[HttpUpstream, list[httpx.Request]]:
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        if request.url.path != "/v1/chat/completions/control":
+            return httpx.Response(200, json={"choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    request = httpx.Request("POST", "http://here/v1/chat/completions", headers={"Authorization": "Bearer secret"})
+    return HttpUpstream(httpx.MockTransport(serve), request, {"model": "m", "messages": SHORT}, Bounded(9)), seen
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends"),
+    [
+        (httpx.Response(200, json={"success": True}), True),
+        (httpx.Response(200, json={"success": False, "message": "no active completion for this id"}), False),
+        (httpx.Response(404, json={"error": {"message": "File Not Found"}}), False),
+        (httpx.Response(500, json={"success": True}), False),
+        (httpx.Response(200, text="<html>"), False),
+        (httpx.Response(200, json=[True]), False),
+        (httpx.Response(200, json={"success": "true"}), False),
+        (httpx.ConnectError("gone"), False),
+        (asyncio.TimeoutError(), False),
+    ],
+    ids=["ends", "unknown id", "older", "broken", "no json", "no object", "odd", "gone", "late"],
+)
+async def test_a_thought_is_ended_by_llama_cpps_own_route(answer: httpx.Response | Exception, ends: bool) -> None:
+    """Under the answer's id, with the deployment's key; anything but a clear yes is a no, and no error."""
+    upstream, seen = _controlled(answer)
+    assert await upstream.end_thoughts("chatcmpl-7") is ends
+    (sent,) = seen
+    assert json.loads(sent.content) == {"id": "chatcmpl-7", "action": "reasoning_end"}
+    assert sent.headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("can_end", [True, False])
+async def test_the_server_is_told_beforehand_that_a_thought_may_be_ended(can_end: bool) -> None:
+    """llama.cpp ends no thought of an answer that was not asked for with this field."""
+    upstream, seen = _controlled(httpx.Response(404))
+    async with upstream.open(None, 50, continuation=None, can_end_thoughts=can_end):
+        pass
+    assert json.loads(seen[0].content).get("reasoning_control") == (True if can_end else None)
