@@ -55,8 +55,13 @@ def test_only_the_balancer_is_open() -> None:
     assert opened == {"balancer": ["4000:4000"], "grafana": ["127.0.0.1:3000:3000"]}
     nginx = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
     assert re.search(r"location /metrics \{\s*return 404;", nginx)
-    assert re.findall(r"^ +server (\S+):4000;", nginx, re.MULTILINE) == PROXIES == ["proxy-1", "proxy-2"]
+    assert re.findall(r"^ +server (\S+):4000 resolve;", nginx, re.MULTILINE) == PROXIES == ["proxy-1", "proxy-2"]
     assert nginx.count("{") == nginx.count("}")
+    # It finds a proxy that was made anew, and waits for both at the start.
+    assert re.search(r"^ +resolver 127\.0\.0\.11 ", nginx, re.MULTILINE)
+    assert re.search(r"^ +zone proxies ", nginx, re.MULTILINE)
+    waits = COMPOSE["services"]["balancer"]["depends_on"]
+    assert waits == {name: {"condition": "service_healthy"} for name in PROXIES}
     assert "proxy_buffering off;" in nginx
 
 
@@ -116,3 +121,15 @@ def test_the_charts_values_are_the_same_proxy() -> None:
     assert config == yaml.safe_load((DEPLOY / "config.yaml").read_text(encoding="utf-8"))
     assert values["terminationGracePeriodSeconds"] >= 300
     assert {mount["name"] for mount in values["volumeMounts"]} == {volume["name"] for volume in values["volumes"]}
+
+
+def test_both_images_are_built_from_the_same_locks() -> None:
+    """On LiteLLM's image only our package is added, without any other; both use the same base by its digest."""
+    own, theirs = ((DEPLOY / name).read_text(encoding="utf-8") for name in ("../Dockerfile", "Dockerfile.litellm"))
+    [base] = re.findall(r"^ARG PYTHON_IMAGE=(\S+@sha256:[0-9a-f]{64})$", own, re.MULTILINE)
+    assert f"ARG PYTHON_IMAGE={base}\n" in theirs
+    copied = [path for line in re.findall(r"^COPY (?!--from)(.+) \S+$", theirs, re.MULTILINE) for path in line.split()]
+    assert all((DEPLOY.parent / path).exists() for path in copied)
+    *_, final = theirs.split("FROM ")
+    assert "--python /app/.venv/bin/python --no-deps /dist/*.whl" in final
+    assert "pip install --no-cache-dir" not in final
