@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -240,6 +239,18 @@ def test_counts_are_what_the_answer_reports(running: Running) -> None:
     assert running.post("/v1/messages/count_tokens", messages, "sk-wrong").status_code == 401
 
 
+def test_anthropics_list_says_what_can_be_done(running: Running) -> None:
+    """Of guarded models alone, and to clients that ask as Anthropic's do."""
+    page = _anthropic(running).beta.models.list()
+    by_name = {model.id: model.to_dict().get("capabilities") for model in page.data}
+    assert by_name["alone"] is None
+    assert by_name["small"]["context_management"]["compact_20260112"] == {"supported": True}
+    assert by_name["small"]["compaction"]["summarize"] == {"supported": True}
+    assert (
+        "capabilities" not in running.proxy.client.get("/v1/models", headers={"Authorization": f"Bearer {ANNA}"}).text
+    )
+
+
 def test_compressed_bodies_are_read(running: Running) -> None:
     """As Codex may send them; LiteLLM alone says that a field is missing."""
     body = gzip.compress(json.dumps({"model": "small", "input": "I am packed."}).encode())
@@ -248,8 +259,9 @@ def test_compressed_bodies_are_read(running: Running) -> None:
     assert "I am packed." in str(running.last)
 
 
-def _anthropic(running: Running) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=running.proxy.base_url, api_key=ANNA)
+def _anthropic(running: Running) -> Any:
+    """Anthropic's own client, where it is installed."""
+    return pytest.importorskip("anthropic").Anthropic(base_url=running.proxy.base_url, api_key=ANNA)
 
 
 def test_a_compaction_block_comes_with_the_answer(running: Running) -> None:
@@ -283,7 +295,7 @@ def test_a_compaction_block_comes_with_the_answer(running: Running) -> None:
     alone = _anthropic(running).beta.messages.create(**paused)
     assert [block.type for block in alone.content] == ["compaction"]
     assert alone.stop_reason == "compaction"
-    assert [each["type"] for each in alone.to_dict()["usage"]["iterations"]] == ["compaction"]  # type: ignore[index]
+    assert [each["type"] for each in alone.to_dict()["usage"]["iterations"]] == ["compaction"]
 
 
 def test_a_conversation_is_summarized_alone(running: Running) -> None:

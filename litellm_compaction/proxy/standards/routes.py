@@ -58,6 +58,9 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         root, path = scope.get("root_path", ""), scope.get("path", "")
+        if scope["type"] == "http" and scope["method"] == "GET" and _asks_anthropics_list(scope):
+            await _with_capabilities(application, scope, receive, send, is_guarded)
+            return
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         route = _ROUTES.get(path.removeprefix(root)) if is_post else None
         if is_post and encoding_of(scope["headers"]):
@@ -92,6 +95,29 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
         await answer.give(send, None if whole is None else json.dumps(whole, ensure_ascii=False).encode())
 
     return serve
+
+
+def _asks_anthropics_list(scope: Json) -> bool:
+    path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+    return path == "/v1/models" and any(name.lower() == b"anthropic-version" for name, _ in scope["headers"])
+
+
+async def _with_capabilities(
+    application: _Application,
+    scope: Json,
+    receive: Callable[[], Awaitable[Json]],
+    send: Callable[[Json], Awaitable[None]],
+    is_guarded: Callable[[object], Awaitable[bool]],
+) -> None:
+    """Anthropic's list of models, which says of guarded ones that their context can be managed."""
+    answer = _Answer()
+    await application(scope, receive, answer.take)
+    found = _json(answer.content) if answer.status == 200 else None
+    models = found.get("data") if found is not None else None
+    for model in models if isinstance(models, list) else ():
+        if isinstance(model, dict) and model.get("type") == "model" and await is_guarded(model.get("id")):
+            model["capabilities"] = {**(model.get("capabilities") or {}), **_CAPABILITIES}
+    await answer.give(send, None if found is None else json.dumps(found, ensure_ascii=False).encode())
 
 
 async def _uncompressed(
@@ -237,6 +263,17 @@ def _told_messages(body: Json, _: Json, tokens: Sequence[int]) -> Json | None:
     return {"input_tokens": tokens[-1], **edits}
 
 
+_SUPPORTED = {"supported": True}
+# anthropic 2.12.0, `types/beta/beta_model_capabilities.py`.
+_CAPABILITIES = {
+    "context_management": {
+        **_SUPPORTED,
+        "clear_tool_uses_20250919": _SUPPORTED,
+        "clear_thinking_20251015": _SUPPORTED,
+        "compact_20260112": _SUPPORTED,
+    },
+    "compaction": {**_SUPPORTED, "summarize": _SUPPORTED},
+}
 _RESPONSES = ("/v1/responses", "/responses", "/openai/v1/responses")
 _MESSAGES = "/v1/messages"
 _ROUTES: Mapping[str, _Route] = {
