@@ -275,3 +275,16 @@ def test_every_placeholder_of_a_prompt_is_documented() -> None:
         assert ("| all" in row) == (having == list(held)), name
         assert all(f"`{strategy}`" in row for strategy in having) or "| all" in row, name
         assert ("(required)" in row) == any(name in each.required for each in held.values()), name
+
+
+def test_every_line_that_warns_has_a_remedy() -> None:
+    """Each event of the log, and each name with which a warning begins, stands in the page of troubles."""
+    remedies = page("docs/troubleshooting.md")
+    sources = "\n".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
+    names = set(re.findall(r"logger\.(?:warning|error)\(\s*f?\"([a-z]+(?:_[a-z]+)*)[ :]", sources))
+    table = page("docs/metrics-and-logs.md").partition("| event | meaning |")[2].partition("\n\n")[0]
+    for row in filter(None, table.splitlines()):
+        names.update(re.findall(r"`([a-z_]+)`", row.split("|")[1]))
+    names.discard("reason")
+    assert len(names) > 40
+    assert sorted(name for name in names if f"`{name}`" not in remedies) == []
