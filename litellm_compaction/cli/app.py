@@ -186,7 +186,7 @@ def doctor(**options: Any) -> int:
 
 @program.command(short_help="Point a client at the proxy.")
 @click.option("--model", metavar="NAME", help="As the proxy or LM Studio names it (default: the one that is loaded).")
-@click.option("--base-url", default="http://127.0.0.1:4000", metavar="URL", help="The proxy.")
+@click.option("--base-url", metavar="URL", help="The proxy (default: an `up` that runs, then port 4000).")
 @click.option(
     "--lm-studio", metavar="URL", help="Where LM Studio listens (default: LM_STUDIO_API_BASE, then port 1234)."
 )

@@ -40,6 +40,7 @@ CLIENTS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
 _MOST_ANSWER_TOKENS = 8192
 _SET = ("export {}={}", "$env:{} = {}")
 _VARIABLE = re.compile(r"\$\{(\w{1,40}):-([^}]{0,200})\}")
+_DEFAULT_PROXY = "http://127.0.0.1:4000"
 _SHOWN = ("environment", "command", "lines", "code", "note")
 _LIMIT_S = 2.0
 _NAMES = re.compile(r"\{(model|url|root|window|answer|prompt)\}")
@@ -57,7 +58,7 @@ def connect(
     *,
     client: str,
     model: str | None,
-    base_url: str,
+    base_url: str | None,
     lm_studio: str | None,
     powershell: bool,
     write: bool,
@@ -69,6 +70,7 @@ def connect(
 
     Args:
         model: as the proxy or LM Studio names it; None is the one that is loaded.
+        base_url: of the proxy; None is that of an `up` that runs, else port 4000.
         lm_studio: None looks at `LM_STUDIO_API_BASE`, then at the server of an `up` that runs, then at port 1234.
 
     Raises:
@@ -79,6 +81,9 @@ def connect(
         raise click.UsageError(f"{client!r} is none of {', '.join(CLIENTS)}")
     if write and "files" not in CLIENTS[client]:
         raise click.UsageError(f"{client} is not connected by a file: leave out --write")
+    if base_url is None:
+        live = running_up(environ)
+        base_url = _DEFAULT_PROXY if live is None else live.base_url
     root = server_root(base_url if "://" in base_url else f"http://{base_url}")
     if not urlsplit(root).hostname:
         raise click.UsageError(f"{base_url!r} is not the address of a proxy")

@@ -146,6 +146,8 @@ class _Page:
             events=events,
             now_s=time.time(),
             base_url=f"{request.base_url}v1",
+            # Links are relative to the page's own address: a proxy in front may have another path.
+            folder="" if request.url.path.endswith("/") else _ASKING_PATH[1:],
             shows_settings=request.method == "POST" or "done" in request.query_params,
         )
         return _answer(page(content), status)

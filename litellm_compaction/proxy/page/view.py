@@ -112,6 +112,7 @@ class Content:
         events: the newest first.
         now_s: wall clock.
         base_url: of the proxy, for clients.
+        folder: stands before the page's own links.
         shows_settings: a form was sent, and has something to say.
     """
 
@@ -125,6 +126,7 @@ class Content:
     events: Sequence[Event]
     now_s: float = 0.0
     base_url: str = ""
+    folder: str = ""
     shows_settings: bool = False
 
 

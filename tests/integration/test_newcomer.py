@@ -1,0 +1,134 @@
+"""A newcomer's half hour, in an empty folder with an empty HOME and nothing in the environment.
+
+As the README has it: `up`, a first request, a client's configuration, a long chat, the page and every link on it,
+`doctor`, Ctrl-C; then the shipped config.yaml with plain `litellm`. Fails on a traceback, on a warning that is not
+LiteLLM's own, and on an address that answers 404.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+import pytest
+
+from tests.builders import ONE_ROUND, talk
+from tests.cli.test_up import run_up
+from tests.integration.harness import MASTER_KEY, proxy
+
+pytestmark = [pytest.mark.proxy, pytest.mark.slow]
+
+_ROOT = Path(__file__).parents[2]
+# LiteLLM's own at the start of a proxy (1.106.2), none of which a plug-in can help: whom it trusts as a balancer, and a
+# price map that it cannot fetch offline.
+_LITELLMS_OWN = ("trusted_proxy_ranges", "model cost map")
+_ADDRESS = re.compile(r"https?://127\.0\.0\.1:\d+[^\s,)\"':]*")
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if name in ("href", "src") and value]
+
+
+def _environ(home: Path) -> dict[str, str]:
+    return {
+        "HOME": str(home),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": str(_ROOT),
+        # Nothing is fetched: a newcomer may be offline, too.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+
+
+def _command(environ: dict[str, str], folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "litellm_compaction.cli", *arguments]
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    return told
+
+
+def _is_clean(text: str) -> bool:
+    lines = [line for line in text.splitlines() if not any(own in line for own in _LITELLMS_OWN)]
+    return not [line for line in lines if "Traceback" in line or "WARNING" in line or "ERROR" in line]
+
+
+def _pages(http: httpx.Client, begin: str) -> dict[str, int]:
+    """The status of a page and of all that it links to here, and so on."""
+    found: dict[str, int] = {}
+    waiting = [begin]
+    while waiting:
+        url = waiting.pop().partition("#")[0]
+        if url in found or urlsplit(url).netloc != urlsplit(begin).netloc:
+            continue
+        answer = http.get(url)
+        found[url] = answer.status_code
+        if "text/html" in answer.headers.get("content-type", "") and answer.status_code == 200:
+            links = _Links()
+            links.feed(answer.text)
+            waiting += [urljoin(url, link) for link in links.found if not link.startswith("data:")]
+    return found
+
+
+def test_from_nothing_to_it_works(tmp_path: Path) -> None:
+    """No address that is told leads nowhere, no line frightens without a reason, and Ctrl-C ends it all."""
+    home, folder = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    folder.mkdir()
+    environ = _environ(home)
+    assert _is_clean(_command(environ, folder, "--help"))
+    with run_up(environ) as up:
+        base_url = up.wait_until_ready()
+        key = (home / ".local" / "share" / "litellm_compaction" / "master_key").read_text("utf-8").strip()
+        headers = {"Authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=base_url, headers=headers, trust_env=False, timeout=120) as http:
+            told = {address for address in _ADDRESS.findall(up.text) if address.startswith(base_url)}
+            assert len(told) > 2
+            for address in told:
+                # The base URL alone is a client's to complete.
+                shown = http.get(f"{address}/models" if address.endswith("/v1") else address)
+                assert shown.status_code != 404, address
+            models = http.get("/v1/models").json()["data"]
+            assert models, "a chat client's menu would be empty"
+            assert all(model["max_input_tokens"] for model in models)
+            name = models[0]["id"]
+            assert base_url in _command(environ, folder, "connect", "claude")
+            assert base_url in _command(environ, folder, "connect", "openai-python")
+            first = {"model": name, "messages": [{"role": "user", "content": "Hello!"}]}
+            assert http.post("/v1/chat/completions", json=first).status_code == 200
+            long = http.post("/v1/chat/completions", json={"model": name, "messages": talk("my garden", ONE_ROUND)})
+            assert long.headers["x-litellm-compaction"] == "compacted"
+            pages = _pages(http, f"{base_url}/compaction")
+            assert len(pages) > 1
+            assert set(pages.values()) <= {200}, pages
+            assert "my garden" not in _command(environ, folder, "doctor")
+        up.process.send_signal(signal.SIGINT)
+        assert up.wait() in (0, 128 + signal.SIGINT)
+        assert _is_clean(up.text), up.text
+
+
+def test_the_shipped_config_starts_as_it_is(tmp_path: Path) -> None:
+    """Without an LM Studio the log says what to do about it, and a request is told the same."""
+    config = tmp_path / "config.yaml"
+    config.write_text((_ROOT / "config.yaml").read_text("utf-8"), encoding="utf-8")
+    with proxy(config, LM_STUDIO_API_BASE="http://127.0.0.1:1/v1", HOME=str(tmp_path)) as running:
+        body = {"model": "lm_studio/any", "messages": [{"role": "user", "content": "Hello!"}]}
+        headers = {"Authorization": f"Bearer {MASTER_KEY}"}
+        answer = running.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 503
+        assert "lms server start" in answer.json()["error"]["message"]
+        lines = [line for line in running.lines if not any(own in line for own in _LITELLMS_OWN)]
+        assert not [line for line in lines if "Traceback" in line]
+        warnings = [line for line in lines if "WARNING" in line]
+        assert all("litellm_compaction" in line and "LM Studio" in line for line in warnings), warnings
