@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -288,3 +289,13 @@ def test_every_line_that_warns_has_a_remedy() -> None:
     names.discard("reason")
     assert len(names) > 40
     assert sorted(name for name in names if f"`{name}`" not in remedies) == []
+
+
+def test_programs_find_the_same_pages() -> None:
+    """`docs/llms.txt` is what `python tools/llms.py` writes."""
+    spec = importlib.util.spec_from_file_location("llms", ROOT / "tools" / "llms.py")
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (DOCS / "llms.txt").read_text("utf-8") == module.text()
+    assert module.text().count("\n- [") == len(listed("docs/README.md"))
