@@ -25,7 +25,7 @@ from tests.clients.install import NotInstalled, install, search_path, version
 from tests.clients.model import CONTENT, DONE, OWN_SUMMARY, TARGET, Model, Name
 from tests.clients.table import Client, driver_of
 from tests.integration.bench import Bench, Group, Watch, open_bench, overrun
-from tests.integration.harness import CHAT, MASTER_KEY, environment
+from tests.integration.harness import MASTER_KEY, environment
 
 SCENARIOS: Mapping[Name, str] = {
     "task": "a task with tools, past two compactions",
@@ -96,7 +96,7 @@ class Matrix:
         if reason := client.without.get(scenario):
             return Cell(client.name, scenario, "not applicable", why=reason)
         try:
-            home = install(client.folder or client.name, client.packages, self._folder)
+            home = install(client.home, client.packages, self._folder)
         except NotInstalled as error:
             return Cell(client.name, scenario, "not installed", why=str(error))
         found, requests = self._run(client, scenario, home, client.name)
@@ -133,11 +133,14 @@ class Matrix:
                 window_tokens=client.window,
                 most_answer_tokens=client.most_answer_tokens,
                 asks_for_summary=client.asks_for_summary,
+                is_commanded=scenario == "own" and len(client.own) > 1,
             )
             watch = self._bench.watch(group, model)
-            ended = run.canceled(model, watch) if scenario == "cancel" else run.ended(_prompt(scenario, client.window))
-            if scenario == "own" and client.own:
-                ended = run.ended(_prompt(scenario, client.window), client.own)
+            if scenario == "cancel":
+                ended = run.canceled(model, watch)
+            else:
+                for command in client.own if scenario == "own" else (client.command,):
+                    ended = run.ended(_prompt(scenario, client.window), command)
             written = run.work / TARGET
             content = written.read_bytes() if written.is_file() else None
         found = [*judge(scenario, model, watch, ended, content)]
@@ -145,11 +148,13 @@ class Matrix:
         if scenario == "unfit" and not 0 < len(refused) <= _MOST_TRIES:
             found.append(f"refused {len(refused)} times")
         if guarded and scenario in ("task", "results", "long"):
-            made = _compactions(self._bench.proxy.lines[log_since:], group, "restart" if scenario == "long" else "")
-            if len(made) < (2 if scenario == "task" else 1):
-                found.append(f"{len(made)} {'restarts' if scenario == 'long' else 'compactions'} were logged")
+            event = "restart outcome=restarted" if scenario == "long" else ""
+            made = _compactions(self._bench.proxy.lines[log_since:], group, event)
+            number = len(made) + (model.own_summaries if scenario != "long" else 0)
+            if number < (2 if scenario == "task" else 1):
+                found.append(f"only {number} {'restarts' if scenario == 'long' else 'compactions'}")
         self._bench.forgive(group)
-        return found, " ".join(f"{each.prompt_tokens}+{each.completion_tokens}" for each in watch.records_of(CHAT))
+        return found, " ".join(f"{each.prompt_tokens}+{each.completion_tokens}" for each in watch.chats)
 
 
 def judge(scenario: Name, model: Model, watch: Watch, ended: Ended, content: bytes | None) -> Iterator[str]:
@@ -263,7 +268,7 @@ class _Run:
         for name, value in lines.get("environment", {}).items():
             self._environ[name] = str(value).replace("$LITELLM_MASTER_KEY", MASTER_KEY)
         if "code" in lines:
-            suffix, exported = ("py", "") if lines["language"] == "python" else ("mjs", "\nexport { model };\n")
+            suffix, exported = ("py", "") if self._client.command[0] == "python" else ("mjs", "\nexport { model };\n")
             (self._root / f"connected.{suffix}").write_text(lines["code"] + exported, encoding="utf-8")
         if "command" in lines:
             command = [word.replace("$LITELLM_MASTER_KEY", MASTER_KEY) for word in lines["command"]]
@@ -271,10 +276,10 @@ class _Run:
                 command, env=self._environ, cwd=self.work, capture_output=True, timeout=_LIMIT_S, check=False
             )
 
-    def ended(self, prompt: str, command: Sequence[str] = ()) -> Ended:
-        """Runs it to its end."""
+    def ended(self, prompt: str, command: Sequence[str]) -> Ended:
+        """Runs a command of its to its end."""
         with (
-            self._started(prompt, command or self._client.command) as process,
+            self._started(prompt, command) as process,
             contextlib.suppress(subprocess.TimeoutExpired),
         ):
             process.wait(_LIMIT_S)

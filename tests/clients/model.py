@@ -31,6 +31,8 @@ OWN_SUMMARY = "SUMMARY-OF-THE-CLIENT: files are read one after the other; writte
 _GOES_ON = "cut off by the length limit"
 _SEAM_CHARS = 48
 _MOST_STEPS = 60
+# Before the command for the client's own compaction.
+_STEPS_BEFORE = 3
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Model:
         window_tokens: of the scenario, also where the server's own is larger.
         most_answer_tokens: the client's own bound of an answer, which a long one must keep.
         asks_for_summary: a pattern of the client's own request for a summary.
+        is_commanded: the client compacts its conversation at a command, between two prompts.
         missed: what did not reach the server as it should have.
     """
 
@@ -65,6 +68,7 @@ class Model:
     window_tokens: int = 8192
     most_answer_tokens: int | None = None
     asks_for_summary: str = ""
+    is_commanded: bool = False
     missed: list[str] = field(default_factory=list)
     gate: Gate = field(default_factory=Gate)
     own_summaries: int = 0
@@ -72,7 +76,7 @@ class Model:
     said: str = ""
     _floor_tokens: int = 0
     _phase: str = "reading"
-    _answered: str | None = None
+    _answered: str = ""
     _reading: dict[str, str] = field(default_factory=dict)
     _reply: Reply | None = None
 
@@ -87,12 +91,13 @@ class Model:
         last = call.messages[-1] if call.messages else {}
         if self.asks_for_summary and re.search(self.asks_for_summary, text_of(last)):
             self.own_summaries += 1
+            # What was just read is in the summary's prompt, and need not come again.
+            self._reading = {}
             return Reply(OWN_SUMMARY)
         if not call.body.get("tools"):
             return Reply("A title")
-        results = [message["tool_call_id"] for message in call.messages if message.get("role") == "tool"]
-        newest = results[-1] if results else None
-        if self._reply is None or (newest is not None and newest != self._answered):
+        newest = _newest(call)
+        if newest != self._answered:
             self._answered = newest
             self._check(call)
             self._reply = self._next(call)
@@ -109,11 +114,14 @@ class Model:
     def _next(self, call: ChatCall) -> Reply:
         self._floor_tokens = self._floor_tokens or call.prompt_tokens
         if self.scenario == "cancel":
-            return Reply(prose("cancelled", 4000), gate=self.gate, gate_after_tokens=40)
+            # Slowly, so that the client has read a part of the answer when the gate is reached.
+            return Reply(prose("cancelled", 4000), gate=self.gate, gate_after_tokens=40, tokens_per_second=30)
         if self._phase == "reading":
             self.steps += 1
             if self.steps > _MOST_STEPS:
                 self.missed.append(f"{_MOST_STEPS} steps, and no end")
+                return Reply(DONE)
+            if self.is_commanded and not self.own_summaries and self.steps > _STEPS_BEFORE:
                 return Reply(DONE)
             if not self._has_read_enough(call):
                 return self._read(0.08 if self.scenario == "long" else 0.18)
@@ -134,7 +142,7 @@ class Model:
             return call.prompt_tokens > 0.7 * self.window_tokens
         if self.scenario == "own":
             return self.own_summaries > 0
-        return self.compactions() >= 2
+        return self.compactions() + self.own_summaries >= 2
 
     def _room(self) -> float:
         """Tokens between the client's first prompt and the size at which the proxy compacts."""
@@ -154,7 +162,9 @@ class Model:
     def _talks(self, call: ChatCall) -> Reply:
         tokens = min(1.12 * self.window_tokens - call.prompt_tokens, self.most_answer_tokens or self.window_tokens)
         words = [f"word{number}" for number in range(1, self.window_tokens)]
-        self.said = " ".join(words[: int(tokens * 1000 / count(" ".join(words[:1000])))])
+        while count(" ".join(words)) > tokens:
+            words = words[: int(len(words) * 0.97)]
+        self.said = " ".join(words)
         return Reply(self.said)
 
     def _goes_on(self, shown: str) -> Reply:
@@ -163,6 +173,15 @@ class Model:
             self.missed.append("asked to go on with a text that is not the answer's")
             return Reply("")
         return Reply(self.said[self.said.index(seam) + len(seam) :])
+
+
+def _newest(call: ChatCall) -> str:
+    """What the model is to answer: the newest result, or a prompt after it; the same for a request that comes again."""
+    messages = list(call.messages)
+    results = [place for place, message in enumerate(messages) if message.get("role") == "tool"]
+    last = results[-1] if results else -1
+    said = [message for message in messages[last + 1 :] if message.get("role") == "assistant"]
+    return f"{messages[last]['tool_call_id'] if results else ''} {len(said)}"
 
 
 def _shown(call: ChatCall) -> str | None:

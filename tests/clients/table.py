@@ -34,12 +34,13 @@ class Client:
             standard input where it does not stand here.
         connect: of `litellm-compaction connect`, whose lines configure it.
         tongue: how the model calls its tools.
-        folder: of its installation, where several rows share one.
+        folder: of its installation and its driver; several rows may share one.
         environ: what a headless run needs beside the lines of `connect`.
         window: tokens of the model that it is given.
         most_answer_tokens: its own bound of an answer.
         asks_for_summary: a pattern of its own request for a summary.
-        own: the command for its own compaction, after a first run.
+        own: the commands of the scenario of its own compaction: one in which it compacts itself at a threshold, or a
+            first run, its own command, and a run that goes on.
         without: why a scenario does not apply.
         is_sdk: a library with a driver of ours.
     """
@@ -56,9 +57,13 @@ class Client:
     window: int = 8192
     most_answer_tokens: int | None = None
     asks_for_summary: str = ""
-    own: tuple[str, ...] = ()
+    own: tuple[tuple[str, ...], ...] = ()
     without: Mapping[Name, str] = field(default_factory=dict)
     is_sdk: bool = False
+
+    @property
+    def home(self) -> str:
+        return self.folder or self.name
 
 
 def _sdk(name: str, title: str, *packages: str, connect: str, folder: str = "", **more: Any) -> Client:
@@ -70,7 +75,7 @@ def _sdk(name: str, title: str, *packages: str, connect: str, folder: str = "", 
         packages,
         ("python" if is_python else "node", "{driver}"),
         connect,
-        folder=folder or name,
+        folder=folder,
         environ=environ,
         without={"own": _NO_COMMAND, **more.pop("without", {})},
         is_sdk=True,
@@ -78,7 +83,124 @@ def _sdk(name: str, title: str, *packages: str, connect: str, folder: str = "", 
     )
 
 
-CLIENTS: tuple[Client, ...] = (
+_CLAUDE = ("claude", "-p", "--permission-mode", "acceptEdits", "--allowedTools", "Read,Write")
+_CODEX = ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-")
+_OPENCODE = ("opencode", "run", "--auto")
+_QWEN = ("qwen", "--approval-mode", "yolo")
+_CONTINUE = ("cn", "-p", "--auto", "{prompt}")
+_CLINE = ("cline", "-P", "openai-compatible", "{prompt}")
+
+PROGRAMS: tuple[Client, ...] = (
+    Client(
+        "codex",
+        "Codex (exec)",
+        ("npm:@openai/codex",),
+        _CODEX,
+        "codex",
+        tongue=Tongue(
+            lambda path: ("exec_command", _json(cmd=f"cat {path.name}")),
+            lambda path, content: ("exec_command", _json(cmd=f"cat >{path.name} <<'END'\n{content}END")),
+        ),
+        window=16_384,
+        asks_for_summary="CONTEXT CHECKPOINT COMPACTION",
+        own=((*_CODEX, "-c", "model_auto_compact_token_limit=11000"),),
+    ),
+    Client(
+        "claude",
+        "Claude Code (-p)",
+        ("npm:@anthropic-ai/claude-code",),
+        _CLAUDE,
+        "claude",
+        tongue=Tongue(
+            lambda path: ("Read", _json(file_path=str(path))),
+            lambda path, content: ("Write", _json(file_path=str(path), content=content)),
+        ),
+        window=32_768,
+        most_answer_tokens=7000,
+        asks_for_summary="Your task is to create a detailed summary",
+        own=(_CLAUDE, (*_CLAUDE, "--continue", "/compact"), (*_CLAUDE, "--continue")),
+    ),
+    Client(
+        "opencode",
+        "OpenCode (run)",
+        ("npm:opencode-ai",),
+        _OPENCODE,
+        "opencode",
+        tongue=Tongue(
+            lambda path: ("read", _json(filePath=str(path))),
+            lambda path, content: ("write", _json(filePath=str(path), content=content)),
+        ),
+        window=16_384,
+        # `connect` tells it an answer of a quarter of the window.
+        most_answer_tokens=3500,
+        asks_for_summary="anchored summary|summary",
+        own=(_OPENCODE,),
+    ),
+    Client(
+        "llm",
+        "llm",
+        ("pip:llm",),
+        ("llm", "-m", "{model}", "--functions", "{driver}", "--chain-limit", "0"),
+        "llm",
+        without={"own": _NO_COMMAND},
+    ),
+    Client(
+        "qwen",
+        "Qwen Code",
+        ("npm:@qwen-code/qwen-code",),
+        _QWEN,
+        "qwen",
+        tongue=Tongue(
+            lambda path: ("read_file", _json(file_path=str(path))),
+            lambda path, content: ("write_file", _json(file_path=str(path), content=content)),
+        ),
+        window=32_768,
+        most_answer_tokens=7000,
+        asks_for_summary="state_snapshot|summar",
+        own=(_QWEN,),
+    ),
+    Client(
+        "cline",
+        "Cline (CLI)",
+        ("npm:cline",),
+        _CLINE,
+        "cline",
+        tongue=Tongue(
+            lambda path: ("read_files", _json(files=[{"path": str(path)}])),
+            lambda path, content: ("editor", _json(command="create", path=str(path), file_text=content)),
+        ),
+        window=16_384,
+        asks_for_summary="summar",
+        own=(_CLINE,),
+    ),
+    Client(
+        "continue",
+        "Continue (cn)",
+        ("npm:@continuedev/cli",),
+        _CONTINUE,
+        "continue",
+        tongue=Tongue(
+            lambda path: ("Read", _json(filepath=str(path))),
+            lambda path, content: ("Write", _json(filepath=str(path), content=content)),
+        ),
+        asks_for_summary="summar",
+        own=(_CONTINUE,),
+    ),
+    Client(
+        "mini-swe-agent",
+        "mini-swe-agent",
+        ("pip:mini-swe-agent", "pip:mcp"),
+        ("mini", "-y", "--exit-immediately", "-m", "openai/{model}", "-t", "{prompt}"),
+        "openai-python",
+        tongue=Tongue(
+            lambda path: ("bash", _json(command=f"cat {path.name}")),
+            lambda path, content: ("bash", _json(command=f"cat >{path.name} <<'END'\n{content}END")),
+        ),
+        without={"own": _NO_COMMAND},
+    ),
+)
+
+LIBRARIES: tuple[Client, ...] = (
     _sdk("openai-python-chat", "openai (Python), chat", "pip:openai", connect="openai-python", folder="openai-python"),
     _sdk(
         "openai-python-responses",
@@ -129,8 +251,10 @@ CLIENTS: tuple[Client, ...] = (
     _sdk("vercel", "Vercel AI SDK", "npm:ai", "npm:@ai-sdk/openai-compatible", "npm:zod", connect="vercel"),
 )
 
+CLIENTS = (*LIBRARIES, *PROGRAMS)
+
 
 def driver_of(client: Client) -> Path:
     """The program that runs a library; rows that share an installation share it, too."""
-    suffix = "py" if client.command[0] == "python" else "mjs"
-    return Path(__file__).parent / "drivers" / f"run_{client.folder.replace('-', '_')}.{suffix}"
+    suffix = "mjs" if client.command[0] == "node" else "py"
+    return Path(__file__).parent / "drivers" / f"run_{client.home.replace('-', '_')}.{suffix}"
