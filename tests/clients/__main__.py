@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.clients.cells import SCENARIOS, open_matrix
 from tests.clients.install import FOLDER_VARIABLE
@@ -24,11 +25,12 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [client for client in CLIENTS if client.name in (options.clients or [client.name])]
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    cells = []
+    shown: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as data:
         home = Path(os.environ.get(FOLDER_VARIABLE) or folder)
         with open_matrix(chosen, home, Path(data)) as matrix:
             for client in chosen:
+                cells = []
                 for scenario in options.scenario or SCENARIOS:
                     cell = matrix.cell(client, scenario)
                     print(
@@ -36,10 +38,11 @@ def main() -> None:
                         flush=True,
                     )
                     cells.append(cell)
-    print(table(added({}, cells, date)))
-    if options.write:
-        rows = added(recorded(), cells, date)
-        RECORDED.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                shown = added(shown, cells, date)
+                if options.write:
+                    rows = added(recorded(), cells, date)
+                    RECORDED.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(table(shown))
 
 
 if __name__ == "__main__":

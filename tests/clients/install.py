@@ -35,7 +35,9 @@ def install(name: str, packages: Sequence[str], folder: Path) -> Path:
     mark = home / "installed.json"
     if mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == list(packages):
         return home
-    home.mkdir(parents=True, exist_ok=True)
+    # npm would keep to the version that another Node or an interrupted installation has left there.
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
     pip = [package.removeprefix("pip:") for package in packages if package.startswith("pip:")]
     npm = [package.removeprefix("npm:") for package in packages if package.startswith("npm:")]
     if pip:

@@ -28,6 +28,8 @@ CONTENT = (
 TARGET = "written.py"
 DONE = "Everything is written."
 OWN_SUMMARY = "SUMMARY-OF-THE-CLIENT: files are read one after the other; written.py comes last."
+# Qwen Code 0.24 takes a summary without this element for none.
+_OWN_FRAME = "<state_snapshot>\n{}\n</state_snapshot>"
 _GOES_ON = "cut off by the length limit"
 _SEAM_CHARS = 48
 _MOST_STEPS = 60
@@ -37,12 +39,18 @@ _STEPS_BEFORE = 3
 
 @dataclass(frozen=True)
 class Tongue:
-    """How a client's tools are called: to read a file, and to write one."""
+    """How a client's tools are called: to read a file, to write one, and to end, if an answer does not end the task.
+
+    Attributes:
+        is_text: there are no tools. What would be read is said instead, and `write` gives the answer's text.
+    """
 
     read: Callable[[Path], Call]
     write: Callable[[Path, str], Call]
+    end: Callable[[str], Call] | None = None
     _: KW_ONLY
     at_once: int = 2
+    is_text: bool = False
 
 
 @dataclass
@@ -56,7 +64,8 @@ class Model:
         compactions: how many the proxy has logged for this client so far.
         window_tokens: of the scenario, also where the server's own is larger.
         most_answer_tokens: the client's own bound of an answer, which a long one must keep.
-        asks_for_summary: a pattern of the client's own request for a summary.
+        asks_for_summary: a pattern of the client's own request for a summary: in the last message, or with which the
+            first one begins.
         is_commanded: the client compacts its conversation at a command, between two prompts.
         missed: what did not reach the server as it should have.
     """
@@ -89,12 +98,15 @@ class Model:
         if self.said and (shown := _shown(call)) is not None:
             return self._goes_on(shown)
         last = call.messages[-1] if call.messages else {}
-        if self.asks_for_summary and re.search(self.asks_for_summary, text_of(last)):
+        if self.asks_for_summary and (
+            re.search(self.asks_for_summary, text_of(last))
+            or any(re.match(self.asks_for_summary, text_of(message)) for message in call.messages[:1])
+        ):
             self.own_summaries += 1
             # What was just read is in the summary's prompt, and need not come again.
             self._reading = {}
-            return Reply(OWN_SUMMARY)
-        if not call.body.get("tools"):
+            return Reply(_OWN_FRAME.format(OWN_SUMMARY))
+        if not (call.body.get("tools") or self.tongue.is_text):
             return Reply("A title")
         newest = _newest(call)
         if newest != self._answered:
@@ -132,14 +144,16 @@ class Model:
                 return self._talks(call)
         if self._phase == "writing":
             self._phase = "ending"
-            return Reply(tool_calls=[self.tongue.write(self.folder / TARGET, CONTENT)])
-        return Reply(DONE)
+            called = self.tongue.write(self.folder / TARGET, CONTENT)
+            return Reply(called[1]) if self.tongue.is_text else Reply(tool_calls=[called])
+        return Reply(DONE) if self.tongue.end is None else Reply(tool_calls=[self.tongue.end(DONE)])
 
     def _has_read_enough(self, call: ChatCall) -> bool:
         if self.scenario == "results":
             return call.prompt_tokens - self._floor_tokens > 0.5 * self._room()
         if self.scenario == "long":
-            return call.prompt_tokens > 0.7 * self.window_tokens
+            # Once it was compacted, a conversation may stay below the higher one.
+            return call.prompt_tokens > (0.62 if self.compactions() else 0.7) * self.window_tokens
         if self.scenario == "own":
             return self.own_summaries > 0
         return self.compactions() + self.own_summaries >= 2
@@ -149,6 +163,8 @@ class Model:
         return max(0.8 * self.window_tokens - self._floor_tokens, 0.1 * self.window_tokens)
 
     def _read(self, share: float, times: int = 1) -> Reply:
+        if self.tongue.is_text:
+            return Reply(prose(f"step {self.steps}", int(share * self._room())))
         calls = []
         for nth in range(times):
             name = f"part{self.steps:02d}{'abc'[nth]}.txt"

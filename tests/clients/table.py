@@ -137,6 +137,21 @@ PROGRAMS: tuple[Client, ...] = (
         own=(_OPENCODE,),
     ),
     Client(
+        "aider",
+        "aider (whole)",
+        ("pip:aider-chat",),
+        ("python", "{driver}"),
+        "aider",
+        tongue=Tongue(
+            lambda _: ("", ""),
+            lambda path, content: ("", f"{path.name}\n```\n{content}```\n"),
+            is_text=True,
+        ),
+        asks_for_summary=r"\*Briefly\* summarize this partial conversation",
+        own=(("python", "{driver}"),),
+        without={"results": "no tools"},
+    ),
+    Client(
         "llm",
         "llm",
         ("pip:llm",),
@@ -155,6 +170,7 @@ PROGRAMS: tuple[Client, ...] = (
             lambda path, content: ("write_file", _json(file_path=str(path), content=content)),
         ),
         window=32_768,
+        # `connect` tells it 8,192.
         most_answer_tokens=7000,
         asks_for_summary="state_snapshot|summar",
         own=(_QWEN,),
@@ -167,7 +183,7 @@ PROGRAMS: tuple[Client, ...] = (
         "cline",
         tongue=Tongue(
             lambda path: ("read_files", _json(files=[{"path": str(path)}])),
-            lambda path, content: ("editor", _json(command="create", path=str(path), file_text=content)),
+            lambda path, content: ("editor", _json(path=str(path), new_text=content)),
         ),
         window=16_384,
         asks_for_summary="summar",
@@ -195,8 +211,27 @@ PROGRAMS: tuple[Client, ...] = (
         tongue=Tongue(
             lambda path: ("bash", _json(command=f"cat {path.name}")),
             lambda path, content: ("bash", _json(command=f"cat >{path.name} <<'END'\n{content}END")),
+            lambda text: ("bash", _json(command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{text}'")),
         ),
-        without={"own": _NO_COMMAND},
+        environ={"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"},
+        without={"own": _NO_COMMAND, "long": "each of its answers is a call"},
+    ),
+    Client(
+        "open-webui",
+        "Open WebUI (its API)",
+        ("pip:open-webui",),
+        ("python", "{driver}"),
+        "open-webui",
+        environ={
+            "WEBUI_AUTH": "False",
+            "WEBUI_SECRET_KEY": "only for this run",
+            "ENABLE_OLLAMA_API": "false",
+            # Its own embeddings and voices would be loaded from the internet.
+            "HF_HUB_OFFLINE": "1",
+            "RAG_EMBEDDING_ENGINE": "openai",
+            "AUDIO_STT_ENGINE": "openai",
+        },
+        without={"own": _NO_COMMAND, "cancel": "its page stops an answer, its API does not"},
     ),
 )
 
