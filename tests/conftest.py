@@ -125,6 +125,8 @@ _LONGEST = (
 )
 
 
+_MATRIX = Path(__file__).parent / "clients" / "test_matrix.py"
+
 # What `-m "not slow"` leaves out beside the tests that are marked `proxy`: folders and files of `tests`.
 _SLOW_PLACES = (
     "goldens/",
@@ -185,7 +187,12 @@ def _is_fast(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What the fast tests leave out is not imported: the clients of the others are large."""
+    """What the fast tests leave out is not imported: the clients of the others are large.
+
+    The matrix of clients installs them from their registries, so it is there only for those who ask for it.
+    """
+    if collection_path == _MATRIX:
+        return None if "clients" in str(config.getoption("markexpr")) else True
     return True if _is_fast(config) and _is_in_slow_place(collection_path) else None
 
 

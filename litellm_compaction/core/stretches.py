@@ -32,7 +32,8 @@ _RULES: Mapping[str, Sequence[Mapping[str, Any]]] = tomllib.loads(
 _ELEMENTS: Mapping[str, Kind] = {name: rule["kind"] for rule in _RULES["elements"] for name in rule["names"]}
 _OPENINGS: Mapping[str, Kind] = {text: rule["kind"] for rule in _RULES["openings"] for text in rule["begins"]}
 _SUMMARIES = tuple(text for rule in _RULES["summaries"] for text in rule["begins"])
-# LiteLLM's form of a system message in mid-conversation (mid_conversation_system.py), as a text part of its own.
+# LiteLLM's form of a system message in mid-conversation (mid_conversation_system.py): a text part of its own, before
+# those of the system message.
 _LITELLMS_NOTE = "Operator note (not from the user)"
 # No client describes a turn in more.
 _MAX_HEADER_CHARS = 10_000
@@ -326,9 +327,12 @@ def _shortened(part: JsonValue, shorten: Callable[[str], str | None]) -> JsonVal
 def _found(message: Message) -> Iterator[tuple[str, Stretch]]:
     content = message.raw.get("content")
     parts = content if isinstance(content, list) else [message.text]
-    for text in (part.get("text") if isinstance(part, Mapping) else part for part in parts):
-        if isinstance(text, str):
-            yield from ((text, each) for each in stretches(text))
+    given = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    texts = [text for text in given if isinstance(text, str)]
+    is_note = texts[:1] != [] and texts[0].startswith(_LITELLMS_NOTE)
+    for text in texts:
+        for each in stretches(text):
+            yield text, each._replace(kind="note") if is_note and each.kind in ("words", "doubted") else each
 
 
 def _result(text: str) -> Message:

@@ -200,9 +200,18 @@ def _parsed(plain: Mapping[str, Any]) -> Message:
     return replace(parse_message({**plain, "role": _NO_ROLE}), raw=plain)
 
 
-def encode(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The list for LiteLLM; untouched messages have exactly the client's own keys."""
-    return [dict(message.raw) for message in messages]
+def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The list for LiteLLM; untouched messages have exactly the client's own keys.
+
+    Args:
+        messages: ours.
+        like: a list that LiteLLM has written. It makes `developer` a `system` message for servers that do not know that
+            role; without one of these in its list, this has none either.
+    """
+    encoded = [dict(message.raw) for message in messages]
+    if like and all(message.get("role") != "developer" for message in like):
+        return [{**each, "role": "system"} if each.get("role") == "developer" else each for each in encoded]
+    return encoded
 
 
 def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

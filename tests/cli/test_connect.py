@@ -146,6 +146,12 @@ def test_claude_is_not_told_a_window_that_ends_it(window_tokens: int, told: bool
     assert "told_environment" not in filled("claude", Place("local", window_tokens, "http://127.0.0.1:4000"))
 
 
+def test_qwen_is_told_the_largest_answer() -> None:
+    """Without it 0.24.4 cuts an answer at 4,000 tokens, throws it away and begins it anew."""
+    found = filled("qwen", Place("local", 65_536, "http://127.0.0.1:4000"))["environment"]
+    assert found["QWEN_CODE_MAX_OUTPUT_TOKENS"] == 8192
+
+
 def test_a_small_window_is_warned_of(connect: Connect, simulator: Simulator) -> None:
     """By the client's own prompt: too small to work with, small, and large enough."""
     assert "18,900 of the 8,192 tokens: too little is left to work with" in connect("claude")[2]

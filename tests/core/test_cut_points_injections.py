@@ -21,6 +21,11 @@ DETAILS = "<environment_details>\n# Time\n10:00\n</environment_details>"
         f"  {REMINDER}\n\n{REMINDER}\n",
         [{"type": "text", "text": REMINDER}, {"type": "text", "text": DETAILS}],
         "Operator note (not from the user): the following was originally a mid-conversation reminder.\nHi.",
+        # As LiteLLM 1.106 sends the surroundings that Claude Code 2.1.332 tells after the first prompt.
+        [
+            {"type": "text", "text": "Operator note (not from the user): the following was originally a reminder."},
+            {"type": "text", "text": "# Environment\nYou have been invoked in the following environment:"},
+        ],
         "# AGENTS.md instructions for /src\n\n<INSTRUCTIONS>\nUse tabs.\n</INSTRUCTIONS>",
         "# AGENTS.md instructions\n<INSTRUCTIONS>Tabs.</INSTRUCTIONS>\n<environment_context>x</environment_context>",
         "<permissions instructions>read only</permissions instructions>",

@@ -168,7 +168,7 @@ class Relay:
         self._calls += self._nameless
         self._nameless = []
         if self._calls and self.finish_reason in ("tool_calls", "stop", "function_call"):
-            deltas.append({"tool_calls": self._calls})
+            deltas += _one_by_one(self._calls)
         self._calls = []
         return deltas
 
@@ -178,7 +178,7 @@ class Relay:
 
     def whole_calls(self) -> list[Chunk]:
         """The held calls but the last, in which the stream was cut."""
-        return [{"tool_calls": self._calls[:-1]}] if self._calls[:-1] else []
+        return _one_by_one(self._calls[:-1])
 
     def finish(self) -> None:
         """Judges a stream that ended by itself."""
@@ -482,6 +482,11 @@ class Relay:
     def _count(self, text: str) -> None:
         self._received += 1
         self._generated.add(text)
+
+
+def _one_by_one(calls: Sequence[Chunk]) -> list[Chunk]:
+    # As servers send them; LlamaIndex reads the first call of an event only (llms-openai 0.6, `update_tool_calls`).
+    return [{"tool_calls": [call]} for call in calls]
 
 
 def _made_id(number: int, arguments: str) -> str:

@@ -154,7 +154,7 @@ class HttpUpstream:
             if not self._leaves_out("usage"):
                 body.update(wire.with_usage(body))
         if messages is not None:
-            body["messages"] = wire.encode(messages)
+            body["messages"] = wire.encode(messages, like=self._body.get("messages") or [])
         if continuation is not None and not continuation.begins_anew:
             body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
         url = self._request.url

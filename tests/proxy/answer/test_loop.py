@@ -272,7 +272,10 @@ async def test_tool_calls_come_whole_and_once(window_tokens: int, chunk_tokens: 
     assert (read.raw_text, read.finish_reasons) == ("I look.", ["tool_calls"])
     assert read.shape_problems() == []
     fragments = [delta for delta in read.deltas if delta.get("tool_calls")]
-    assert (len(fragments) == 1) == (window_tokens == 2048)
+    # Held ones come whole, each in an event of its own.
+    whole = [call["function"]["arguments"] for delta in fragments for call in delta["tool_calls"]]
+    assert (whole == [arguments for _, arguments in calls]) == (window_tokens == 2048)
+    assert all(len(delta["tool_calls"]) == 1 for delta in fragments)
     texts = [index for index, delta in enumerate(read.deltas) if delta.get("content")]
     assert max(texts) < read.deltas.index(fragments[0])
 

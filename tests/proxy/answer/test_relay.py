@@ -100,6 +100,17 @@ async def test_our_call_is_held_however_it_comes(fragments: list[dict[str, Any]]
     assert taken.only_recalls == (not clients)
 
 
+async def test_each_call_comes_in_an_event_of_its_own() -> None:
+    """LlamaIndex reads the first call of an event and no other (llms-openai, `update_tool_calls`)."""
+    taken = await opened()
+    for index in range(3):
+        assert taken.take(chunk({"tool_calls": [fragment("{}", index=index, id=f"c{index}", name="read")]})) == []
+    assert [[call["id"] for call in delta["tool_calls"]] for delta in taken.whole_calls()] == [["c0"], ["c1"]]
+    assert taken.take(chunk({}, "tool_calls")) == []
+    sent = taken.flush()
+    assert [[call["id"] for call in delta["tool_calls"]] for delta in sent] == [["c0"], ["c1"], ["c2"]]
+
+
 async def test_a_call_without_a_name_is_the_clients() -> None:
     """It came from the server, whatever it is."""
     taken = await opened()

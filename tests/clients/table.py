@@ -1,0 +1,295 @@
+"""The clients of the matrix: where each comes from, how one prompt is run headless, how the model calls its tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.clients.model import Name, Tongue
+
+
+def _json(**arguments: Any) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+# The tools of the drivers in tests/clients/drivers.
+PLAIN = Tongue(
+    lambda path: ("read_file", _json(path=path.name)),
+    lambda path, content: ("write_file", _json(path=path.name, content=content)),
+)
+_NO_COMMAND = "no compaction of its own"
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client.
+
+    Attributes:
+        name: of its folder and its row.
+        packages: what is installed, `pip:…` or `npm:…`; the first one's version is shown.
+        command: one headless run; `{driver}` is the program in drivers/, `{prompt}` the prompt, which is sent to the
+            standard input where it does not stand here.
+        connect: of `litellm-compaction connect`, whose lines configure it.
+        tongue: how the model calls its tools.
+        folder: of its installation and its driver; several rows may share one.
+        environ: what a headless run needs beside the lines of `connect`.
+        window: tokens of the model that it is given.
+        most_answer_tokens: its own bound of an answer.
+        asks_for_summary: a pattern of its own request for a summary.
+        own: the commands of the scenario of its own compaction: one in which it compacts itself at a threshold, or a
+            first run, its own command, and a run that goes on.
+        without: why a scenario does not apply.
+        is_sdk: a library with a driver of ours.
+    """
+
+    name: str
+    title: str
+    packages: tuple[str, ...]
+    command: tuple[str, ...]
+    connect: str
+    _: KW_ONLY
+    tongue: Tongue = PLAIN
+    folder: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    window: int = 8192
+    most_answer_tokens: int | None = None
+    asks_for_summary: str = ""
+    own: tuple[tuple[str, ...], ...] = ()
+    without: Mapping[Name, str] = field(default_factory=dict)
+    is_sdk: bool = False
+
+    @property
+    def home(self) -> str:
+        return self.folder or self.name
+
+
+def _sdk(name: str, title: str, *packages: str, connect: str, folder: str = "", **more: Any) -> Client:
+    is_python = packages[0].startswith("pip:")
+    environ = more.pop("environ", {})
+    return Client(
+        name,
+        title,
+        packages,
+        ("python" if is_python else "node", "{driver}"),
+        connect,
+        folder=folder,
+        environ=environ,
+        without={"own": _NO_COMMAND, **more.pop("without", {})},
+        is_sdk=True,
+        **more,
+    )
+
+
+_CLAUDE = ("claude", "-p", "--permission-mode", "acceptEdits", "--allowedTools", "Read,Write")
+_CODEX = ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-")
+_OPENCODE = ("opencode", "run", "--auto")
+_QWEN = ("qwen", "--approval-mode", "yolo")
+_CONTINUE = ("cn", "-p", "--auto", "{prompt}")
+_CLINE = ("cline", "-P", "openai-compatible", "{prompt}")
+
+PROGRAMS: tuple[Client, ...] = (
+    Client(
+        "codex",
+        "Codex (exec)",
+        ("npm:@openai/codex",),
+        _CODEX,
+        "codex",
+        tongue=Tongue(
+            lambda path: ("exec_command", _json(cmd=f"cat {path.name}")),
+            lambda path, content: ("exec_command", _json(cmd=f"cat >{path.name} <<'END'\n{content}END")),
+        ),
+        window=16_384,
+        asks_for_summary="CONTEXT CHECKPOINT COMPACTION",
+        own=((*_CODEX, "-c", "model_auto_compact_token_limit=11000"),),
+    ),
+    Client(
+        "claude",
+        "Claude Code (-p)",
+        ("npm:@anthropic-ai/claude-code",),
+        _CLAUDE,
+        "claude",
+        tongue=Tongue(
+            lambda path: ("Read", _json(file_path=str(path))),
+            lambda path, content: ("Write", _json(file_path=str(path), content=content)),
+        ),
+        window=32_768,
+        most_answer_tokens=7000,
+        asks_for_summary="Your task is to create a detailed summary",
+        own=(_CLAUDE, (*_CLAUDE, "--continue", "/compact"), (*_CLAUDE, "--continue")),
+    ),
+    Client(
+        "opencode",
+        "OpenCode (run)",
+        ("npm:opencode-ai",),
+        _OPENCODE,
+        "opencode",
+        tongue=Tongue(
+            lambda path: ("read", _json(filePath=str(path))),
+            lambda path, content: ("write", _json(filePath=str(path), content=content)),
+        ),
+        window=16_384,
+        # `connect` tells it an answer of a quarter of the window.
+        most_answer_tokens=3500,
+        asks_for_summary="anchored summary|summary",
+        own=(_OPENCODE,),
+    ),
+    Client(
+        "aider",
+        "aider (whole)",
+        ("pip:aider-chat",),
+        ("python", "{driver}"),
+        "aider",
+        tongue=Tongue(
+            lambda _: ("", ""),
+            lambda path, content: ("", f"{path.name}\n```\n{content}```\n"),
+            is_text=True,
+        ),
+        asks_for_summary=r"\*Briefly\* summarize this partial conversation",
+        own=(("python", "{driver}"),),
+        without={"results": "no tools"},
+    ),
+    Client(
+        "llm",
+        "llm",
+        ("pip:llm",),
+        ("llm", "-m", "{model}", "--functions", "{driver}", "--chain-limit", "0"),
+        "llm",
+        without={"own": _NO_COMMAND},
+    ),
+    Client(
+        "qwen",
+        "Qwen Code",
+        ("npm:@qwen-code/qwen-code",),
+        _QWEN,
+        "qwen",
+        tongue=Tongue(
+            lambda path: ("read_file", _json(file_path=str(path))),
+            lambda path, content: ("write_file", _json(file_path=str(path), content=content)),
+        ),
+        window=32_768,
+        # `connect` tells it 8,192.
+        most_answer_tokens=7000,
+        asks_for_summary="state_snapshot|summar",
+        own=(_QWEN,),
+    ),
+    Client(
+        "cline",
+        "Cline (CLI)",
+        ("npm:cline",),
+        _CLINE,
+        "cline",
+        tongue=Tongue(
+            lambda path: ("read_files", _json(files=[{"path": str(path)}])),
+            lambda path, content: ("editor", _json(path=str(path), new_text=content)),
+        ),
+        window=16_384,
+        asks_for_summary="summar",
+        own=(_CLINE,),
+    ),
+    Client(
+        "continue",
+        "Continue (cn)",
+        ("npm:@continuedev/cli",),
+        _CONTINUE,
+        "continue",
+        tongue=Tongue(
+            lambda path: ("Read", _json(filepath=str(path))),
+            lambda path, content: ("Write", _json(filepath=str(path), content=content)),
+        ),
+        asks_for_summary="summar",
+        own=(_CONTINUE,),
+    ),
+    Client(
+        "mini-swe-agent",
+        "mini-swe-agent",
+        ("pip:mini-swe-agent", "pip:mcp"),
+        ("mini", "-y", "--exit-immediately", "-m", "openai/{model}", "-t", "{prompt}"),
+        "openai-python",
+        tongue=Tongue(
+            lambda path: ("bash", _json(command=f"cat {path.name}")),
+            lambda path, content: ("bash", _json(command=f"cat >{path.name} <<'END'\n{content}END")),
+            lambda text: ("bash", _json(command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{text}'")),
+        ),
+        environ={"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"},
+        without={"own": _NO_COMMAND, "long": "each of its answers is a call"},
+    ),
+    Client(
+        "open-webui",
+        "Open WebUI (its API)",
+        ("pip:open-webui",),
+        ("python", "{driver}"),
+        "open-webui",
+        environ={
+            "WEBUI_AUTH": "False",
+            "WEBUI_SECRET_KEY": "only for this run",
+            "ENABLE_OLLAMA_API": "false",
+            # Its own embeddings and voices would be loaded from the internet.
+            "HF_HUB_OFFLINE": "1",
+            "RAG_EMBEDDING_ENGINE": "openai",
+            "AUDIO_STT_ENGINE": "openai",
+        },
+        without={"own": _NO_COMMAND, "cancel": "its page stops an answer, its API does not"},
+    ),
+)
+
+LIBRARIES: tuple[Client, ...] = (
+    _sdk("openai-python-chat", "openai (Python), chat", "pip:openai", connect="openai-python", folder="openai-python"),
+    _sdk(
+        "openai-python-responses",
+        "openai (Python), responses",
+        "pip:openai",
+        connect="openai-python",
+        folder="openai-python",
+    ),
+    _sdk("openai-node-chat", "openai (Node), chat", "npm:openai", connect="openai-node", folder="openai-node"),
+    _sdk(
+        "openai-node-responses", "openai (Node), responses", "npm:openai", connect="openai-node", folder="openai-node"
+    ),
+    _sdk("anthropic-python", "anthropic (Python)", "pip:anthropic", connect="claude", most_answer_tokens=7000),
+    _sdk("anthropic-node", "anthropic (Node)", "npm:@anthropic-ai/sdk", connect="claude", most_answer_tokens=7000),
+    _sdk("litellm", "litellm (SDK)", "pip:litellm", connect="openai-python"),
+    _sdk(
+        "langchain",
+        "LangChain, LangGraph (create_agent)",
+        "pip:langchain",
+        "pip:langchain-openai",
+        "pip:langgraph",
+        connect="langchain",
+    ),
+    _sdk(
+        "openai-agents-chat",
+        "openai-agents, chat",
+        "pip:openai-agents",
+        connect="openai-python",
+        folder="openai-agents",
+        environ={"OPENAI_AGENTS_API": "chat_completions"},
+    ),
+    _sdk(
+        "openai-agents-responses",
+        "openai-agents, responses",
+        "pip:openai-agents",
+        connect="openai-python",
+        folder="openai-agents",
+        environ={"OPENAI_AGENTS_API": "responses"},
+    ),
+    _sdk("pydantic-ai", "pydantic-ai (run_stream)", "pip:pydantic-ai-slim[openai]", connect="openai-python"),
+    _sdk(
+        "llama-index",
+        "LlamaIndex (FunctionAgent)",
+        "pip:llama-index-core",
+        "pip:llama-index-llms-openai-like",
+        connect="openai-python",
+    ),
+    _sdk("vercel", "Vercel AI SDK", "npm:ai", "npm:@ai-sdk/openai-compatible", "npm:zod", connect="vercel"),
+)
+
+CLIENTS = (*LIBRARIES, *PROGRAMS)
+
+
+def driver_of(client: Client) -> Path:
+    """The program that runs a library; rows that share an installation share it, too."""
+    suffix = "mjs" if client.command[0] == "node" else "py"
+    return Path(__file__).parent / "drivers" / f"run_{client.home.replace('-', '_')}.{suffix}"
