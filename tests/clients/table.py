@@ -234,7 +234,7 @@ PROGRAMS: tuple[Client, ...] = (
             "RAG_EMBEDDING_ENGINE": "openai",
             "AUDIO_STT_ENGINE": "openai",
         },
-        without={"own": _NO_COMMAND, "cancel": "its page stops an answer, its API does not"},
+        without={"own": _NO_COMMAND, "cancel": "not tried: Ctrl-C ends the server of this run, too"},
     ),
 )
 
