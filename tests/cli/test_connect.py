@@ -146,10 +146,11 @@ def test_claude_is_not_told_a_window_that_ends_it(window_tokens: int, told: bool
     assert "told_environment" not in filled("claude", Place("local", window_tokens, "http://127.0.0.1:4000"))
 
 
-def test_qwen_is_told_the_largest_answer() -> None:
-    """Without it 0.24.4 cuts an answer at 4,000 tokens, throws it away and begins it anew."""
-    found = filled("qwen", Place("local", 65_536, "http://127.0.0.1:4000"))["environment"]
-    assert found["QWEN_CODE_MAX_OUTPUT_TOKENS"] == 8192
+def test_qwen_is_told_the_largest_answer_and_no_window() -> None:
+    """Told the window, 0.24.4 cuts answers at 4,000 tokens, and ends if results come near it."""
+    found = filled("qwen", Place("local", 65_536, "http://127.0.0.1:4000"))
+    assert found["environment"]["QWEN_CODE_MAX_OUTPUT_TOKENS"] == 8192
+    assert "generationConfig" not in found["lines"]["model"]
 
 
 def test_a_small_window_is_warned_of(connect: Connect, simulator: Simulator) -> None:

@@ -121,8 +121,8 @@ class Matrix:
         log_since = len(self._bench.proxy.lines)
 
         def compactions() -> int:
-            # Without a plug-in two are as good as made.
-            return len(_compactions(self._bench.proxy.lines[log_since:], group)) if guarded else 2
+            # Without a plug-in as many are taken for made as it takes with one.
+            return len(_compactions(self._bench.proxy.lines[log_since:], group)) if guarded else model.steps // 4
 
         # Below the installation: Node looks for a program's packages in the folders above it.
         with tempfile.TemporaryDirectory(prefix=f"{scenario}-", dir=home, ignore_cleanup_errors=True) as name:

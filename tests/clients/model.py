@@ -28,8 +28,6 @@ CONTENT = (
 TARGET = "written.py"
 DONE = "Everything is written."
 OWN_SUMMARY = "SUMMARY-OF-THE-CLIENT: files are read one after the other; written.py comes last."
-# Qwen Code 0.24 takes a summary without this element for none.
-_OWN_FRAME = "<state_snapshot>\n{}\n</state_snapshot>"
 _GOES_ON = "cut off by the length limit"
 _SEAM_CHARS = 48
 _MOST_STEPS = 60
@@ -42,6 +40,8 @@ class Tongue:
     """How a client's tools are called: to read a file, to write one, and to end, if an answer does not end the task.
 
     Attributes:
+        at_once: results that it asks for together in the scenario of that name.
+        most_words: of a file; a client that reads less of a longer one cuts it itself.
         is_text: there are no tools. What would be read is said instead, and `write` gives the answer's text.
     """
 
@@ -50,6 +50,7 @@ class Tongue:
     end: Callable[[str], Call] | None = None
     _: KW_ONLY
     at_once: int = 2
+    most_words: int = 100_000
     is_text: bool = False
 
 
@@ -105,7 +106,7 @@ class Model:
             self.own_summaries += 1
             # What was just read is in the summary's prompt, and need not come again.
             self._reading = {}
-            return Reply(_OWN_FRAME.format(OWN_SUMMARY))
+            return Reply(OWN_SUMMARY)
         if not (call.body.get("tools") or self.tongue.is_text):
             return Reply("A title")
         newest = _newest(call)
@@ -167,8 +168,8 @@ class Model:
             return Reply(prose(f"step {self.steps}", int(share * self._room())))
         calls = []
         for nth in range(times):
-            name = f"part{self.steps:02d}{'abc'[nth]}.txt"
-            lines = prose(name, int(share * self._room())).splitlines()
+            name = f"part{self.steps:02d}{'abcd'[nth]}.txt"
+            lines = prose(name, min(int(share * self._room()), self.tongue.most_words)).splitlines()
             text = "".join(f"{name} line {number} {line}\n" for number, line in enumerate(lines, 1))
             (self.folder / name).write_text(text, encoding="utf-8")
             self._reading[name] = text

@@ -148,8 +148,7 @@ PROGRAMS: tuple[Client, ...] = (
             is_text=True,
         ),
         asks_for_summary=r"\*Briefly\* summarize this partial conversation",
-        own=(("python", "{driver}"),),
-        without={"results": "no tools"},
+        without={"results": "no tools", "own": "only after an edit, as at the end of the task"},
     ),
     Client(
         "llm",
@@ -172,8 +171,7 @@ PROGRAMS: tuple[Client, ...] = (
         window=32_768,
         # `connect` tells it 8,192.
         most_answer_tokens=7000,
-        asks_for_summary="state_snapshot|summar",
-        own=(_QWEN,),
+        without={"own": "it is told no window, so that it never reaches its threshold"},
     ),
     Client(
         "cline",
@@ -184,10 +182,11 @@ PROGRAMS: tuple[Client, ...] = (
         tongue=Tongue(
             lambda path: ("read_files", _json(files=[{"path": str(path)}])),
             lambda path, content: ("editor", _json(path=str(path), new_text=content)),
+            at_once=4,
+            most_words=900,
         ),
         window=16_384,
-        asks_for_summary="summar",
-        own=(_CLINE,),
+        without={"own": "it is told no window, so that it never reaches its threshold"},
     ),
     Client(
         "continue",
@@ -201,6 +200,7 @@ PROGRAMS: tuple[Client, ...] = (
         ),
         asks_for_summary="summar",
         own=(_CONTINUE,),
+        without={"long": "at the window's end its answers are bounded, and it compacts below that"},
     ),
     Client(
         "mini-swe-agent",
@@ -212,6 +212,9 @@ PROGRAMS: tuple[Client, ...] = (
             lambda path: ("bash", _json(command=f"cat {path.name}")),
             lambda path, content: ("bash", _json(command=f"cat >{path.name} <<'END'\n{content}END")),
             lambda text: ("bash", _json(command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{text}'")),
+            at_once=3,
+            # It shows 10,000 characters of an output.
+            most_words=1000,
         ),
         environ={"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"},
         without={"own": _NO_COMMAND, "long": "each of its answers is a call"},
@@ -231,7 +234,7 @@ PROGRAMS: tuple[Client, ...] = (
             "RAG_EMBEDDING_ENGINE": "openai",
             "AUDIO_STT_ENGINE": "openai",
         },
-        without={"own": _NO_COMMAND, "cancel": "its page stops an answer, its API does not"},
+        without={"own": _NO_COMMAND, "cancel": "not tried: Ctrl-C ends the server of this run, too"},
     ),
 )
 
