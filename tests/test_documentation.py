@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -296,11 +298,40 @@ def test_every_line_that_warns_has_a_remedy() -> None:
     assert sorted(name for name in names if f"`{name}`" not in remedies) == []
 
 
-def test_programs_find_the_same_pages() -> None:
-    """`docs/llms.txt` is what `python tools/llms.py` writes."""
-    spec = importlib.util.spec_from_file_location("llms", ROOT / "tools" / "llms.py")
+def _tool(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_is_drawn_from_what_the_demo_prints() -> None:
+    """A bar for each turn, what is over the window in red; the picture in docs/ is such a one."""
+    picture = _tool("demo_picture")
+    end = "2 turns, {} compactions, {} truncations by the server. The rest."
+    without = "\n".join(
+        (
+            "turn   1  ██│░     405/8,192    5%  read_file a.py",
+            "          ! the server cut the prompt: 9,000 tokens were sent, 7,161 were seen",
+            "turn   2  ██│░   9,000/8,192  110%  answers the user",
+            end.format(0, 1),
+        )
+    )
+    with_it = without.replace("9,000/8,192  110%", "3,000/8,192   37%").replace("! the server cut", "⚙ round 1:")
+    assert picture.read(without) == [(405, 8192, False, False), (9000, 8192, True, False)]
+    text = picture.drawn(without, with_it.replace(end.format(0, 1), end.format(1, 0)))
+    drawn = ElementTree.fromstring(text)  # noqa: S314 - our own
+    kinds = [each.get("class") for each in drawn.iter() if each.get("class", "").endswith("move")]
+    assert kinds == ["bar move", "bar move", "cut move", "bar move", "bar move", "mark move"]
+    shown = ElementTree.parse(DOCS / "demo.svg").getroot()  # noqa: S314 - our own
+    assert sum(each.get("class") == "bar move" for each in shown.iter()) == 82
+    assert "24 truncations" in str(shown.get("aria-label"))
+
+
+def test_programs_find_the_same_pages() -> None:
+    """`docs/llms.txt` is what `python tools/llms.py` writes."""
+    module = _tool("llms")
     assert (DOCS / "llms.txt").read_text("utf-8") == module.text()
     assert module.text().count("\n- [") == len(listed("docs/README.md"))

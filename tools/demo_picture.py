@@ -18,7 +18,7 @@ from typing import NamedTuple
 _TURN = re.compile(r"^turn +(\d+) .*? ([\d,]+)/([\d,]+) ")
 _CUT = re.compile(r"! the server cut the prompt")
 _COMPACTED = re.compile(r"⚙ (?:round|restart)")
-_LAST = re.compile(r"^\d+ turns, .*", re.MULTILINE)
+_LAST = re.compile(r"^\d+ turns, (?P<made>\d+) compactions, (?P<cuts>\d+) truncations by the server", re.MULTILINE)
 _WIDTH, _LANE_WIDTH, _HEIGHT, _FLOOR, _WINDOW_HEIGHT = 840, 380, 300, 250, 84
 _BEAT_S, _GROWS_S = 0.12, 0.3
 _STYLE = """
@@ -74,7 +74,7 @@ def drawn(without: str, with_it: str) -> str:
 
 def _said(text: str) -> str:
     found = _LAST.search(text)
-    return found[0].partition(". ")[0] + "." if found is not None else ""
+    return f"{found[0]}." if found is not None else ""
 
 
 def _lane(title: str, text: str, left: int) -> Iterator[str]:
@@ -82,8 +82,9 @@ def _lane(title: str, text: str, left: int) -> Iterator[str]:
     scale = _WINDOW_HEIGHT / turns[0].window
     step = _LANE_WIDTH / len(turns)
     yield f'<text x="{left}" y="22" class="title">{title}</text>'
-    cuts, made = (sum(turn[at] for turn in turns) for at in (2, 3))
-    said = f"{cuts} prompts cut by the server" if cuts else f"nothing cut; {made} compactions, the answer whole"
+    last = _LAST.search(text)
+    cuts, made = (last["cuts"], last["made"]) if last is not None else ("0", "0")
+    said = f"{cuts} prompts cut by the server" if cuts != "0" else f"nothing cut, by {made} compactions (green)"
     yield f'<text x="{left}" y="40" class="quiet">{said}</text>'
     for number, turn in enumerate(turns):
         yield from _bars(turn, left + number * step, step - 2, scale, begin_s=number * _BEAT_S)
