@@ -90,6 +90,11 @@ _QWEN = ("qwen", "--approval-mode", "yolo")
 _CONTINUE = ("cn", "-p", "--auto", "{prompt}")
 _CLINE = ("cline", "-P", "openai-compatible", "{prompt}")
 
+_SHELL = Tongue(
+    lambda path: ("exec_command", _json(cmd=f"cat {path.name}")),
+    lambda path, content: ("exec_command", _json(cmd=f"cat >{path.name} <<'END'\n{content}END")),
+)
+
 PROGRAMS: tuple[Client, ...] = (
     Client(
         "codex",
@@ -97,13 +102,26 @@ PROGRAMS: tuple[Client, ...] = (
         ("npm:@openai/codex",),
         _CODEX,
         "codex",
-        tongue=Tongue(
-            lambda path: ("exec_command", _json(cmd=f"cat {path.name}")),
-            lambda path, content: ("exec_command", _json(cmd=f"cat >{path.name} <<'END'\n{content}END")),
-        ),
+        tongue=_SHELL,
         window=16_384,
         asks_for_summary="CONTEXT CHECKPOINT COMPACTION",
         own=((*_CODEX, "-c", "model_auto_compact_token_limit=11000"),),
+    ),
+    Client(
+        "codex-items",
+        "Codex (exec), a provider named OpenAI",
+        ("npm:@openai/codex",),
+        (
+            *_CODEX,
+            *("-c", "model_auto_compact_token_limit=12000"),
+            # By this name it knows who compacts for it: it sends a trigger, and keeps the item.
+            *("-c", "model_providers.litellm.name=OpenAI"),
+        ),
+        "codex",
+        tongue=_SHELL,
+        folder="codex",
+        window=16_384,
+        without={"own": "by the proxy's compaction items, in the task"},
     ),
     Client(
         "claude",
