@@ -215,9 +215,17 @@ def compacted_response(answer: Mapping[str, Any], input_items: Sequence[Any]) ->
         "id": answer.get("id"),
         "object": "response.compaction",
         "created_at": int(answer.get("created_at") or 0),
-        "output": [*({**item, "type": "message"} for item in own), *(answer.get("output") or [])],
+        "output": [*map(_output_message, own), *(answer.get("output") or [])],
         "usage": answer.get("usage"),
     }
+
+
+def _output_message(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's message as the protocol gives it back: in parts, with an id."""
+    content = item.get("content")
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+    return {"id": f"msg_{digest}", "status": "completed", **item, "type": "message", "content": parts}
 
 
 def _fields(event: object) -> dict[str, Any] | None:

@@ -202,5 +202,7 @@ def test_the_body_of_a_compaction_has_the_users_messages() -> None:
     """And one item behind them."""
     items = [said("One."), said("Two.", "assistant"), {"role": "user", "content": "Three."}, {"type": "reasoning"}]
     told = compacted_response({"id": "r", "created_at": 1.5, "output": [item_of("text")], "usage": {}}, items)
-    assert [each.get("content") for each in told["output"]] == ["One.", "Three.", None]
+    texts = [[part["text"] for part in each.get("content") or ()] for each in told["output"]]
+    assert texts == [["One."], ["Three."], []]
+    assert all(each["status"] == "completed" and each["id"].startswith("msg_") for each in told["output"][:-1])
     assert (told["object"], told["created_at"]) == ("response.compaction", 1)
