@@ -128,7 +128,7 @@ def test_llama_cpp_ends_it_in_the_same_stream(thinking: Bench, stream: bool) -> 
     assert control.body is not None
     assert control.body["action"] == "reasoning_end"
     assert control.headers["authorization"] == "Bearer k"
-    assert 0.95 * _BUDGET <= chat.completion_tokens <= _MOST + 16
+    assert 0.9 * _BUDGET <= chat.completion_tokens <= _MOST + 16
     assert chat.finish_reason == "stop"
     assert '"length"' not in told
     assert thinking.proxy.expect_logged("thought_ended model=llama tokens=")
@@ -152,7 +152,7 @@ def test_elsewhere_it_is_stopped_and_answered(thinking: Bench, group: str, path:
     assert watch.summaries == []
     assert second.body is not None
     assert len(second.body["messages"]) == len((first.body or {})["messages"]) + 2
-    assert 0.95 * _BUDGET <= first.completion_tokens <= _MOST + 16
+    assert 0.9 * _BUDGET <= first.completion_tokens <= _MOST + 16
     if group == "studio":
         assert (first.body or {}).get("reasoning_control") is None
         assert second.body["reasoning_effort"] == "none"
