@@ -82,6 +82,10 @@ _SOURCES = {
 }
 
 
+# More places of which the same is said are counted.
+_MOST_NAMED = 3
+
+
 def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], probe: bool = False) -> int:
     """Prints the report; 0 when there is no problem, else 1.
 
@@ -503,12 +507,27 @@ def _lines(file: ConfigFile, rows: Sequence[_Row], findings: Sequence[Finding]) 
         if some:
             yield ""
             yield f"{title}:"
-            yield from (
-                f"  {'✗' if level == 'problem' else '·'} {finding.place}: {finding.message}" for finding in some
-            )
+            yield from (f"  {'✗' if level == 'problem' else '·'} {line}" for line in _grouped(some))
     yield ""
     count = sum(finding.level == "problem" for finding in findings)
     yield "No problems found." if not count else f"{count} problem{'s' if count > 1 else ''} found."
+
+
+def _grouped(findings: Sequence[Finding]) -> Iterator[str]:
+    """The findings as lines, those that say the same of several places as one."""
+    places: dict[str, list[str]] = {}
+    for finding in findings:
+        # The message may name its place.
+        places.setdefault(finding.message.replace(finding.place, "…"), []).append(finding.place)
+    told: set[str] = set()
+    for finding in findings:
+        said = finding.message.replace(finding.place, "…")
+        named = list(dict.fromkeys(places[said]))
+        if len(named) <= _MOST_NAMED:
+            yield f"{finding.place}: {finding.message}"
+        elif said not in told:
+            told.add(said)
+            yield f"{', '.join(named[:_MOST_NAMED])} and {len(named) - _MOST_NAMED} more: {said}"
 
 
 def _report_lines(row: _Row, report: DeploymentReport) -> Iterator[str]:

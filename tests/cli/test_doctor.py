@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.cli.doctor import doctor
+from litellm_compaction.cli.doctor import _grouped, doctor
 from litellm_compaction.cli.up import RUNNING_FILE
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import event_to_json
+from litellm_compaction.proxy.config_check import note
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import Overlay
 from litellm_compaction.simulator import Address, Reply, Simulator, serve
@@ -76,6 +77,13 @@ def test_the_text_report_says_the_same(
     assert "goes on  raw: the model goes on inside its answer" in text
     assert "with qwen2, the model's own from this package; template: " in text
     assert text.rstrip().endswith("No problems found.")
+
+
+def test_what_is_said_of_many_places_is_said_once() -> None:
+    """The first three are named, the others counted; up to three have a line each."""
+    many = [note(f"m{number}", f"m{number} is not loaded") for number in range(5)]
+    few = [note("a", "it is old"), note("b", "it is old")]
+    assert [*_grouped([*many, *few])] == ["m0, m1, m2 and 2 more: … is not loaded", "a: it is old", "b: it is old"]
 
 
 def test_an_older_lm_studio_is_read_by_v0(report: Report, simulator: Simulator, address: Address) -> None:
