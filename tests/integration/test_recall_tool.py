@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -305,15 +306,28 @@ def test_a_client_that_leaves_during_a_look_up_ends_it(running: Running) -> None
 
 
 def test_two_clients_look_up_the_same_at_once(carried: Running) -> None:
-    """Each gets a whole answer."""
+    """Both calls are open before one is answered; each client gets a whole answer."""
     messages, animal, _ = carried.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
+    gates = [Gate(), Gate()]
+    waiting = iter(gates)
+
+    def together(call: ChatCall) -> Reply:
+        found = script(call)
+        return replace(found, gate=next(waiting)) if found.tool_calls else found
+
+    carried.simulator.script = together
     with ThreadPoolExecutor(2) as threads:
-        answers = list(threads.map(lambda _: carried.proxy.chat("small", messages, tools=[TOOL]), range(2)))
+        # Short answers: two of them share the context.
+        asked = [threads.submit(carried.proxy.chat, "small", messages, tools=[TOOL], max_tokens=64) for _ in range(2)]
+        try:
+            assert all(gate.reached.wait(60) for gate in gates), "one waited for the other"
+        finally:
+            for gate in gates:
+                gate.open()
+        answers = [each.result() for each in asked]
     said = [each.raise_for_status().json()["choices"][0]["message"]["content"] for each in answers]
-    # The second one may come after the first has found it.
-    found = f"It is {NAMES[animal]}."
-    assert {*said} <= {f"Let me look.\n\n{found}", found}
+    assert said == [f"Let me look.\n\nIt is {NAMES[animal]}."] * 2
 
 
 @pytest.mark.parametrize("asked", [{"n": 2}, {"logprobs": True}])
