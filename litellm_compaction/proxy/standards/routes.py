@@ -24,6 +24,9 @@ _count: ContextVar[Callable[[int], None] | None] = ContextVar("litellm_compactio
 # Above that no request is read here, and LiteLLM answers as it does without us.
 _MOST_BYTES = 256_000_000
 _LONG_BYTES = 200_000
+# A compressed body is read before anybody has looked at its key: it costs no more than a few of its size. JSON with text
+# of transcripts takes a fifth to a twentieth of its size.
+_MOST_UNPACKED_BYTES, _LEAST_UNPACKED_BYTES, _MOST_TIMES = 64_000_000, 1_000_000, 100
 _CODE = re.compile(r"\((compaction_[a-z_]{1,60})\)")
 
 
@@ -127,7 +130,8 @@ async def _uncompressed(
     is_guarded: Callable[[object], Awaitable[bool]],
 ) -> tuple[Json, Callable[[], Awaitable[Json]]]:
     """A request for a guarded model without its body's encoding; others as they came."""
-    found = await asyncio.to_thread(plain, content, scope["headers"], most_bytes=_MOST_BYTES)
+    most_bytes = min(_MOST_UNPACKED_BYTES, _LEAST_UNPACKED_BYTES + _MOST_TIMES * len(content))
+    found = await asyncio.to_thread(plain, content, scope["headers"], most_bytes=most_bytes)
     body = await off_loop_if(len(found.content) > _LONG_BYTES, lambda: _json(found.content))
     if body is None or not await is_guarded(body.get("model")):
         return scope, _again(content, receive)

@@ -151,3 +151,11 @@ async def test_a_compressed_body_is_handed_on_as_it_was() -> None:
     status, told = await asked(Application(), "/v1/responses", b"no gzip", content_encoding="gzip")
     assert status == 415
     assert "content-encoding" in told["error"]["message"]
+
+
+async def test_a_compressed_body_takes_no_more_than_a_few_times_its_size() -> None:
+    """Nobody has looked at its key yet."""
+    bomb = gzip.compress(b"0" * 30_000_000)
+    status, told = await asked(Application(), "/v1/responses", bomb, content_encoding="gzip")
+    assert status == 415
+    assert "more than" in told["error"]["message"]
