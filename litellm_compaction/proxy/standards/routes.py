@@ -24,7 +24,7 @@ _count: ContextVar[Callable[[int], None] | None] = ContextVar("litellm_compactio
 # Above that no request is read here, and LiteLLM answers as it does without us.
 _MOST_BYTES = 256_000_000
 _LONG_BYTES = 200_000
-# A compressed body is read before anybody has looked at its key: it costs no more than a few of its size. JSON with text
+# A compressed body is read before anybody has looked at its key, so its size bounds what it may cost. JSON with text
 # of transcripts takes a fifth to a twentieth of its size.
 _MOST_UNPACKED_BYTES, _LEAST_UNPACKED_BYTES, _MOST_TIMES = 64_000_000, 1_000_000, 100
 _CODE = re.compile(r"\((compaction_[a-z_]{1,60})\)")
