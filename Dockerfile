@@ -26,7 +26,7 @@ ENV PATH=/venv/bin:$PATH \
     LITELLM_LOCAL_MODEL_COST_MAP=True \
     LM_STUDIO_API_BASE=http://host.docker.internal:1234/v1 \
     PYTHONUNBUFFERED=1
-USER proxy
+USER 10001
 EXPOSE 4000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:4000/health/liveliness', timeout=4)"]

@@ -37,8 +37,8 @@ def test_what_the_dockerfile_copies_is_there(source: str) -> None:
 def test_the_image_does_not_run_as_root() -> None:
     """The last USER is an ordinary one, and stands before the entry point."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert re.findall(r"^USER (\S+)", text, re.MULTILINE) == ["proxy"]
-    assert text.index("USER proxy") < text.index("ENTRYPOINT")
+    assert re.findall(r"^USER (\S+)", text, re.MULTILINE) == ["10001"]
+    assert text.index("USER 10001") < text.index("ENTRYPOINT")
     assert "/health/liveliness" in text
 
 
