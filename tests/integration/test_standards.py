@@ -122,7 +122,6 @@ def test_a_chain_of_items_keeps_what_the_first_one_knew(running: Running) -> Non
 
 def test_a_threshold_gives_the_item_in_the_same_stream(running: Running) -> None:
     """Before the model's own words, at whatever size the client wants; below it there is none."""
-    client = openai.OpenAI(base_url=f"{running.proxy.base_url}/v1", api_key=ANNA)
     for threshold, kinds in ((2000, ["compaction", "message"]), (100_000, ["message"])):
         management = [{"type": "compaction", "compact_threshold": threshold}]
         body = {"input": items(f"threshold {threshold}", 20), "context_management": management}
@@ -132,11 +131,12 @@ def test_a_threshold_gives_the_item_in_the_same_stream(running: Running) -> None
         assert [each["output_index"] for each in done] == [*range(len(kinds))]
         assert [each["sequence_number"] for each in streamed] == [*range(len(streamed))]
         assert [each["type"] for each in streamed[-1]["response"]["output"]] == kinds
-        whole = client.responses.create(
-            model="small",
-            input=items(f"threshold {threshold}", 20),  # type: ignore[arg-type]
-            extra_body={"context_management": management},
-        )
+        with openai.OpenAI(base_url=f"{running.proxy.base_url}/v1", api_key=ANNA) as client:
+            whole = client.responses.create(
+                model="small",
+                input=items(f"threshold {threshold}", 20),  # type: ignore[arg-type]
+                extra_body={"context_management": management},
+            )
         assert [each.type for each in whole.output] == kinds
     body = {
         "input": items("threshold 2000", 20),
@@ -239,9 +239,9 @@ def test_counts_are_what_the_answer_reports(running: Running) -> None:
     assert running.post("/v1/messages/count_tokens", messages, "sk-wrong").status_code == 401
 
 
-def test_anthropics_list_says_what_can_be_done(running: Running) -> None:
+def test_anthropics_list_says_what_can_be_done(running: Running, claude: Any) -> None:
     """Of guarded models alone, and to clients that ask as Anthropic's do."""
-    page = _anthropic(running).beta.models.list()
+    page = claude.beta.models.list()
     by_name = {model.id: model.to_dict().get("capabilities") for model in page.data}
     assert by_name["alone"] is None
     assert by_name["small"]["context_management"]["compact_20260112"] == {"supported": True}
@@ -259,12 +259,14 @@ def test_compressed_bodies_are_read(running: Running) -> None:
     assert "I am packed." in str(running.last)
 
 
-def _anthropic(running: Running) -> Any:
+@pytest.fixture
+def claude(running: Running) -> Iterator[Any]:
     """Anthropic's own client, where it is installed."""
-    return pytest.importorskip("anthropic").Anthropic(base_url=running.proxy.base_url, api_key=ANNA)
+    with pytest.importorskip("anthropic").Anthropic(base_url=running.proxy.base_url, api_key=ANNA) as client:
+        yield client
 
 
-def test_a_compaction_block_comes_with_the_answer(running: Running) -> None:
+def test_a_compaction_block_comes_with_the_answer(running: Running, claude: Any) -> None:
     """As Anthropic's own client reads it, streamed and not; the block sent back stands for what came before it."""
     edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 4000}}
     body: dict[str, Any] = {
@@ -274,25 +276,25 @@ def test_a_compaction_block_comes_with_the_answer(running: Running) -> None:
         "betas": ["compact-2026-01-12"],
         "context_management": {"edits": [edit]},
     }
-    with _anthropic(running).beta.messages.stream(**body) as stream:
+    with claude.beta.messages.stream(**body) as stream:
         kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
         streamed = stream.get_final_message()
     assert kinds[0] == "compaction_delta"
-    whole = _anthropic(running).beta.messages.create(**body)
+    whole = claude.beta.messages.create(**body)
     for message in (streamed, whole):
         assert [block.type for block in message.content] == ["compaction", "text"]
         assert message.stop_reason == "end_turn"
     summaries = len(running.asked(summaries=True))
     said_back = {"role": "assistant", "content": [block.model_dump() for block in whole.content]}
     following = {**body, "messages": [*said("block", 40), said_back, {"role": "user", "content": "And now?"}]}
-    again = _anthropic(running).beta.messages.create(**following)
+    again = claude.beta.messages.create(**following)
     assert [block.type for block in again.content] == ["text"]
     assert RULE in str(running.last)
     assert [message["role"] for message in running.last][-2:] == ["assistant", "user"]
     assert len(running.asked(summaries=True)) == summaries
     paused = {**body, "messages": said("paused", 40)}
     paused["context_management"] = {"edits": [{**edit, "pause_after_compaction": True}]}
-    alone = _anthropic(running).beta.messages.create(**paused)
+    alone = claude.beta.messages.create(**paused)
     assert [block.type for block in alone.content] == ["compaction"]
     assert alone.stop_reason == "compaction"
     assert [each["type"] for each in alone.to_dict()["usage"]["iterations"]] == ["compaction"]
