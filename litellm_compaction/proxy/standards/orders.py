@@ -63,7 +63,8 @@ def returned(orders: Orders, request: Request, prepared: PreparedRequest | None)
 
     A client that wants the compaction alone gets all its messages where there is nothing to compact.
     """
-    if not (orders.wants_item or orders.compacts_only) or prepared is None:
+    if not (orders.wants_item or orders.compacts_only) or prepared is None or prepared.way is not None:
+        # Of an answer that was carried over the limit a part is covered: that record is the store's, for the next turn.
         return None
     if not orders.compacts_only:
         known = "" if orders.portable is None else orders.portable.record

@@ -15,6 +15,7 @@ from litellm_compaction.engine import Compactor, PreparedRequest, RequestContext
 from litellm_compaction.proxy.answer.hooks import compacted
 from litellm_compaction.proxy.call import Call, Calls
 from litellm_compaction.proxy.deployments import metadata_of, tenant_of
+from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.standards import messages, responses
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, returned
@@ -48,18 +49,23 @@ class Standards:
 
     async def item(self, call: Call) -> str | None:
         """Returns the compaction of a request that was sent as its client keeps it; None if it is to get none."""
-        found = returned(call.client.orders, call.client.original, call.attempt.prepared)
-        return None if found is None else await self._items.sealed(call.client.tenant, found)
+        try:
+            found = returned(call.client.orders, call.client.original, call.attempt.prepared)
+            return None if found is None else await self._items.sealed(call.client.tenant, found)
+        except Exception as error:  # noqa: BLE001 - the answer is whole without (P8)
+            log_failure("item", error)
+            return None
 
     async def block(self, call: Call) -> messages.Block | None:
         """Returns what an answer on Anthropic's route says of its compaction; None for nothing."""
         client, prepared = call.client, call.attempt.prepared
         if prepared is None or not client.orders.shows:
             return None
-        found = returned(client.orders, client.original, prepared)
+        text = await self.item(call)
+        found = None if text is None else returned(client.orders, client.original, prepared)
         read_tokens, written_tokens = _spent(prepared)
         return messages.Block(
-            text=None if found is None else await self._items.sealed(client.tenant, found),
+            text=text,
             summary="" if found is None else found.record,
             edits=messages.applied_edits(client.orders, client.cleared_calls, client.cleared_tokens),
             read_tokens=read_tokens,

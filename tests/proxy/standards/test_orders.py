@@ -37,5 +37,7 @@ async def test_it_gets_a_compaction_that_it_does_not_have(
     found = returned(orders, REQUEST, prepared)
     assert (found is not None) == is_returned
     assert returned(orders, REQUEST, None) is None
+    # A record that stands for a part of the answer, too, is for the store.
+    assert returned(orders, REQUEST, replace(prepared, way="turn")) is None
     if found is not None:
         assert found == portable(parsed(RAW), prepared.compaction)
