@@ -438,8 +438,8 @@ class Settings(_Section):
     def _ratios_are_ordered(self) -> Settings:
         if not self.target_ratio < self.pre_request_ratio <= self.streaming_ratio:
             raise ValueError(
-                "target_ratio < pre_request_ratio <= streaming_ratio must hold "
-                f"(now {self.target_ratio}, {self.pre_request_ratio}, {self.streaming_ratio})"
+                "target_ratio must be below pre_request_ratio, and that not above streaming_ratio "
+                f"(now {self.target_ratio}, {self.pre_request_ratio} and {self.streaming_ratio} of the window)"
             )
         return self
 

@@ -67,7 +67,7 @@ def test_a_file_that_shadows_the_package_is_found(write: Write) -> None:
     ("settings", "message"),
     [
         ({"target": 0.4}, "unknown key 'target'"),
-        ({"target_ratio": 0.9}, "target_ratio < pre_request_ratio"),
+        ({"target_ratio": 0.9}, "target_ratio must be below pre_request_ratio"),
         ({"mode": "gaurd"}, "mode = 'gaurd'"),
         ("guard", "must be a mapping"),
         ({"pruning_model": "nowhere"}, "no model of this proxy is called 'nowhere'; known: "),

@@ -90,6 +90,16 @@ def ask(running: Proxy, model: str, messages: Any, key: str = ADMIN) -> httpx.Re
     return running.post(body, headers={"Authorization": f"Bearer {key}"})
 
 
+def without_styles(text: str) -> str:
+    """A page without its style sheet and its script."""
+    return re.sub(r"(?s)<(style|script)>.*?</\1>", "", text)
+
+
+def marked(text: str) -> list[str]:
+    """The keys of the fields whose values were refused."""
+    return re.findall(r'<(?:input|select) id="(\w+)"[^>]*aria-invalid="true"', text)
+
+
 def guarded(running: Proxy, key: str = ADMIN) -> bool:
     """Whether a request is guarded, as its answer's headers say."""
     answer = ask(running, "local", _HI, key)
@@ -200,23 +210,22 @@ def test_a_ratio_changes_when_a_conversation_is_compacted(workers: Workers) -> N
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        (
-            "pre_request_ratio",
-            "1.5",
-            "pre_request_ratio = 1.5: Input should be less than 1 (allowed: above 0, below 1)",
-        ),
-        ("target_ratio", "a lot", "target_ratio = a lot: Input should be a valid number"),
-        ("target_ratio", "0.95", "target_ratio &lt; pre_request_ratio &lt;= streaming_ratio must hold"),
-        ("mode", "<i>", "mode = &lt;i&gt;: Input should be"),
-        ("pruning_model", "nobody", "pruning_model = nobody: not a model of this proxy"),
+        ("pre_request_ratio", "1.5", "Compact a prompt above: “1.5” is not a share (above 0, below 1; 35 % is 0.35)."),
+        ("target_ratio", "a lot", "Compact down to: “a lot” is not a share"),
+        ("output_buffer_ratio", "0,2", "Set aside for the answer: “0,2” is not a share (at least 0, below 1;"),
+        ("mode", "<i>", "Mode: “&lt;i&gt;” is not one of guard, observe, off."),
+        ("pruning_model", "nobody", "Pruning model: “nobody” is not a model of this proxy."),
     ],
 )
 def test_a_bad_value_is_refused_and_nothing_is_lost(workers: Workers, key: str, value: str, said: str) -> None:
-    """422 with the form as it was filled in; the error names key, value and range; nothing has changed."""
+    """422 with the form as it was filled in; the error names field, value and range; nothing has changed."""
     before = look(workers.one).text
     answer = save(workers.one, **{"notices": "reasoning", "streaming_ratio": "0.93", key: value})
     assert answer.status_code == 422
-    assert said in answer.text
+    # At the top, and at the field, which alone is marked and takes the focus.
+    assert answer.text.count(said) == 2
+    assert marked(answer.text) == [key]
+    assert re.search(f'id="{key}"[^>]* autofocus>', answer.text)
     assert chosen(answer.text, "notices") == "reasoning"
     if key != "mode":
         assert chosen(answer.text, key) == value
@@ -224,6 +233,22 @@ def test_a_bad_value_is_refused_and_nothing_is_lost(workers: Workers, key: str, 
         assert chosen(answer.text, "streaming_ratio") == "0.93"
     after = look(workers.one).text
     assert all(chosen(after, each) == chosen(before, each) for each in LIVE)
+
+
+def test_a_contradiction_names_and_marks_its_three_fields(workers: Workers) -> None:
+    """As the form calls them, whether a value is saved or the change that made room for it is taken back."""
+    said = (
+        "“Compact down to” must be below “Compact a prompt above”, and that not above “Carry an answer over at” "
+        "(now {}, {} and {} of the window)."
+    )
+    three = ["pre_request_ratio", "streaming_ratio", "target_ratio"]
+    answer = save(workers.one, target_ratio="0.95")
+    assert (answer.status_code, marked(answer.text)) == (422, three)
+    assert answer.text.count(said.format(0.95, 0.7, 0.9)) == 4
+    assert save(workers.one, pre_request_ratio="0.3", target_ratio="0.2").status_code == 303
+    answer = send(workers.one, {"do": "reset", "reset": "target_ratio"})
+    assert (answer.status_code, marked(answer.text)) == (422, three)
+    assert answer.text.count(said.format(0.4, 0.3, 0.9)) == 4
 
 
 def test_two_administrators_do_not_overwrite_each_other(workers: Workers) -> None:

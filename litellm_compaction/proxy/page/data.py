@@ -112,6 +112,19 @@ def fields_for(
     return fields
 
 
+def refused_value(key: str, value: str) -> str:
+    """A sentence about a value that a setting cannot have, with the setting's name and unit in the form."""
+    setting = Settings.model_fields[key]
+    allowed = allowed_values(setting)
+    if choices(setting):
+        problem = f"is not one of {allowed}"
+    elif allowed:
+        problem = f"is not a share ({allowed}; 35 % is 0.35)"
+    else:
+        problem = "is not a model of this proxy"
+    return f"{LIVE[key].label}: “{value}” {problem}."
+
+
 def useless_models(events: Sequence[Event]) -> list[Notice]:
     """Remedies for models whose newest summaries were mostly rejected; `events` as of `events_for`."""
     return [Notice("note", said) for said in useless_summarisers(reversed(events))]

@@ -5,6 +5,7 @@ LiteLLM decides whose key it is. A form saves or resets settings, or says why no
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from fastapi import Request, Response
 from starlette.routing import Route
 
 from litellm_compaction.config import LIVE, SAME_MODEL
-from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.live_settings import Known, Overlay, WrongValues, with_values
 from litellm_compaction.proxy.page.auth import Visitor, form_of, is_own_request, visitor_of
 from litellm_compaction.proxy.page.data import (
@@ -22,6 +23,7 @@ from litellm_compaction.proxy.page.data import (
     events_for,
     fields_for,
     models_for,
+    refused_value,
     revision_of,
     rows_for,
     talks_for,
@@ -43,7 +45,8 @@ _PROXY_MODULE = "litellm.proxy.proxy_server"
 _ROUTE_NAME = "litellm_compaction_page"
 _SHOWN_TALKS = 8
 _NEEDS_KEY = (
-    "This page needs a key of this LiteLLM proxy. Open it again and enter the key as the password, with any user name. "
+    "This page of litellm_compaction needs a key of this LiteLLM proxy. Open it again and enter the key as the "
+    "password, with any user name. `litellm-compaction up` says at its start where its key is. "
     "The master key and keys of proxy administrators may change settings; every other key shows the numbers of its own "
     "team, user or key."
 )
@@ -54,6 +57,8 @@ _DONE = {
     "undone": "Forgotten. The conversation is sent as it is while it fits, until more is said.",
     "redone": "Forgotten. It is made anew at the next request, with that focus.",
 }
+_OF_SETTINGS = ("saved", "reset", "same")
+_KEYS = re.compile(rf"\b(?:{'|'.join(LIVE)})\b")
 
 
 def add_page(around: Surroundings) -> None:
@@ -148,7 +153,7 @@ class _Page:
             base_url=f"{request.base_url}v1",
             # Links are relative to the page's own address: a proxy in front may have another path.
             folder="" if request.url.path.endswith("/") else _ASKING_PATH[1:],
-            shows_settings=request.method == "POST" or "done" in request.query_params,
+            shows_settings=request.method == "POST" or request.query_params.get("done") in _OF_SETTINGS,
         )
         return _answer(page(content), status)
 
@@ -241,9 +246,9 @@ async def write(around: Surroundings, form: Mapping[str, str], known: Known, vis
         return "same"
     try:
         await around.live.write(overlay)
-    except ConfigError as error:
+    except WrongValues as error:
         # The rest after a reset of one key may contradict the file.
-        raise NotSaved(HTTPStatus.UNPROCESSABLE_ENTITY, f"Not saved. {error}") from None
+        raise _not_saved(error.problems, {}) from None
     except StoreError as error:
         notice = f"Not saved, and nothing has changed: {error}"
         raise NotSaved(HTTPStatus.SERVICE_UNAVAILABLE, notice) from None
@@ -266,9 +271,18 @@ def _changed(around: Surroundings, entered: Mapping[str, str], known: Known, vis
     if model not in (None, "", SAME_MODEL, known.settings.pruning_model):
         router = around.router()
         if router is None or not reachable_entries(router, model, {}):
-            problems["pruning_model"] = f"pruning_model = {model}: not a model of this proxy"
+            problems["pruning_model"] = "not a model of this proxy"
     if problems:
-        notice = "Not saved. " + problems.pop("", "See below.")
-        raise NotSaved(HTTPStatus.UNPROCESSABLE_ENTITY, notice, problems)
+        raise _not_saved(problems, entered)
     values = {key: getattr(settings, key) for key in entered}
     return known.overlay.changed(configured, values, when_s=time.time(), role=visitor.role)
+
+
+def _not_saved(problems: Mapping[str, str], entered: Mapping[str, str]) -> NotSaved:
+    """Words problems as the form names its fields. A problem of several keys marks the field of each that it names."""
+    worded = {key: refused_value(key, entered[key]) for key in problems if key in entered}
+    for key, problem in problems.items():
+        if key not in worded:
+            text = _KEYS.sub(lambda found: f"“{LIVE[found[0]].label}”", problem)
+            worded |= dict.fromkeys(_KEYS.findall(problem) or [key], f"{text}.")
+    return NotSaved(HTTPStatus.UNPROCESSABLE_ENTITY, " ".join(["Not saved.", *dict.fromkeys(worded.values())]), worded)

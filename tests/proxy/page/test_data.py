@@ -13,7 +13,7 @@ from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnk
 from litellm_compaction.events import CompactionEvent, event_to_json
 from litellm_compaction.proxy.live_settings import Change, Known, Overlay
 from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.data import _state, events_for, fields_for, useless_models
+from litellm_compaction.proxy.page.data import _state, events_for, fields_for, refused_value, useless_models
 from litellm_compaction.proxy.page.view import clock_text
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.windows.windows import Target
@@ -87,3 +87,21 @@ def test_every_setting_that_can_be_changed_has_a_field() -> None:
     assert shown["strategy"].changed == f"{clock_text(0.0)[:16]} by proxy_admin"
     assert (shown["target_ratio"].value, shown["target_ratio"].problem) == ("many", "no number")
     assert "small" in str(shown["pruning_model"].options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("target_ratio", "35", "Compact down to: “35” is not a share (above 0, below 1; 35 % is 0.35)."),
+        (
+            "reasoning_budget_ratio",
+            "-1",
+            "End a thought at: “-1” is not a share (at least 0, at most 1; 35 % is 0.35).",
+        ),
+        ("mode", "on", "Mode: “on” is not one of guard, observe, off."),
+        ("pruning_model", "", "Pruning model: “” is not a model of this proxy."),
+    ],
+)
+def test_a_refused_value_is_told_as_the_form_names_it(key: str, value: str, said: str) -> None:
+    """With its unit and range."""
+    assert refused_value(key, value) == said
