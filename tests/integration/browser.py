@@ -70,12 +70,19 @@ class Browser:
                 return result
 
     def view(
-        self, width: int, height: int, scheme: Literal["light", "dark"] = "light", *, scripts: bool = True
+        self,
+        width: int,
+        height: int,
+        scheme: Literal["light", "dark"] = "light",
+        *,
+        scripts: bool = True,
+        zone: str = "UTC",
     ) -> None:
-        """Sets the size in CSS pixels and the color scheme."""
+        """Sets the size in CSS pixels, the color scheme and the time zone."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self.call("Emulation.setTimezoneOverride", timezoneId=zone)
 
     def open(self, url: str) -> None:
         """Goes to an address."""

@@ -97,7 +97,7 @@ def main(path: str) -> None:
         browser.fill("#target_ratio", "0.35")
         browser.click("#settings-form button.main")
         browser.open(f"{running.base_url}{PAGE}")
-        end = browser.evaluate("document.querySelector('.legend').getBoundingClientRect().bottom + scrollY")
+        end = browser.evaluate("document.querySelector('.plots').getBoundingClientRect().bottom + scrollY")
         browser.view(1180, int(end) + 16)
         browser.screenshot(Path(path), whole=False)
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -23,7 +25,17 @@ pytestmark = [
 ]
 
 Scheme = Literal["light", "dark"]
-VIEWS: list[tuple[int, Scheme]] = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
+# A wide screen, a tablet, and two phones.
+VIEWS: list[tuple[int, Scheme]] = [(1280, "light"), (1280, "dark"), (768, "light"), (390, "dark"), (360, "light")]
+# Parts of a name that stand on more than one line.
+_BROKEN_WORDS = """
+[...document.querySelectorAll('bdi')].flatMap(name => [...name.childNodes].filter(n => n.nodeType === 3))
+  .flatMap(text => [...text.data.matchAll(/[^-/ ]+/g)].filter(word => {
+    const range = document.createRange();
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    return range.getClientRects().length > 1; }).map(word => word[0]))
+"""
 # WCAG 2.2, 1.4.3: text needs 4.5 to 1 against what is behind it. The background is that of the nearest painted parent.
 _CONTRASTS = """
 (() => {
@@ -79,6 +91,10 @@ def test_everything_is_seen_without_scrolling_sideways(
     assert browser.evaluate("document.documentElement.scrollWidth") == width
     assert "Guarded deployments" in browser.text()
     assert browser.evaluate(_CONTRASTS) == []
+    browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    hidden = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+    assert browser.evaluate(hidden) == 0
+    assert browser.evaluate(_BROKEN_WORDS) == []
     plots = browser.evaluate(
         "[...document.querySelectorAll('figure svg')].map(e => e.getBoundingClientRect()).map(b => [b.width, b.height])"
     )
@@ -94,7 +110,8 @@ def test_everything_is_seen_without_scrolling_sideways(
         "[...document.querySelectorAll('select, input:not([type=hidden]), button')].map(e => e.getBoundingClientRect())"
         ".map(b => [b.left, b.right, b.height])"
     )
-    assert all(left >= 0 and right <= width and height >= 24 for left, right, height in controls)
+    least = 44 if width < 640 else 24
+    assert all(left >= 0 and right <= width and height >= least for left, right, height in controls)
     painted = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert painted == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(18, 23, 29)")
     browser.screenshot(tmp_path / f"page-{scheme}-{width}.png")
@@ -119,6 +136,28 @@ def test_a_plot_has_its_lines_and_marks(running: Proxy, browser: Browser) -> Non
         assert all(size > 2 for size in boxes), selector
 
 
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York", ""])
+@pytest.mark.parametrize("path", [PAGE, "a record"])
+def test_times_are_those_of_the_reader(running: Proxy, browser: Browser, zone: str, path: str) -> None:
+    """In his time zone, with UTC beside; in UTC without scripts. The page says which."""
+    browser.view(1280, 900, scripts=bool(zone), zone=zone or "Asia/Tokyo")
+    sign_in(browser, running)
+    if path != PAGE:
+        browser.open(browser.evaluate("document.querySelector('td a').href"))
+    times = browser.evaluate("[...document.querySelectorAll('time')].map(e => [e.dateTime, e.textContent, e.title])")
+    assert len(times) >= 2
+    for stamp, shown, title in times:
+        when = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
+        utc, local = (
+            str(when.astimezone(ZoneInfo(each)).replace(tzinfo=None))[: len(shown)] for each in ("UTC", zone or "UTC")
+        )
+        assert (shown, title) == (local, f"{utc} UTC" if zone else "")
+    offset = (
+        f"Times are local, GMT{datetime.now(ZoneInfo(zone)):%z}; point at one for UTC." if zone else "Times are UTC."
+    )
+    assert offset in browser.text()
+
+
 @pytest.mark.parametrize("scripts", [True, False])
 def test_a_setting_is_changed_and_reset(running: Proxy, browser: Browser, scripts: bool) -> None:
     """By mouse and keyboard, without any script of the page's; what was refused stays in the form."""
@@ -128,7 +167,14 @@ def test_a_setting_is_changed_and_reset(running: Proxy, browser: Browser, script
     browser.fill("#pruning_model", "fast")
     browser.fill("#target_ratio", "7")
     browser.click("#settings-form button.main")
-    assert "target_ratio = 7: Input should be less than 1" in browser.text()
+    assert "Compact down to: “7” is not a share (above 0, below 1; 35 % is 0.35)." in browser.text()
+    # Below three sections, and seen without a search.
+    assert browser.evaluate("document.activeElement.id") == "target_ratio"
+    top, bottom = browser.evaluate(
+        "[document.activeElement, document.querySelector('#target_ratio-problem')]"
+        ".map(e => e.getBoundingClientRect()).map((b, i) => i ? b.bottom : b.top)"
+    )
+    assert 0 <= top < bottom <= 900
     assert browser.evaluate("document.querySelector('#pruning_model').value") == "fast"
     assert browser.evaluate("document.querySelector('#target_ratio').getAttribute('aria-invalid')") == "true"
     browser.fill("#target_ratio", "0.35")

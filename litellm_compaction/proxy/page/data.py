@@ -19,7 +19,7 @@ from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDepl
 from litellm_compaction.proxy.live_settings import Known, LiveSettings, allowed_values, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.turns import Talk, Turns, talks_of, turn_from_json
-from litellm_compaction.proxy.page.view import Field, Notice, Row, clock_text
+from litellm_compaction.proxy.page.view import Field, Notice, Row
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import as_entry, router_entries
 from litellm_compaction.recall import Lookup
@@ -91,7 +91,6 @@ def fields_for(
     fields: list[Field] = []
     for key, live in LIVE.items():
         setting = Settings.model_fields[key]
-        change = known.overlay.changes.get(key)
         value = entered.get(key, str(getattr(known.settings, key)))
         said = str(getattr(configured, key))
         words = choices(setting)
@@ -103,8 +102,9 @@ def fields_for(
                 label=live.label,
                 description=f"{text} Allowed: {allowed}." if allowed else text,
                 value=value,
-                configured=_SAME if (key, said) == ("pruning_model", SAME_MODEL) else said,
-                changed=f"{clock_text(change.when_s)[:16]} by {change.role}" if change else "",
+                configured="the current model" if (key, said) == ("pruning_model", SAME_MODEL) else said,
+                is_configured=key in configured.model_fields_set,
+                change=known.overlay.changes.get(key),
                 options=_models(models, value) if key == "pruning_model" else [(word, word) for word in words],
                 problem=problems.get(key, ""),
             )

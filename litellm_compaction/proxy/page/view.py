@@ -9,19 +9,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jinja2
+from markupsafe import Markup
 
 from litellm_compaction.core.prompts import MAX_FOCUS_CHARS
 from litellm_compaction.engine.records import View
-from litellm_compaction.events import CompactionEvent, ContinuationEvent, Event, TruncationAlarm
+from litellm_compaction.events import BY_PLAN, CompactionEvent, ContinuationEvent, Event, TruncationAlarm
 from litellm_compaction.proxy.deployments import GuardedDeployment
+from litellm_compaction.proxy.live_settings import Change
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.turns import Accuracy, Talk, Turn
 from litellm_compaction.proxy.report import DeploymentReport
@@ -33,10 +35,18 @@ _FOLDER = Path(__file__).parent
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
-_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+SCRIPT = (_FOLDER / "local_times.js").read_text(encoding="utf-8")
+
+
+def _source(text: str) -> str:
+    """The only text that a browser may take for a style sheet or a script (CSP level 3, `hash-source`)."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
 SECURITY_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_DIGEST}'; form-action 'self'; "
-    "frame-ancestors 'none'; base-uri 'none'",
+    # By their hashes and not `'self'`: that would allow every script of LiteLLM's own.
+    "Content-Security-Policy": f"default-src 'none'; style-src {_source(STYLE)}; script-src {_source(SCRIPT)}; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "Cache-Control": "no-store",
     # `no-referrer` would make browsers send `Origin: null` with forms, and auth.py compares it.
     "Referrer-Policy": "same-origin",
@@ -79,8 +89,9 @@ class Field:
 
     Attributes:
         value: in force, or entered and refused.
-        configured: in config.yaml.
-        changed: "2026-11-22 02:10 by proxy_admin" if it was changed here.
+        configured: without changes made here.
+        is_configured: config.yaml says so; it is the default otherwise.
+        change: made here.
         options: value and label in a drop-down; empty for a number.
         problem: why the value was refused.
     """
@@ -90,7 +101,8 @@ class Field:
     description: str
     value: str
     configured: str
-    changed: str = ""
+    is_configured: bool = False
+    change: Change | None = None
     options: Sequence[tuple[str, str]] = ()
     problem: str = ""
 
@@ -160,6 +172,7 @@ def page(content: Content) -> str:
         headline=_headline(content),
         plots=[_plot(talk) for talk in content.talks],
         events=[(event, 1) for event in content.events if _reused(event) is None],
+        ways=sorted({row.report.standing.in_words() for row in content.rows} - {""}),
         reuses=_folded([event for event in content.events if _reused(event) is not None]),
         example=f"lm_studio/{models[0]}" if models else "MODEL",
         version=_version(),
@@ -174,8 +187,8 @@ def _version() -> str:
         return ""
 
 
-def _headline(content: Content) -> str:
-    """Sums up how it stands, in one line."""
+def _headline(content: Content) -> list[str]:
+    """Sums up how it stands, for one line."""
     made = [event for event in content.events if isinstance(event, CompactionEvent)]
     counts = {
         "model guarded": len(content.rows),
@@ -185,7 +198,7 @@ def _headline(content: Content) -> str:
     said = [f"{count} {_plural(name, count)}" for name, count in counts.items()]
     said.append(f"{sum(isinstance(event, TruncationAlarm) for event in content.events)} cut by the server")
     said.append(f"{sum(event.outcome == 'refused' for event in made)} refused")
-    return " · ".join(said)
+    return said
 
 
 def _plural(name: str, count: int) -> str:
@@ -203,22 +216,17 @@ def record_page(shown: Shown) -> str:
     return _rendered("record.html.j2", shown=shown, most=_MOST_PAIRS, most_focus=MAX_FOCUS_CHARS)
 
 
-def clock_text(when_s: float) -> str:
-    """A wall clock time for people, by the proxy's clock; "" for one that no calendar has."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when_s))
-    except (ValueError, OverflowError, OSError):
-        return ""
+def _clock(when_s: float, digits: int = 19) -> Markup:
+    """A time in UTC, for `local_times.js` to replace; "" for one that no calendar has.
 
-
-def zone_text(when_s: float) -> str:
-    """The proxy's time zone: `CET, UTC+01:00`."""
+    Args:
+        digits: 16 to leave the seconds out.
+    """
     try:
-        now = time.localtime(when_s)
-        hours, minutes = divmod(abs(now.tm_gmtoff) // 60, 60)
+        text = datetime.fromtimestamp(when_s, timezone.utc).replace(tzinfo=None).isoformat(timespec="seconds")[:digits]
     except (ValueError, OverflowError, OSError):
-        return ""
-    return f"{now.tm_zone}, UTC{'-' if now.tm_gmtoff < 0 else '+'}{hours:02}:{minutes:02}"
+        return Markup("")
+    return Markup('<time datetime="{}Z">{}</time>').format(text, text.replace("T", " "))
 
 
 def _folded(events: Sequence[Event]) -> list[tuple[Event, int]]:
@@ -335,6 +343,11 @@ def _shown(field: Field) -> str:
     return next((label for value, label in field.options if value == field.value), field.value)
 
 
+def _name(text: str) -> Markup:
+    """A name that a client may have chosen: it cannot turn the text around it, and its lines break after a slash."""
+    return Markup("<bdi>{}</bdi>").format(Markup("/<wbr>").join(text.split("/")))
+
+
 def _short(value: object) -> object:
     """Coordinates without their invisible digits."""
     return f"{value:g}" if isinstance(value, float) else value
@@ -351,10 +364,10 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.globals.update(style=STYLE, canvas=_CANVAS, ALL=ALL)
+    made.globals.update(style=STYLE, script=SCRIPT, canvas=_CANVAS, ALL=ALL, by_plan=BY_PLAN)
     made.filters.update(
-        clock=clock_text,
-        zone=zone_text,
+        clock=_clock,
+        name=_name,
         thousands="{:,}".format,
         share_of=_share_of,
         shown=_shown,

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.config import LIVE, Settings
+from litellm_compaction.config import LIVE, Settings, settings_from
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnknown
 from litellm_compaction.events import CompactionEvent, event_to_json
 from litellm_compaction.proxy.live_settings import Change, Known, Overlay
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.data import _state, events_for, fields_for, refused_value, useless_models
-from litellm_compaction.proxy.page.view import clock_text
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.windows.windows import Target
 from tests.stores.made import MemoryStore
@@ -84,9 +83,16 @@ def test_every_setting_that_can_be_changed_has_a_field() -> None:
     shown = {field.key: field for field in made}
     assert list(shown) == list(LIVE)
     assert shown["strategy"].value == "prune"
-    assert shown["strategy"].changed == f"{clock_text(0.0)[:16]} by proxy_admin"
+    assert shown["strategy"].change == change
     assert (shown["target_ratio"].value, shown["target_ratio"].problem) == ("many", "no number")
     assert "small" in str(shown["pruning_model"].options)
+
+
+def test_a_field_says_if_config_yaml_has_its_value() -> None:
+    """Its default otherwise, also if both are the same."""
+    configured = settings_from({"mode": "guard"})
+    made = fields_for(configured, Known("{}", Overlay(), configured), {}, entered={}, problems={})
+    assert [field.key for field in made if field.is_configured] == ["mode"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -17,21 +17,22 @@ from hypothesis import strategies as st
 
 from litellm_compaction.config import DeploymentSettings, settings_from
 from litellm_compaction.engine import Standing
-from litellm_compaction.events import CompactionEvent, ContinuationEvent, TruncationAlarm
+from litellm_compaction.events import BY_PLAN, CompactionEvent, ContinuationEvent, Cut, TruncationAlarm
 from litellm_compaction.proxy.deployments import GuardedDeployment
+from litellm_compaction.proxy.live_settings import Change
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.turns import Accuracy, Drop, Talk, Turn
 from litellm_compaction.proxy.page.view import (
+    SCRIPT,
     SECURITY_HEADERS,
     STYLE,
     Content,
     Field,
     Notice,
     Row,
-    clock_text,
+    _clock,
     page,
     plain_page,
-    zone_text,
 )
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.proxy.routing import Deployment
@@ -40,7 +41,7 @@ from litellm_compaction.tokenizers.sources import TokenizerSource
 from litellm_compaction.windows.windows import Target, Window
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &amp; \x00\ud800\u202e"
-_VOID = {"meta", "input", "br"}
+_VOID = {"meta", "input", "br", "wbr"}
 
 
 class _Reader(HTMLParser):
@@ -118,7 +119,7 @@ def content(word: str = "local", **changes: Any) -> Content:
         description=word,
         value="guard",
         configured=word,
-        changed=f"2026 by {word}",
+        change=Change("guard", 1e9, word),
         options=[("guard", "guard"), (word, word)],
         problem=word,
     )
@@ -173,10 +174,14 @@ def plot(made: Talk) -> str:
 
 
 def skeleton(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Elements and their attributes' names, without what a name that equals a setting's value chooses."""
+    """Elements and their attributes' names, without what a name that equals a setting's value chooses.
+
+    A name with a slash has a place where its line may break.
+    """
     return [
         (name, tuple(key for key in attributes if key not in ("selected", "checked")))
         for name, attributes in _Reader(text).elements
+        if name != "wbr"
     ]
 
 
@@ -199,24 +204,27 @@ def test_what_is_escaped_can_be_read(word: str) -> None:
     assert {each["value"] for each in inputs if each.get("name") == "revision"} == {wanted}
 
 
-def test_the_header_allows_the_style_that_is_sent() -> None:
-    """Browsers compare the hash of exactly what stands between the tags."""
+def test_the_header_allows_the_style_and_the_script_that_are_sent() -> None:
+    """Browsers compare the hash of exactly what stands between the tags; nothing else is allowed by anything."""
     for text in (page(content()), plain_page("x")):
-        style = text.partition("<style>")[2].partition("</style>")[0]
-        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        assert f"style-src 'sha256-{digest}';" in SECURITY_HEADERS["Content-Security-Policy"]
+        for tag, source in (("style", STYLE), ("script", SCRIPT)):
+            assert text.count(f"<{tag}") == 1
+            assert text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0] == source
+            digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+            assert f"; {tag}-src 'sha256-{digest}';" in SECURITY_HEADERS["Content-Security-Policy"]
 
 
-def test_nothing_is_loaded_and_nothing_is_run() -> None:
-    """No script, no inline style or handler, no address outside; the style sheet is the one that the header allows."""
+def test_nothing_is_loaded_and_one_script_is_run() -> None:
+    """No inline style or handler, no address outside; style sheet and script are those that the header allows."""
     reader = _Reader(page(content()))
-    assert {name for name, _ in reader.elements}.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert {name for name, _ in reader.elements}.isdisjoint({"link", "img", "iframe", "object"})
     for _, attributes in reader.elements:
         assert not [name for name in attributes if name.startswith("on") or name in ("style", "src")]
         assert attributes.get("href") in (None, "?")
         assert "action" not in attributes
     assert "url(" not in STYLE
     assert "@import" not in STYLE
+    assert not re.search(r"fetch|XMLHttp|import|eval|innerHTML|cookie|storage|location", SCRIPT, re.IGNORECASE)
     assert "default-src 'none'" in SECURITY_HEADERS["Content-Security-Policy"]
     assert "unsafe" not in SECURITY_HEADERS["Content-Security-Policy"]
 
@@ -251,7 +259,7 @@ def test_whoever_may_not_write_gets_no_controls() -> None:
     text = page(content(visitor=Visitor(role="internal_user", tenant="t", auth=None)))
     reader = _Reader(text)
     assert not [name for name, _ in reader.elements if name in ("form", "select", "input", "button")]
-    assert "config.yaml says local, changed here to guard at 2026 by local." in "".join(reader.texts)
+    assert "The default is local, changed here to guard at 2001-09-09 01:46 by local." in "".join(reader.texts)
 
 
 def test_what_a_row_says() -> None:
@@ -260,12 +268,12 @@ def test_what_a_row_says() -> None:
     for expected in (
         "7,000 → 3,000",
         "85 %",
-        "1 call of local, 1.5 s",
+        "1\N{NO-BREAK SPACE}call, 1.5\N{NO-BREAK SPACE}s",
         "2001-09-09 01:46:40",
         "+11.1 % (1,000 counted, 900 reported)",
-        "local · local (stand-in)",
+        "local (stand-in)",
         "9,000 expected, 4,000 seen",
-        "3 more are not drawn: older ones, or of one turn.",
+        "3 more are not drawn: older, or of one turn.",
     ):
         assert expected in text
 
@@ -276,21 +284,23 @@ def test_what_a_row_says() -> None:
 def test_a_row_says_what_counts(owns_vocabulary: bool, cell: str) -> None:
     """By which vocabulary, and whose it is."""
     family = replace(FAMILY, name="qwen3", vocabulary="qwen2", owns_vocabulary=owns_vocabulary)
-    assert f'<td class="wide">{cell}</td>' in page(content(rows=[row("m", family)]))
+    assert f'<td data-label="Counts by">{cell}</td>' in page(content(rows=[row("m", family)]))
 
 
 def test_a_row_says_how_an_answer_goes_on() -> None:
     """What carries it over the limit, and in which way its server has shown to go on."""
     made = row("m", FAMILY)
     text = " ".join(_Reader(page(content(rows=[made]))).texts)
-    assert "transport prefill: the answer's end is the last message, which the server goes on with, as it has" in text
+    assert "transport, prefill" in text
+    assert "prefill: the answer's end is the last message, which the server goes on with, as it has done." in text
 
 
 def test_an_answer_that_was_cut_is_a_row() -> None:
     """How it ended and how full its window was; a compaction after a server's overflow shows no fill."""
     events = content().events
     text = " ".join(" ".join(_Reader(page(content(events=events))).texts).split())
-    assert "answer cut : no restart was left 7,900, restart 3 of 3 local in mid-answer 8,192 96 %" in text
+    assert "answer cut : no restart was left Raise max_restarts, or load the model with a longer context." in text
+    assert "7,900, restart 3 of 3 96 % of 8,192 local in mid-answer" in text
     (told,) = [replace(each, refusal="http_400") for each in events if isinstance(each, CompactionEvent)]
     assert "server overflow" in "".join(_Reader(page(content(events=[told]))).texts)
 
@@ -339,6 +349,43 @@ def test_the_first_line_says_how_it_stands() -> None:
     made = content(rows=[], talks=[talk()], more_talks=0, events=events)
     text = "".join(_Reader(page(made)).texts)
     assert "0 models guarded · 1 conversation · 2 compactions · 1 cut by the server · 1 refused" in text
+
+
+def test_what_is_red_comes_with_a_remedy() -> None:
+    """Whatever its reason; what was planned so is neither."""
+    known: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
+    sizes = {"tokens_before": 7000, "tokens_after": 3000}
+    kinds: tuple[Any, ...] = (
+        *(("fallback", each) for each in ("empty", "paused", "")),
+        ("refused", "does_not_fit"),
+        ("failed_open", "KeyError"),
+    )
+    cuts: tuple[Any, ...] = get_args(Cut)
+    bad = [
+        *(CompactionEvent(outcome=outcome, reason=reason, **known, **sizes) for outcome, reason in kinds),
+        *(replace(event, outcome=each) for event in content().events[2:] for each in cuts),  # type: ignore[call-arg]
+        content().events[1],
+    ]
+    planned = [CompactionEvent(outcome="fallback", reason=each, **known, **sizes) for each in BY_PLAN]
+    for events, marks in ((bad, len(bad)), (planned, 0)):
+        table = page(content(events=events, rows=[], fields=[]))
+        table = table[table.index("<tbody>") : table.index("</tbody>")]
+        assert (table.count('class="bad"'), table.count('<br><span class="quiet">')) == (marks, marks)
+
+
+def test_a_name_breaks_after_a_slash_and_is_isolated() -> None:
+    """It cannot turn the text around it."""
+    assert "<bdi>lm_studio/<wbr>a&lt;b</bdi>" in page(content("lm_studio/a<b"))
+
+
+@pytest.mark.parametrize("program", ["Mozilla/5.0", "OpenAI/Python", ""])
+def test_a_conversation_says_which_client(program: str) -> None:
+    """A browser's user agent names none."""
+    made = Talk([turn(1e9, 1, 1, 2, 8192, program=program)])
+    shown = " ".join("".join(_Reader(plot(made)).texts).split())
+    said = {"Mozilla/5.0": "a browser · since", "OpenAI/Python": "OpenAI/Python · since", "": "local since"}
+    assert said[program] in shown
+    assert "Mozilla" not in shown
 
 
 @pytest.mark.parametrize("shows", [True, False])
@@ -395,12 +442,13 @@ def test_any_numbers_can_be_drawn(numbers: list[tuple[int, int, int, int]], rati
     assert "nan" not in "".join(str(attributes) for _, attributes in reader.elements)
 
 
-def test_a_zone_is_named() -> None:
-    """Times are the proxy's."""
-    assert re.fullmatch(r".+, UTC[+-]\d\d:\d\d", zone_text(1.8e9))
-    assert zone_text(float("nan")) == ""
+def test_a_time_is_utc_until_a_script_makes_it_local() -> None:
+    """With the seconds or without; what a script reads is what a person reads."""
+    assert _clock(1e9) == '<time datetime="2001-09-09T01:46:40Z">2001-09-09 01:46:40</time>'
+    assert _clock(1e9, 16) == '<time datetime="2001-09-09T01:46Z">2001-09-09 01:46</time>'
+    assert '<span class="zone">Times are UTC.</span>' in page(content())
 
 
 def test_a_time_that_no_calendar_has_is_empty() -> None:
     """A damaged event must not take the page away."""
-    assert clock_text(1e300) == clock_text(float("inf")) == ""
+    assert [_clock(when_s) for when_s in (1e300, 1e13, float("inf"), float("nan"))] == [""] * 4
