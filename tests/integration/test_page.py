@@ -191,6 +191,13 @@ def test_a_change_counts_at_once_and_in_all_workers(workers: Workers) -> None:
     assert workers.two.expect_logged("settings_changed mode=observe")
 
 
+@pytest.mark.parametrize(("done", "unfolds"), [("saved", True), ("undone", False), ("", False)])
+def test_settings_unfold_for_news_of_their_own(workers: Workers, done: str, unfolds: bool) -> None:
+    """A record that was forgotten is none."""
+    text = workers.one.client.get(f"{PAGE}?done={done}", headers={"Authorization": f"Bearer {ADMIN}"}).text
+    assert ("<details open>" in text) == unfolds
+
+
 def test_off_can_be_switched_on_again(workers: Workers) -> None:
     """The page itself does not sleep, and a request under way keeps the settings that it began with."""
     assert save(workers.one, mode="off").status_code == 303

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -442,6 +443,17 @@ def test_any_numbers_can_be_drawn(numbers: list[tuple[int, int, int, int]], rati
     assert "nan" not in "".join(str(attributes) for _, attributes in reader.elements)
 
 
+@pytest.fixture
+def _in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A proxy whose clock shows another zone than UTC, where a process can choose one."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Asia/Tokyo")
+        getattr(time, "tzset", lambda: None)()
+        yield
+    getattr(time, "tzset", lambda: None)()
+
+
+@pytest.mark.usefixtures("_in_tokyo")
 def test_a_time_is_utc_until_a_script_makes_it_local() -> None:
     """With the seconds or without; what a script reads is what a person reads."""
     assert _clock(1e9) == '<time datetime="2001-09-09T01:46:40Z">2001-09-09 01:46:40</time>'
