@@ -62,7 +62,7 @@ def test_a_good_tokenizer_starts(monkeypatch: pytest.MonkeyPatch, model_file: Pa
         (
             {"target_ratio": 0.5},
             {"pre_request_ratio": 0.45},
-            r"model_info\.compaction of 'local'.*now 0\.5, 0\.45, 0\.9",
+            r"model_info\.compaction of 'local'.*now 0\.5, 0\.45 and 0\.9",
         ),
     ],
 )
