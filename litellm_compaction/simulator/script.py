@@ -135,6 +135,7 @@ Script = Callable[[ChatCall], "Reply | None"]
 _ASKS_FOR_SUMMARY = re.compile(r"\b(?:write the record|summari[sz]\w*|condense)\b", re.IGNORECASE)
 _OPENING_CHARS, _MOST_LINES, _LINE_CHARS = 400, 24, 160
 _SAID = re.compile(r"^USER:\n(.+)", re.MULTILINE)
+_HEADING = "### What the user said"
 
 
 def default_reply(call: ChatCall) -> Reply:
@@ -143,9 +144,11 @@ def default_reply(call: ChatCall) -> Reply:
     if not _ASKS_FOR_SUMMARY.search(last[:_OPENING_CHARS]):
         return Reply(f"This is answer {call.index + 1} of the simulated model.")
     said = [str(each.get("content") or "") for each in call.messages[:-1] if each.get("role") == "user"]
-    said = [*said, *_SAID.findall(last)]
+    # An earlier summary of its own, or several to be merged into one, come first.
+    summarized = [line[2:] for line in last.partition(_HEADING)[2].splitlines() if line.startswith("- ")]
+    said = [*summarized, *said, *_SAID.findall(last)]
     lines = [f"- {' '.join(each.split())[:_LINE_CHARS]}" for each in said if each.strip()]
-    return Reply("\n".join(("### What the user said", *(lines[-_MOST_LINES:] or ["- nothing"]))))
+    return Reply("\n".join((_HEADING, *(lines[-_MOST_LINES:] or ["- nothing"]))))
 
 
 def numbered_words(n: int, start: int = 1) -> str:

@@ -22,6 +22,13 @@ def test_a_request_for_a_summary_gets_one_of_what_was_shown(served: Bench) -> No
     assert alone.json()["choices"][0]["message"]["content"] == "### What the user said\n- The port is 4812."
 
 
+def test_parts_of_a_summary_are_merged(served: Bench) -> None:
+    """Into one that has the lines of each, as a long conversation's own summaries are; none is lost for nothing."""
+    heading = "### What the user said"
+    parts = f"You write the record.\n\nPART 1:\n{heading}\n- First.\n\nPART 2:\n{heading}\n- Second."
+    assert served.chat(user(parts)).json()["choices"][0]["message"]["content"] == f"{heading}\n- First.\n- Second."
+
+
 def test_script_sees_the_call(served: Bench) -> None:
     """A script gets the body, the text with tool results and arguments, the counts, and a running index."""
     calls: list[ChatCall] = []
