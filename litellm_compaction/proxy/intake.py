@@ -57,6 +57,7 @@ from litellm_compaction.proxy.routing import (
     reachable_entries,
     refuses_by,
 )
+from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
 from litellm_compaction.proxy.standards.standards import Standards
@@ -323,9 +324,14 @@ class Intake:
         """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
 
         With a client's, LiteLLM would reach the same server by a way without a guard. None if nothing has to change.
+
+        Raises:
+            BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
         """
         if is_internal_call() or router is None:
             return None
+        if self._calls.orders(kwargs) is None and self._deployment_of(kwargs, "").kind != "foreign":
+            responses.refuse_unread(kwargs.get("input"))
         changed = self._as_deployed(router, kwargs)
         return None if changed is kwargs else {**changed}
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from websockets.sync.client import connect
 
 from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
 from tests.builders import chat
@@ -106,6 +107,24 @@ def test_a_trigger_is_answered_by_one_item_and_the_next_turn_goes_on_from_it(run
     assert RULE in str(running.last[1]["content"])
     assert running.last[-1]["content"] in ("And now?", [{"type": "text", "text": "And now?"}])
     assert len(running.asked(summaries=True)) == summaries
+
+
+def test_a_websocket_is_guarded_and_follows_no_items(running: Running) -> None:
+    """A long input is compacted. LiteLLM shows its requests to no plug-in, so a trigger is refused by name."""
+    address = running.proxy.base_url.replace("http", "ws", 1).removesuffix("/v1") + "/v1/responses"
+    with connect(address, additional_headers={"Authorization": f"Bearer {ANNA}"}, max_size=None) as socket:
+
+        def told(asked: list[dict[str, Any]]) -> dict[str, Any]:
+            socket.send(json.dumps({"type": "response.create", "model": "small", "input": asked}))
+            while (event := json.loads(socket.recv(60)))["type"] not in ("response.completed", "error"):
+                pass
+            return dict(event)
+
+        answer = told(items("socket"))
+        assert answer["response"]["output"][-1]["content"][0]["text"] == "Understood."
+        assert len(running.last) < len(items("socket"))
+        refused = told([*items("socket"), TRIGGER])
+        assert "is a compaction item, which is followed for guarded models by HTTP alone" in refused["error"]["message"]
 
 
 def test_a_chain_of_items_keeps_what_the_first_one_knew(running: Running) -> None:

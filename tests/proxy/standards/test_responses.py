@@ -16,6 +16,7 @@ from litellm_compaction.proxy.standards.responses import (
     compacted_response,
     item_of,
     read_orders,
+    refuse_unread,
     usage_of,
     with_item,
 )
@@ -35,6 +36,19 @@ async def opened(text: object, field: str) -> Portable:
     if text != "text":
         raise BadItem(field, "is none")
     return FOUND
+
+
+@pytest.mark.parametrize("items", [None, "Hello.", [], [said("Hello."), "?"]])
+def test_an_input_without_items_need_not_be_read(items: object) -> None:
+    """Whatever else it is, it goes on."""
+    refuse_unread(items)
+
+
+@pytest.mark.parametrize("item", [ITEM, TRIGGER, {**ITEM, "type": "compaction_summary"}])
+def test_an_item_that_nobody_has_read_is_refused(item: dict[str, Any]) -> None:
+    """By its place; otherwise what it stands for would be lost in silence."""
+    with pytest.raises(BadItem, match=r"^`input\[1\]` is a compaction item, "):
+        refuse_unread([said("Hello."), item])
 
 
 async def test_without_a_word_about_its_context_nothing_changes() -> None:
