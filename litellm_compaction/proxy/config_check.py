@@ -31,6 +31,7 @@ _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callba
 # `mode` is LiteLLM's own key in model_info (chat, embedding, …).
 _OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
 _LIKENESS_RATIO = 0.92
+_AUTO_ROUTER = "auto_router/complexity_router"
 # Places that LiteLLM does not read for us, or reads too late (order of settings in LiteLLM 1.106.2).
 _OURS = (
     (SECTION,),
@@ -91,6 +92,7 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
         yield problem("model_list", "there is no deployment: add one, as in the shipped config.yaml.")
     for index, entry in enumerate(deployments):
         yield from _deployment(data, entry, entry_name(entry, index), settings)
+        yield from _auto_router(as_entry(entry.get("litellm_params")), entry_name(entry, index))
     yield from _variables(data, environ)
     if is_bypassed(environ):
         yield problem(
@@ -196,6 +198,19 @@ def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, se
         return
     if own.pruning_model is not None:
         yield from _pruning_model(data, own.pruning_model, place, named)
+
+
+def _auto_router(params: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    """LiteLLM's auto-router has a provider compact what nears the window of a tier, or refuses it (1.106.2)."""
+    if params.get("model") != _AUTO_ROUTER:
+        return
+    place = f"{name}: litellm_params.complexity_router_config"
+    if as_entry(params.get("complexity_router_config")).get("context_compaction", True) not in (False, None):
+        yield problem(
+            f"{place}.context_compaction",
+            "LiteLLM's own compaction goes before the guard, and refuses what nears a local model's window: "
+            "write `context_compaction: false`.",
+        )
 
 
 def _variables(data: object, environ: Mapping[str, str]) -> Iterator[Finding]:

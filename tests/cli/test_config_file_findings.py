@@ -56,6 +56,17 @@ def test_the_handler_in_a_logging_list_is_found(write: Write) -> None:
     assert place == "litellm_settings.success_callback"
 
 
+@pytest.mark.parametrize(
+    ("own", "is_wrong"),
+    [({}, True), ({"context_compaction": {"trigger_ratio": 0.8}}, True), ({"context_compaction": False}, False)],
+)
+def test_an_auto_router_that_compacts_itself_is_found(write: Write, own: dict[str, Any], is_wrong: bool) -> None:
+    """It goes before the guard, and refuses what the guard would have made fit."""
+    params = {"model": "auto_router/complexity_router", "complexity_router_config": {"tiers": {}, **own}}
+    found = problems(write(config(deployment(), {"model_name": "smart", "litellm_params": params})))
+    assert [place.endswith("complexity_router_config.context_compaction") for place, _ in found] == [True] * is_wrong
+
+
 def test_a_file_that_shadows_the_package_is_found(write: Write) -> None:
     """LiteLLM prefers a file beside the config."""
     write("", "litellm_compaction.py")
