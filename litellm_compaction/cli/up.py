@@ -272,8 +272,11 @@ def _upstream(
             f"No LM Studio answers at {url} (2 s limit). Start its server (`lms server start`), or use --simulator."
         )
     reason = "as asked" if simulator else f"because no LM Studio answers at {url}"
-    from litellm_compaction.simulator import Model, Simulator, serve
+    from litellm_compaction.simulator import Model, Simulator, count_by, serve
+    from litellm_compaction.tokenizers.families import family_of
+    from litellm_compaction.tokenizers.registry import vocabulary
 
+    count_by(lambda: vocabulary(family_of("", _SIMULATED_MODEL).vocabulary).encoding)
     simulated = Simulator([Model(_SIMULATED_MODEL)])
     simulated.load(_SIMULATED_MODEL, _SIMULATED_TOKENS)
     with serve(simulated) as address:

@@ -5,7 +5,7 @@ way of overflowing it. It imports nothing else of this project, so that it can w
 """
 
 from .catalog import Instance, Model
-from .rendering import Tokenizer
+from .rendering import Tokenizer, count_by
 from .script import (
     SDK_MODES,
     ChatCall,
@@ -39,6 +39,7 @@ __all__ = [
     "SdkSocket",
     "Simulator",
     "Tokenizer",
+    "count_by",
     "numbered_words",
     "serve",
     "summary_of_facts",

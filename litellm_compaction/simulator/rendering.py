@@ -13,7 +13,7 @@ import math
 import os
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -368,6 +368,8 @@ _FIRST_SPECIAL_ID = 300_000
 _SPECIAL_IDS = {text: _FIRST_SPECIAL_ID + offset for offset, text in enumerate(SPECIAL_TOKENS)}
 _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL_TOKENS) + ")")
 
+_load_other: Callable[[], tiktoken.Encoding | None] = lambda: None  # noqa: E731
+
 _WIDE = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]+")
 
 # tiktoken 0.14 panics on 1,000,000 equal characters and passes 800,000 (measured 2026-11), so long runs are split.
@@ -410,9 +412,20 @@ def encode(text: str) -> array[int]:
     return token_ids
 
 
+def count_by(load: Callable[[], tiktoken.Encoding | None]) -> None:
+    """Has all simulators of this process take the vocabulary that `load` gives for o200k_base; call it before any runs.
+
+    It is called with the first text; with None from it, they keep o200k_base.
+    """
+    global _load_other
+    _load_other = load
+
+
 @lru_cache(maxsize=1)
 def load_vocabulary() -> tiktoken.Encoding:
     """Returns the vocabulary; the first call takes about 0.3 s."""
+    if (other := _load_other()) is not None:
+        return other
     folder = _bundled_folder()
     if folder is None or "TIKTOKEN_CACHE_DIR" in os.environ:
         return tiktoken.get_encoding("o200k_base")

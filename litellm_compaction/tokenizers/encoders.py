@@ -217,14 +217,14 @@ class TiktokenEncoder:
     """A tiktoken vocabulary."""
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
-        self._encoding = encoding
+        self.encoding = encoding
 
     def lengths(self, pieces: Sequence[str]) -> list[int]:
         return [self._length(piece) for piece in pieces]
 
     def _length(self, piece: str) -> int:
         try:
-            return len(self._encoding.encode_ordinary(piece))
+            return len(self.encoding.encode_ordinary(piece))
         except BaseException as error:
             # tiktoken's Rust side panics with a BaseException that cannot be imported by name.
             if type(error).__name__ != "PanicException":

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from litellm_compaction.tokenizers.encoders import Encoder, VocabularyData, encoder_for
+import tiktoken
+
+from litellm_compaction.tokenizers.encoders import Encoder, TiktokenEncoder, VocabularyData, encoder_for
 
 # Long runs make tiktoken slow, then panic (1,000,000 spaces, tiktoken 0.14), and one call must not hold the GIL long.
 _PIECE_CHARS = 4096
@@ -72,6 +74,11 @@ class Vocabulary:
             # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
             strips = {"<|assistant|>", "<|end|>"} <= specials
         self.strips_after_special = data.kind == "spm" and strips
+
+    @property
+    def encoding(self) -> tiktoken.Encoding | None:
+        """The vocabulary as tiktoken has it; None for one that tiktoken cannot have. Special tokens are left out."""
+        return self._encoder.encoding if isinstance(self._encoder, TiktokenEncoder) else None
 
     def split(self, prompt: str) -> list[Segment]:
         """Cuts a text at special tokens; the segments in order, as llama.cpp's tokenizer_st_partition finds them."""
