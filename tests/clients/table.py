@@ -87,7 +87,6 @@ _CLAUDE = ("claude", "-p", "--permission-mode", "acceptEdits", "--allowedTools",
 _CODEX = ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-")
 _OPENCODE = ("opencode", "run", "--auto")
 _QWEN = ("qwen", "--approval-mode", "yolo")
-_CONTINUE = ("cn", "-p", "--auto", "{prompt}")
 _CLINE = ("cline", "-P", "openai-compatible", "{prompt}")
 
 _SHELL = Tongue(
@@ -210,15 +209,16 @@ PROGRAMS: tuple[Client, ...] = (
         "continue",
         "Continue (cn)",
         ("npm:@continuedev/cli",),
-        _CONTINUE,
+        ("cn", "-p", "--auto", "{prompt}"),
         "continue",
         tongue=Tongue(
             lambda path: ("Read", _json(filepath=str(path))),
             lambda path, content: ("Write", _json(filepath=str(path), content=content)),
         ),
-        asks_for_summary="summar",
-        own=(_CONTINUE,),
-        without={"long": "at the window's end its answers are bounded, and it compacts below that"},
+        without={
+            "long": "its answers are bounded to what a compaction leaves free",
+            "own": "it is told more than any window, so that it never reaches its threshold",
+        },
     ),
     Client(
         "mini-swe-agent",
