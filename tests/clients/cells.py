@@ -347,10 +347,8 @@ def _prompt(scenario: Name, window_tokens: int) -> str:
 
 
 def _compactions(lines: Sequence[str], group: str, event: str = "") -> list[str]:
-    """The log lines of compactions that were made for a client, not of those used again; or of another event."""
-    made = re.compile(
-        rf"litellm_compaction.*: (?:{event or 'compacted|fallback|reused(?=.* reason=prepared)'}) model={group} "
-    )
+    """The log lines of compactions that were made while a client waited; or of another event."""
+    made = re.compile(rf"litellm_compaction.*: (?:{event or 'compacted|fallback'}) model={group} ")
     return [line for line in lines if made.search(line)]
 
 
