@@ -30,8 +30,8 @@ class Client:
     Attributes:
         name: of its folder and its row.
         packages: what is installed, `pip:…` or `npm:…`; the first one's version is shown.
-        command: one headless run; `{driver}` is the program in drivers/, `{prompt}` the prompt, which is sent to the
-            standard input where it does not stand here.
+        command: one headless run; `{driver}` is the program in drivers/, `{browser}` a Chromium, `{prompt}` the prompt,
+            which is sent to the standard input where it does not stand here.
         connect: of `litellm-compaction connect`, whose lines configure it.
         tongue: how the model calls its tools.
         folder: of its installation and its driver; several rows may share one.
@@ -43,6 +43,7 @@ class Client:
             first run, its own command, and a run that goes on.
         without: why a scenario does not apply.
         is_sdk: a library with a driver of ours.
+        has_server: its driver starts a server, too, which Ctrl-C must leave running until the driver has stopped.
     """
 
     name: str
@@ -60,10 +61,15 @@ class Client:
     own: tuple[tuple[str, ...], ...] = ()
     without: Mapping[Name, str] = field(default_factory=dict)
     is_sdk: bool = False
+    has_server: bool = False
 
     @property
     def home(self) -> str:
         return self.folder or self.name
+
+    @property
+    def needs_browser(self) -> bool:
+        return "{browser}" in self.command
 
 
 def _sdk(name: str, title: str, *packages: str, connect: str, folder: str = "", **more: Any) -> Client:
@@ -87,13 +93,26 @@ _CLAUDE = ("claude", "-p", "--permission-mode", "acceptEdits", "--allowedTools",
 _CODEX = ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-")
 _OPENCODE = ("opencode", "run", "--auto")
 _QWEN = ("qwen", "--approval-mode", "yolo")
-_CONTINUE = ("cn", "-p", "--auto", "{prompt}")
 _CLINE = ("cline", "-P", "openai-compatible", "{prompt}")
 
 _SHELL = Tongue(
     lambda path: ("exec_command", _json(cmd=f"cat {path.name}")),
     lambda path, content: ("exec_command", _json(cmd=f"cat >{path.name} <<'END'\n{content}END")),
 )
+
+_OPEN_WEBUI = {
+    "WEBUI_AUTH": "False",
+    "WEBUI_SECRET_KEY": "only for this run",
+    "ENABLE_OLLAMA_API": "false",
+    # Its own embeddings and voices would be loaded from the internet.
+    "HF_HUB_OFFLINE": "1",
+    "RAG_EMBEDDING_ENGINE": "openai",
+    "AUDIO_STT_ENGINE": "openai",
+    # The model would take its page's requests for a title, for tags and for questions for turns.
+    "ENABLE_TITLE_GENERATION": "false",
+    "ENABLE_TAGS_GENERATION": "false",
+    "ENABLE_FOLLOW_UP_GENERATION": "false",
+}
 
 PROGRAMS: tuple[Client, ...] = (
     Client(
@@ -210,15 +229,16 @@ PROGRAMS: tuple[Client, ...] = (
         "continue",
         "Continue (cn)",
         ("npm:@continuedev/cli",),
-        _CONTINUE,
+        ("cn", "-p", "--auto", "{prompt}"),
         "continue",
         tongue=Tongue(
             lambda path: ("Read", _json(filepath=str(path))),
             lambda path, content: ("Write", _json(filepath=str(path), content=content)),
         ),
-        asks_for_summary="summar",
-        own=(_CONTINUE,),
-        without={"long": "at the window's end its answers are bounded, and it compacts below that"},
+        without={
+            "long": "its answers are bounded to what a compaction leaves free",
+            "own": "it is told more than any window, so that it never reaches its threshold",
+        },
     ),
     Client(
         "mini-swe-agent",
@@ -243,16 +263,27 @@ PROGRAMS: tuple[Client, ...] = (
         ("pip:open-webui",),
         ("python", "{driver}"),
         "open-webui",
-        environ={
-            "WEBUI_AUTH": "False",
-            "WEBUI_SECRET_KEY": "only for this run",
-            "ENABLE_OLLAMA_API": "false",
-            # Its own embeddings and voices would be loaded from the internet.
-            "HF_HUB_OFFLINE": "1",
-            "RAG_EMBEDDING_ENGINE": "openai",
-            "AUDIO_STT_ENGINE": "openai",
-        },
-        without={"own": _NO_COMMAND, "cancel": "not tried: Ctrl-C ends the server of this run, too"},
+        environ=_OPEN_WEBUI,
+        has_server=True,
+        without={"own": _NO_COMMAND},
+    ),
+    Client(
+        "open-webui-page",
+        "Open WebUI (its page)",
+        ("pip:open-webui",),
+        ("python", "{driver}", "{browser}"),
+        "open-webui",
+        tongue=Tongue(
+            lambda _: ("", ""),
+            lambda _, content: ("", f"```python\n{content}```\n"),
+            is_text=True,
+        ),
+        folder="open-webui",
+        environ=_OPEN_WEBUI,
+        # Its page sends 6,500 tokens of tools.
+        window=16_384,
+        has_server=True,
+        without={"results": "no files to read", "own": _NO_COMMAND},
     ),
 )
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from litellm_compaction.simulator import RequestRecord, Simulator
-from tests.clients.cells import Ended, judge, pairing_problems
+from tests.clients.cells import Ended, Matrix, judge, pairing_problems
 from tests.clients.model import CONTENT, DONE, Model, Name
 from tests.clients.table import CLIENTS, PLAIN, driver_of
-from tests.integration.bench import Watch
-from tests.integration.harness import CHAT
+from tests.integration import browser
+from tests.integration.bench import Bench, Watch
+from tests.integration.harness import CHAT, Proxy
 
 _WELL = Ended(0, f"{DONE}\n", "")
 _CALLED = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
@@ -111,3 +112,13 @@ def test_orphans_are_seen(messages: list[dict[str, Any]], told: list[str]) -> No
 def test_each_library_has_its_driver() -> None:
     """A row names a program that is there."""
     assert [client.name for client in CLIENTS if client.is_sdk and not driver_of(client).is_file()] == []
+
+
+def test_a_page_without_a_browser_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is fetched for it, and its cell is not red."""
+    monkeypatch.setattr(browser, "chromium", lambda: None)
+    bench = Bench(cast("Proxy", None), {}, {})
+    for client in CLIENTS:
+        if client.needs_browser:
+            assert Matrix(bench, tmp_path).cell(client, "task").state == "not installed"
+    assert list(tmp_path.iterdir()) == []

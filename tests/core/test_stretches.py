@@ -242,6 +242,7 @@ def test_the_request_is_quoted_without_what_is_attached() -> None:
     [
         "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\n- Do not use Read.",
         "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary.",
+        "Please provide a concise summary of our conversation so far, capturing the key context, decisions made, and…",
         "Your task is to create a detailed summary of the conversation so far, paying attention.",
         '<explicit_instructions type="summarize_task">\nThe current conversation is rapidly running out of context.',
     ],
