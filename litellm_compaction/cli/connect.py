@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -21,6 +20,7 @@ import httpx
 
 from litellm_compaction.cli.client_files import change_of, rendered
 from litellm_compaction.cli.servers import listing_of
+from litellm_compaction.cli.shells import content_of, quoted, variable
 from litellm_compaction.cli.stores import confirmed
 from litellm_compaction.cli.up import running_up
 from litellm_compaction.errors import CompactionError, ServerUnavailable
@@ -99,7 +99,7 @@ def connect(
     print(f"# {table['title']} with {place.model}, {place.window_tokens:,} tokens")
     if not environ.get(KEY_VARIABLE, "").strip() and known_master_key(environ) is not None:
         kept = ensure_master_key(dict(environ)).path
-        read = f"(Get-Content {_word(str(kept), True)})" if powershell else f'"$(cat {_word(str(kept), False)})"'
+        read = f'"{content_of(str(kept), powershell=powershell)}"'
         print(_SET[powershell].format(KEY_VARIABLE, read))
     for heading, _, text in sections(table, str(path), powershell=powershell):
         print("\n".join(filter(None, (heading and f"# {heading}", text))))
@@ -173,9 +173,9 @@ def sections(table: Mapping[str, Any], path: str, *, powershell: bool = False) -
 
 def _word(text: str, powershell: bool) -> str:
     if text == f"${KEY_VARIABLE}":
-        return f"$env:{KEY_VARIABLE}" if powershell else f'"{text}"'
-    # PowerShell takes typographic quotes for plain ones.
-    return "'" + re.sub("(['‘’‚‛])", r"\1\1", text) + "'" if powershell else shlex.quote(text)
+        value = variable(KEY_VARIABLE, powershell=powershell)
+        return value if powershell else f'"{value}"'
+    return quoted(text, powershell=powershell)
 
 
 def _place(model: str | None, lm_studio: str | None, root: str, environ: Mapping[str, str]) -> Place:

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -27,6 +26,7 @@ import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
 from litellm_compaction.cli.servers import listing_of
+from litellm_compaction.cli.shells import IS_WINDOWS, content_of, quoted, variable
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
@@ -71,7 +71,7 @@ class _Key:
     value: str | None = field(default=None, repr=False)
     # For the user.
     text: str = field(repr=False)
-    # How a shell reads it.
+    # How a shell reads it: a Unix one, or PowerShell.
     in_shell: str
 
 
@@ -139,7 +139,7 @@ def up(
                 _say("It serves a SIMULATOR, not LM Studio: answers are canned.")
             if settings.page == "on" and not any(finding.place == CALLBACKS_PLACE for finding in problems):
                 _say(f"Settings and history: {base_url}/compaction, opened with the master key.")
-            _say(f"Try:\n\n{_curl(base_url, upstream.model, key.in_shell)}\n")
+            _say(f"Try:\n\n{_request(base_url, upstream.model, key.in_shell, powershell=IS_WINDOWS)}\n")
             return exit_code(proxy) or 0
 
 
@@ -302,22 +302,33 @@ def _loaded(listing: Listing) -> tuple[str, str]:
 
 def _key(file: ConfigFile, environ: Mapping[str, str]) -> _Key:
     written = file.section("general_settings").get("master_key")
-    variable = written.removeprefix(ENVIRONMENT_PREFIX) if isinstance(written, str) else KEY_VARIABLE
-    if variable == written:
+    name = written.removeprefix(ENVIRONMENT_PREFIX) if isinstance(written, str) else KEY_VARIABLE
+    if name == written:
         return _Key(text=f"Master key: the one in {file.path}.", in_shell="YOUR-MASTER-KEY")
-    if variable != KEY_VARIABLE:
-        return _Key(text=f"Master key: from {variable}.", in_shell=f"${variable}")
+    if name != KEY_VARIABLE:
+        return _Key(text=f"Master key: from {name}.", in_shell=variable(name, powershell=IS_WINDOWS))
     key = ensure_master_key(dict(environ))
     if key.path is None:
-        return _Key(value=key.key, text=f"Master key: from {KEY_VARIABLE}.", in_shell=f"${KEY_VARIABLE}")
+        return _Key(
+            value=key.key,
+            text=f"Master key: from {KEY_VARIABLE}.",
+            in_shell=variable(KEY_VARIABLE, powershell=IS_WINDOWS),
+        )
     text = f"Master key: in {key.path}."
     if key.created:
         text = f"Master key (new, shown this once): {key.key}\n  kept in {key.path}, readable only by you."
-    return _Key(value=key.key, text=text, in_shell=f"$(cat {shlex.quote(str(key.path))})")
+    return _Key(value=key.key, text=text, in_shell=content_of(str(key.path), powershell=IS_WINDOWS))
 
 
-def _curl(base_url: str, model: str, in_shell: str) -> str:
+def _request(base_url: str, model: str, in_shell: str, *, powershell: bool) -> str:
+    """A request to paste: for PowerShell, whose `curl` is another program, or for a Unix shell."""
     body = f'{{"model": "lm_studio/{model or "MODEL"}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    if powershell:
+        return (
+            f"Invoke-RestMethod {base_url}/v1/chat/completions -Method Post -ContentType application/json `\n"
+            f'  -Headers @{{Authorization = "Bearer {in_shell}"}} `\n'
+            f"  -Body {quoted(body, powershell=True)}"
+        )
     return (
         f"curl {base_url}/v1/chat/completions \\\n"
         f'  -H "Authorization: Bearer {in_shell}" \\\n'

@@ -23,7 +23,8 @@ import pytest
 
 from litellm_compaction.cli.config_file import read_config, shipped_config
 from litellm_compaction.cli.servers import listing_of
-from litellm_compaction.cli.up import RUNNING_FILE, Running, _key, _loaded, running_up
+from litellm_compaction.cli.shells import content_of
+from litellm_compaction.cli.up import RUNNING_FILE, Running, _key, _loaded, _request, running_up
 from litellm_compaction.simulator import Address, Model, Simulator, serve
 from tests.cli import copied
 from tests.cli.conftest import QWEN, config, deployment
@@ -159,6 +160,19 @@ def test_a_key_of_the_environment_is_never_shown(environ: dict[str, str]) -> Non
     assert (chosen.value, chosen.in_shell) == (key, "$LITELLM_MASTER_KEY")
     assert key not in f"{chosen} {chosen.text}"
     assert not (Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key").exists()
+
+
+def test_the_request_to_paste_is_of_the_systems_shell() -> None:
+    """PowerShell knows no line that ends with a backslash, and its `curl` is another program."""
+    asked = {"base_url": "http://127.0.0.1:4000", "model": "it's"}
+    unix = _request(**asked, in_shell=content_of("/a b/key", powershell=False), powershell=False)
+    assert "\\\n" in unix
+    assert "Bearer $(cat '/a b/key')" in unix
+    windows = _request(**asked, in_shell=content_of("C:\\it's\\key", powershell=True), powershell=True)
+    assert windows.startswith("Invoke-RestMethod http://127.0.0.1:4000/v1/chat/completions -Method Post")
+    assert "Bearer $(Get-Content 'C:\\it''s\\key')" in windows
+    assert "\"lm_studio/it''s\"" in windows
+    assert "\\\n" not in windows
 
 
 @pytest.mark.proxy
