@@ -1,4 +1,4 @@
-"""How a Unix shell and PowerShell read a text, a variable and a file; for the commands that print lines to paste."""
+"""Writes texts, variables and files as a Unix shell and PowerShell read them, for the commands that print lines to paste."""
 
 from __future__ import annotations
 
