@@ -1,4 +1,4 @@
-"""Writes texts, variables and files as a Unix shell and PowerShell read them, for the commands that print lines to paste."""
+"""Writes texts, variables and files as a Unix shell and PowerShell read them, for the commands that print lines."""
 
 from __future__ import annotations
 
