@@ -219,7 +219,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return None
         try:
             if kind in _BRIDGED_CALLS:
-                return self._gate.before_bridging(_router(), kwargs)
+                return await self._gate.before_bridging(_router(), kwargs)
             return await self._gate.before_deployment(_router(), kwargs)
         except CompactionError as error:
             raise self._refused(kwargs, error) from error

@@ -21,6 +21,7 @@ from litellm_compaction.core.stretches import is_client_summary as asks_for_summ
 from litellm_compaction.core.tool_schemas import Slimmed, slimmed
 from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
+    BadItem,
     BadWish,
     CompactionError,
     DoesNotFit,
@@ -67,6 +68,8 @@ from litellm_compaction.stores import Store
 logger = logging.getLogger("litellm_compaction")
 
 _MOST_TOLD = 256
+# LiteLLM (1.106.2) makes a WebSocket's requests itself and shows them to no plug-in, and would leave the item out.
+_UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 _MAX_SERVERS = 1024
 
 
@@ -320,7 +323,7 @@ class Intake:
             changed["tools"] = list(prepared.tools)
         return {**kwargs, **changed}
 
-    def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
 
         With a client's, LiteLLM would reach the same server by a way without a guard. None if nothing has to change.
@@ -330,10 +333,15 @@ class Intake:
         """
         if is_internal_call() or router is None:
             return None
-        if self._calls.orders(kwargs) is None and self._deployment_of(kwargs, "").kind != "foreign":
-            responses.refuse_unread(kwargs.get("input"))
+        field = responses.field_of_item(kwargs.get("input"))
+        if field and self._calls.orders(kwargs) is None and await self._acts_on(kwargs):
+            raise BadItem(field, _UNREAD)
         changed = self._as_deployed(router, kwargs)
         return None if changed is kwargs else {**changed}
+
+    async def _acts_on(self, kwargs: Mapping[str, Any]) -> bool:
+        guard = await self.guards.guard(self._deployment_of(kwargs, ""))
+        return guard is not None and guard.settings.mode == "guard"
 
     def _deployment_of(self, kwargs: Mapping[str, Any], group: str) -> Deployment:
         info = kwargs.get("model_info")

@@ -76,18 +76,12 @@ async def read_orders(body: Mapping[str, Any], opened: Opened) -> tuple[Orders, 
     return orders, changed
 
 
-def refuse_unread(items: object) -> None:
-    """Refuses a compaction item or a trigger that `read_orders` was never shown: LiteLLM would leave it out.
-
-    So it is over a WebSocket, whose requests LiteLLM (1.106.2) makes itself and shows to no plug-in, and for a model
-    whose deployments are guarded in part.
-
-    Raises:
-        BadItem: one is there.
-    """
+def field_of_item(items: object) -> str:
+    """Returns the place of the first compaction item or trigger of a request's `input`; "" if it has none."""
     for at, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, Mapping) and item.get("type") in (_TRIGGER, *_ITEMS):
-            raise BadItem(f"input[{at}]", "is a compaction item, which is followed for guarded models by HTTP alone")
+            return f"input[{at}]"
+    return ""
 
 
 def _stays(item: object, *, spares_requests: bool) -> bool:

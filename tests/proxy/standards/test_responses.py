@@ -14,9 +14,9 @@ from litellm_compaction.errors import BadItem
 from litellm_compaction.proxy.standards.responses import (
     answered,
     compacted_response,
+    field_of_item,
     item_of,
     read_orders,
-    refuse_unread,
     usage_of,
     with_item,
 )
@@ -39,16 +39,15 @@ async def opened(text: object, field: str) -> Portable:
 
 
 @pytest.mark.parametrize("items", [None, "Hello.", [], [said("Hello."), "?"]])
-def test_an_input_without_items_need_not_be_read(items: object) -> None:
-    """Whatever else it is, it goes on."""
-    refuse_unread(items)
+def test_an_input_without_items_names_no_place(items: object) -> None:
+    """Whatever else it is."""
+    assert field_of_item(items) == ""
 
 
 @pytest.mark.parametrize("item", [ITEM, TRIGGER, {**ITEM, "type": "compaction_summary"}])
-def test_an_item_that_nobody_has_read_is_refused(item: dict[str, Any]) -> None:
-    """By its place; otherwise what it stands for would be lost in silence."""
-    with pytest.raises(BadItem, match=r"^`input\[1\]` is a compaction item, "):
-        refuse_unread([said("Hello."), item])
+def test_the_first_item_is_found_by_its_place(item: dict[str, Any]) -> None:
+    """One that nobody has read is refused by it; otherwise what it stands for would be lost in silence."""
+    assert field_of_item([said("Hello."), item, ITEM]) == "input[1]"
 
 
 async def test_without_a_word_about_its_context_nothing_changes() -> None:
