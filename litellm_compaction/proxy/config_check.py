@@ -7,6 +7,7 @@ too high would leave the guard acting.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,7 +16,14 @@ from typing import Any, Literal
 from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from, settings_from
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
-from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed, unknown_model
+from litellm_compaction.proxy.routing import (
+    BYPASS_VARIABLE,
+    as_entry,
+    deployment_of,
+    is_bypassed,
+    serves,
+    unknown_model,
+)
 from litellm_compaction.tokenizers.sources import check_sources, check_tokenizer
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 
@@ -92,7 +100,7 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
         yield problem("model_list", "there is no deployment: add one, as in the shipped config.yaml.")
     for index, entry in enumerate(deployments):
         yield from _deployment(data, entry, entry_name(entry, index), settings)
-        yield from _auto_router(as_entry(entry.get("litellm_params")), entry_name(entry, index))
+        yield from _auto_router(data, as_entry(entry.get("litellm_params")), entry_name(entry, index))
     yield from _variables(data, environ)
     if is_bypassed(environ):
         yield problem(
@@ -200,17 +208,37 @@ def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, se
         yield from _pruning_model(data, own.pruning_model, place, named)
 
 
-def _auto_router(params: Mapping[str, Any], name: str) -> Iterator[Finding]:
+def _auto_router(data: Mapping[str, Any], params: Mapping[str, Any], name: str) -> Iterator[Finding]:
     """LiteLLM's auto-router has a provider compact what nears the window of a tier, or refuses it (1.106.2)."""
-    if params.get("model") != _AUTO_ROUTER:
+    own = as_entry(params.get("complexity_router_config"))
+    if params.get("model") != _AUTO_ROUTER or not own.get("context_compaction", True):
         return
-    place = f"{name}: litellm_params.complexity_router_config"
-    if as_entry(params.get("complexity_router_config")).get("context_compaction", True) not in (False, None):
+    tiers = set(_texts(own.get("tiers")))
+    if any(serves(group, tier) for group in _local_groups(data) for tier in tiers):
         yield problem(
-            f"{place}.context_compaction",
+            f"{name}: litellm_params.complexity_router_config.context_compaction",
             "LiteLLM's own compaction goes before the guard, and refuses what nears a local model's window: "
             "write `context_compaction: false`.",
         )
+
+
+def _local_groups(data: Mapping[str, Any]) -> Iterator[str]:
+    """The names under which there is a deployment that may be guarded."""
+    for index, entry in enumerate(entries_of(data)):
+        # One with settings that cannot be read is told of anyway.
+        with contextlib.suppress(ConfigError):
+            params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
+            if deployment_of(params, info, group="", environ={}).kind != "foreign":
+                yield entry_name(entry, index)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
 
 
 def _variables(data: object, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -57,13 +57,30 @@ def test_the_handler_in_a_logging_list_is_found(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "is_wrong"),
-    [({}, True), ({"context_compaction": {"trigger_ratio": 0.8}}, True), ({"context_compaction": False}, False)],
+    ("tier", "own", "is_wrong"),
+    [
+        ("local", {}, True),
+        ("lm_studio/any", {}, True),
+        ([{"model_name": "local"}, "cloud"], {"context_compaction": {"trigger_ratio": 0.8}}, True),
+        ("local", {"context_compaction": False}, False),
+        ("local", {"context_compaction": None}, False),
+        ("cloud", {}, False),
+        ("alone", {}, False),
+    ],
 )
-def test_an_auto_router_that_compacts_itself_is_found(write: Write, own: dict[str, Any], is_wrong: bool) -> None:
-    """It goes before the guard, and refuses what the guard would have made fit."""
-    params = {"model": "auto_router/complexity_router", "complexity_router_config": {"tiers": {}, **own}}
-    found = problems(write(config(deployment(), {"model_name": "smart", "litellm_params": params})))
+def test_an_auto_router_that_compacts_itself_is_found(
+    write: Write, tier: Any, own: dict[str, Any], is_wrong: bool
+) -> None:
+    """It goes before the guard, and refuses what the guard would have made fit; others' tiers are no affair of ours."""
+    params = {"model": "auto_router/complexity_router", "complexity_router_config": {"tiers": {"SIMPLE": tier}, **own}}
+    entries = [
+        deployment(),
+        deployment("lm_studio/*", "lm_studio/*"),
+        deployment("openai/gpt-5", "cloud"),
+        deployment(name="alone", info={"compaction": {"enabled": False}}),
+        {"model_name": "smart", "litellm_params": params},
+    ]
+    found = problems(write(config(*entries)))
     assert [place.endswith("complexity_router_config.context_compaction") for place, _ in found] == [True] * is_wrong
 
 
