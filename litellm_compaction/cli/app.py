@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from litellm_compaction import __version__
+from litellm_compaction.cli.shells import IS_WINDOWS
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import harmless
@@ -193,7 +194,7 @@ def doctor(**options: Any) -> int:
 @click.option(
     "--shell",
     type=click.Choice(("posix", "powershell")),
-    default="powershell" if os.name == "nt" else "posix",
+    default="powershell" if IS_WINDOWS else "posix",
     help="Who reads the variables.",
 )
 @click.option("--write", is_flag=True, help="Merge the lines into the client's file, after a question.")

@@ -368,7 +368,8 @@ _FIRST_SPECIAL_ID = 300_000
 _SPECIAL_IDS = {text: _FIRST_SPECIAL_ID + offset for offset, text in enumerate(SPECIAL_TOKENS)}
 _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL_TOKENS) + ")")
 
-_load_other: Callable[[], tiktoken.Encoding | None] = lambda: None  # noqa: E731
+# See `count_by`.
+_load_other: Callable[[], tiktoken.Encoding | None] | None = None
 
 _WIDE = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]+")
 
@@ -424,7 +425,7 @@ def count_by(load: Callable[[], tiktoken.Encoding | None]) -> None:
 @lru_cache(maxsize=1)
 def load_vocabulary() -> tiktoken.Encoding:
     """Returns the vocabulary; the first call takes about 0.3 s."""
-    if (other := _load_other()) is not None:
+    if _load_other is not None and (other := _load_other()) is not None:
         return other
     folder = _bundled_folder()
     if folder is None or "TIKTOKEN_CACHE_DIR" in os.environ:
