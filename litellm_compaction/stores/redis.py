@@ -289,14 +289,14 @@ _CODE_CHARS = 40
 _ERRORS = (RedisError, RedisClusterException, OSError, ValueError)
 
 
-def client_of(url: str) -> Redis:
-    """A client; it connects with its first command."""
+def client_of(url: str, *, limit_s: float = LIMIT_S) -> Redis:
+    """Returns a client, which connects with its first command; of many calls at once each waits `limit_s` at most."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=_MOST_CONNECTIONS,
-        timeout=LIMIT_S,
+        timeout=limit_s,
         socket_timeout=PATIENT_LIMIT_S,
-        socket_connect_timeout=_CONNECT_LIMIT_S,
+        socket_connect_timeout=max(_CONNECT_LIMIT_S, limit_s),
         # A caller that fails has the memory of its process; the look in the background is the retry.
         retry=Retry(NoBackoff(), 0),
         protocol=2,

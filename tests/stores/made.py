@@ -54,7 +54,7 @@ class RedisStore(Store):
     ) -> None:
         self.url = url
         address = parse_redis(url)
-        made = OwnClients(clients or (lambda: client_of(address.url)))
+        made = OwnClients(clients or (lambda: client_of(address.url, limit_s=limit_s)))
         self.server = RedisServer(made, address.place, rests=rests, limit_s=limit_s)
         super().__init__(RedisRows(self.server, prefix=address.prefix, ttl_s=ttl_s, clock=clock))
 
