@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -107,21 +107,26 @@ class ContinuationPlanner:
         good = [way for way in await self._known_ways.ways(context.target, window.source) if way in ways]
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
+        if partial.closes:
+            # Templates leave out what is thought in a last message; a prompt of ours can end behind it.
+            good = [way for way in good if way == "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         # The client's wishes from before its answer are done.
         context = replace(context, now=False, focus="", pins=None, goes_on=True)
         # No server is asked: it may still be writing the very answer.
         context_with_room = replace(context.with_room(room_tokens), measure=None)
         whole_tokens = count_text(partial.text or partial.reasoning)
-        tail_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
-        while True:
+        most_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
+        switch = no_thinking_switch(context.target.model)
+        keeps_whole = ends_in_answer and partial.closes
+        for tail_tokens in _tails(whole_tokens, most_tokens, keeps_whole=keeps_whole):
             messages = continued_request(
                 request.messages,
                 partial,
                 tail_tokens=tail_tokens,
                 count=count_text,
                 ends_in_answer=ends_in_answer,
-                switch=no_thinking_switch(context.target.model),
+                switch=switch,
             )
             try:
                 prepared = await self._planned(replace(request, messages=messages), context_with_room)
@@ -129,9 +134,12 @@ class ContinuationPlanner:
                 if tail_tokens <= _LEAST_TAIL_TOKENS:
                     raise
             else:
-                if tail_tokens <= _LEAST_TAIL_TOKENS or _starts_early(prepared, room_tokens):
+                is_early = _starts_early(prepared, room_tokens or keeps_whole)
+                # Thoughts that are left whole are in the server's cache, but not worth a compaction.
+                is_cheap = not keeps_whole or isinstance(prepared, PreparedRequest)
+                if tail_tokens <= _LEAST_TAIL_TOKENS or (is_early and is_cheap):
                     break
-            tail_tokens = max(min(tail_tokens, whole_tokens) // 2, _LEAST_TAIL_TOKENS)
+                keeps_whole = False
         if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
             raise await self._refusal(prepared.measured)
         return ContinuationPlan(
@@ -156,27 +164,33 @@ class ContinuationPlanner:
             await prepared.tell()
         sent = plan.messages if prepared.messages is None else prepared.messages
         prepared = replace(prepared, messages=sent)
+        closes = plan.partial.closes
         if not plan.ways:
-            closing: Mapping[str, JsonValue] | None = None
-            if plan.partial.closes:
-                family = await self._sources.family(context.target, prepared.window)
-                closing = without_thoughts(context.target, prepared.window.source, family.name)
+            closing = await self._closing(context.target, prepared.window) if closes else None
             return replace(prepared, way="turn", closing=closing)
         if "raw" in plan.ways:
-            prompt = await self._begun_prompt(context.target, prepared.window, sent)
+            prompt = await self._begun_prompt(context.target, prepared.window, sent, closes=closes)
             if prompt is not None:
                 is_trusted = await self._known_ways.has_gone_on(context.target, "raw")
-                return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted)
+                closing = {} if closes else None
+                return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted, closing=closing)
         return await self.by_another_way(prepared, plan.request, plan.partial, context, room, ways=plan.ways)
 
-    async def _begun_prompt(self, target: Target, window: Window, sent: Sequence[Message]) -> BegunPrompt | None:
-        """The prompt that ends inside the last message, as LM Studio renders it, else as it is rendered here."""
+    async def _closing(self, target: Target, window: Window) -> Mapping[str, JsonValue]:
+        """The fields by which a server has the model think no more."""
+        family = await self._sources.family(target, window)
+        return without_thoughts(target, window.source, family.name)
+
+    async def _begun_prompt(
+        self, target: Target, window: Window, sent: Sequence[Message], *, closes: bool
+    ) -> BegunPrompt | None:
+        """The prompt that ends inside the last message, or behind closed thoughts, as LM Studio or we render it."""
         family = await self._sources.family(target, window)
         requests = [Request(messages=each) for each in needed_renderings(sent)]
         said = [await self._windows.rendered(target, each, without_bos=window.adds_bos) for each in requests]
         texts = [text for text in said if text is not None] if None not in said else []
         now = datetime.fromtimestamp(self._wall_clock())
-        return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos)
+        return await asyncio.to_thread(begun_prompt, family, sent, now, texts, adds_bos=window.adds_bos, closes=closes)
 
     async def by_another_way(
         self,
@@ -196,6 +210,9 @@ class ContinuationPlanner:
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `Compactor.guard`.
         """
+        if partial.closes:
+            # A request of ours quotes less of the thoughts than the server has in its cache.
+            return await self.continue_answer(request, partial, context, room)
         good = await self._known_ways.ways(context.target, prepared.window.source)
         if "prefill" in ways and "prefill" in good:
             return replace(prepared, way="prefill", prompt=None, is_trusted=False)
@@ -213,6 +230,17 @@ class ContinuationPlanner:
             prompt=None,
             is_trusted=False,
         )
+
+
+def _tails(whole_tokens: int, most_tokens: int, *, keeps_whole: bool) -> Iterator[int]:
+    """Bounds for the end of an answer that stays verbatim, one after the other, until one does."""
+    if keeps_whole:
+        yield 2 * whole_tokens
+    tokens = most_tokens
+    while tokens > _LEAST_TAIL_TOKENS:
+        yield tokens
+        tokens = min(tokens, whole_tokens) // 2
+    yield _LEAST_TAIL_TOKENS
 
 
 def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int) -> bool:

@@ -77,6 +77,7 @@ def begun_prompt(
     by_server: Sequence[str] = (),
     *,
     adds_bos: bool = True,
+    closes: bool = False,
 ) -> BegunPrompt | None:
     """The prompt that ends with the last message, an answer that goes on; None if it cannot be known exactly.
 
@@ -89,6 +90,7 @@ def begun_prompt(
         now: the date, for templates that write it.
         by_server: `needed_renderings` as the server writes them, for models without a template here, too.
         adds_bos: the server puts the token that begins every prompt before it, if the vocabulary says so.
+        closes: the last message is the model's thoughts, and the prompt ends behind them.
     """
     has_control = vocabulary(family.vocabulary).has_control if family.owns_vocabulary else _CONTROL.search
     texts = (text for message in messages for text in _texts(message))
@@ -102,7 +104,13 @@ def begun_prompt(
     opening = _opening(prompt, written[:start]) if start >= 0 else None
     if opening is None:
         return None
-    begun = messages[-1].text.lstrip() if opening[-1:].isspace() else messages[-1].text
+    if closes:
+        begun = _closed(opening, messages[-1].text)
+        if begun is None:
+            return None
+        opening = ""
+    else:
+        begun = messages[-1].text.lstrip() if opening[-1:].isspace() else messages[-1].text
     behind = closed.rpartition(_NEEDLE)[2]
     if family.owns_vocabulary:
         end = _end_of_turn(vocabulary(family.vocabulary), behind)
@@ -155,6 +163,18 @@ def _opening(prompt: str, written: str) -> str | None:
         return written[len(prompt) :]
     # Thoughts that the prompt has begun and earlier answers go without (DeepSeek R1, QwQ) are over.
     return f"\n{_THINK_END}\n\n" if prompt.rstrip().endswith(_THINK_START) else None
+
+
+def _closed(opening: str, thoughts: str) -> str | None:
+    """Thoughts in the empty block that a template writes before an answer; None if it writes none.
+
+    The block's start stands in the prompt itself if the template has the model begin inside it (DeepSeek R1).
+    """
+    start, end, rest = opening.partition(_THINK_END)
+    if not end or start.strip() not in ("", _THINK_START):
+        return None
+    begun = f"{_THINK_START}\n" if start.strip() else ""
+    return f"{begun}{thoughts.strip()}\n{_THINK_END}{rest}"
 
 
 def _end_of_turn(words: Vocabulary, behind: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Gate, Reply, RequestRecord, Simulator, numbered_words
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import TokenCounter
 from tests.integration.bench import Bench, Group, open_bench
 
 pytestmark = pytest.mark.proxy
@@ -23,6 +25,7 @@ _RUNAWAY = numbered_words(2500)
 _OPTED_IN = {"enabled": True}
 _LLAMA: dict[str, Any] = {"provider": "openai", "compaction": _OPTED_IN}
 _CHAT = "/v1/chat/completions"
+_TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture(scope="module", params=["auto", "hooks"])
@@ -33,6 +36,8 @@ def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         Group("llama", _WINDOW, **_LLAMA, simulator={"api": "llama.cpp"}),
         Group("older", _WINDOW, **_LLAMA, simulator={"api": "llama.cpp", "thought_control": "absent"}),
         Group("deaf", _WINDOW, **_LLAMA, simulator={"api": "llama.cpp", "thought_control": "ignores"}),
+        # Its template, which is known here, shows how a thought is closed; the simulator's own shows no thoughts.
+        Group("qwen", _WINDOW, key="qwen/qwen3-8b", architecture="qwen3", speaks=False),
         Group("off", _WINDOW, compaction={"reasoning_budget_ratio": 0}),
     ]
     settings = {"carrier": request.param, "background": "off"}
@@ -65,7 +70,7 @@ def _thinks(simulator: Simulator, *, answers_when_told: bool = True) -> Any:
     gate = _Told(simulator)
 
     def script(call: ChatCall) -> Reply:
-        if answers_when_told and "answer now" in call.prompt_text:
+        if answers_when_told and ("answer now" in call.prompt_text or call.prompt_text.endswith("</think>\n\n")):
             return Reply("It is four.")
         return Reply("It is four.", reasoning=_RUNAWAY, gate=gate, gate_after_tokens=_MOST)
 
@@ -157,6 +162,36 @@ def test_elsewhere_it_is_stopped_and_answered(thinking: Bench, group: str, path:
         assert (first.body or {}).get("reasoning_control") is None
         assert second.body["reasoning_effort"] == "none"
         assert _controls(watch.records) == []
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", [_CHAT, "/v1/messages", "/v1/responses"])
+def test_lm_studio_goes_on_behind_the_closed_thought(thinking: Bench, path: str, stream: bool) -> None:
+    """All that was thought stands before the answer, as the model itself would have closed it; nothing is told."""
+    if thinking.carrier == "hooks":  # type: ignore[attr-defined]
+        pytest.skip("LiteLLM's hooks cannot send a prompt of ours")
+    simulator = thinking.simulators["qwen"]
+    watch = thinking.watch("qwen", _thinks(simulator))
+    _, text = _ask(thinking, "qwen", path, stream=stream)
+    assert text.strip() == "It is four."
+    (first,), (second,) = watch.chats, watch.records_of("/v1/completions")
+    assert watch.summaries == []
+    prompt = (second.body or {})["prompt"]
+    assert prompt.endswith("\n</think>\n\n")
+    assert prompt.count("<think>") == 1
+    thoughts = prompt.partition("<think>\n")[2].partition("\n</think>")[0]
+    assert _RUNAWAY.startswith(thoughts)
+    assert first.disconnected_s is not None
+    assert TokenCounter().text_counter("qwen", family_of("qwen3", "qwen3-8b"))(thoughts) >= 0.9 * _BUDGET
+
+
+@pytest.mark.parametrize("extra", [{"tools": [_TOOL]}, {"response_format": {"type": "json_object"}}], ids=str)
+def test_with_tools_or_a_document_it_is_told(thinking: Bench, extra: dict[str, Any]) -> None:
+    """A prompt of ours would be without them."""
+    watch = thinking.watch("qwen", _thinks(thinking.simulators["qwen"]))
+    _, text = _ask(thinking, "qwen", _CHAT, stream=True, **extra)
+    assert text.strip() == "It is four."
+    assert {each.path for each in watch.chats} == {_CHAT}
 
 
 def test_one_that_says_yes_and_thinks_on_is_stopped_and_ends_with_a_notice(thinking: Bench) -> None:

@@ -59,6 +59,36 @@ def test_a_server_that_adds_no_token_gets_it_in_the_prompt() -> None:
         assert prompt.text.startswith("<|begin_of_text|>") != adds_bos
 
 
+@pytest.mark.parametrize(
+    ("model", "end"),
+    [
+        # Its template writes an empty block of thoughts before an answer; the next ends its prompt inside one.
+        ("qwen3-8b", "<|im_start|>assistant\n<think>\nOnce upon a\n</think>\n\n"),
+        ("qwq-32b", "<|im_start|>assistant\n<think>\nOnce upon a\n</think>\n\n"),
+        # Without thoughts, and with thoughts in a channel of their own.
+        ("qwen2.5-7b", None),
+        ("gpt-oss-20b", None),
+    ],
+)
+def test_a_prompt_can_end_behind_closed_thoughts(model: str, end: str | None) -> None:
+    """As the model itself would have closed them; not if the template does not show how."""
+    prompt = begun_prompt(family_of("", model), list(map(parse_message, (SYSTEM, ASK, BEGUN))), NOW, closes=True)
+    assert (prompt is None) == (end is None)
+    assert prompt is None or (end is not None and prompt.text.endswith(end))
+    assert prompt is None or prompt.text.count("<think>") == 1
+
+
+def test_closed_thoughts_stand_where_a_server_shows_them() -> None:
+    """DeepSeek R1: the template begins a thought, and leaves it out of earlier answers."""
+    asked = "<｜User｜>Tell<｜Assistant｜>"
+    written = f"{asked}zq7"
+    messages = list(map(parse_message, (ASK, BEGUN)))
+    by_server = (f"{asked}<think>\n", written, f"{written}<｜end▁of▁sentence｜><｜User｜>.<｜Assistant｜><think>\n")
+    family = family_of("", "deepseek-r1-distill-qwen-7b")
+    prompt = begun_prompt(family, messages, NOW, by_server, closes=True)
+    assert prompt == BegunPrompt(f"{asked}<think>\nOnce upon a\n</think>\n\n", "<｜end▁of▁sentence｜>")
+
+
 def test_the_date_is_todays() -> None:
     """Where a template writes it; for counting any date would do."""
     prompt = begun("gpt-oss-20b")

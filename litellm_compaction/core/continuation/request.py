@@ -67,11 +67,20 @@ class Partial:
         """Nothing but thinking has come."""
         return bool(self.text.strip() or self.reasoning.strip()) and is_only_thoughts(self.text)
 
+    @property
+    def thoughts(self) -> str:
+        """Of an answer that is nothing else."""
+        return self.reasoning or without_think_tags(self.text)
+
 
 def can_end_in_answer(messages: Sequence[Message], partial: Partial) -> bool:
-    """Returns True if there is an answer with which a server can go on itself: text, outside of thoughts, its own."""
+    """Returns True if there is an answer with which a server can go on itself: its own text, outside of thoughts.
+
+    Thoughts can be gone on behind once they are closed, by a prompt of ours (`raw`).
+    """
     is_answer = bool(messages) and messages[-1].role != "assistant"
-    return is_answer and bool(partial.text.strip()) and not open_think(partial.text)
+    text = partial.thoughts if partial.closes else "" if open_think(partial.text) else partial.text
+    return is_answer and bool(text.strip())
 
 
 def continued_request(
@@ -91,18 +100,17 @@ def continued_request(
         tail_tokens: how much of the answer stays verbatim; an earlier part becomes a message of its own, which a
             compaction may cover.
         count: tokens of a text.
-        ends_in_answer: without the request: the server goes on with the last message. White space at its end is left
-            out, which most vocabularies join with the next word; `can_end_in_answer` holds.
+        ends_in_answer: without the request: the server goes on with the last message, or behind it if it is thoughts
+            that are to be closed. White space at its end is left out, which most vocabularies join with the next word;
+            `can_end_in_answer` holds.
         switch: a word for the model itself to think no more; "" for none.
     """
-    if not ends_in_answer and (partial.closes or not partial.text.strip()):
-        whole = partial.reasoning or without_think_tags(partial.text)
-        thoughts = _last(whole, int(tail_tokens * _THOUGHTS_SHARE), count)
+    if _is_quoted(partial):
+        thoughts = _last(partial.thoughts.rstrip(), int(tail_tokens * _THOUGHTS_SHARE), count)
         if not thoughts:
             return tuple(messages)
-        word = f" {switch}" if switch else ""
-        asked = _CLOSE_THINKING if partial.closes else _GO_ON_THINKING
-        return (*messages, _assistant(_EMPTY), _ours(asked.format(thoughts=thoughts, switch=word)))
+        ending = (*messages, replace(_assistant(thoughts), is_synthetic=True))
+        return ending if ends_in_answer else asked_to_go_on(ending, partial, switch)
     text = partial.text.rstrip() if ends_in_answer else partial.text
     tail = _last(text, tail_tokens, count)
     head = text[: len(text) - len(tail)]
@@ -112,9 +120,13 @@ def continued_request(
     return ending if ends_in_answer else asked_to_go_on(ending, partial)
 
 
-def asked_to_go_on(messages: Sequence[Message], partial: Partial) -> tuple[Message, ...]:
-    """Adds the request to go on to a list of `continued_request`, perhaps compacted."""
+def asked_to_go_on(messages: Sequence[Message], partial: Partial, switch: str = "") -> tuple[Message, ...]:
+    """Adds the request to go on to a list of `continued_request`, perhaps compacted; it quotes thoughts."""
     *before, ending = messages
+    if _is_quoted(partial):
+        word = f" {switch}" if switch else ""
+        asked = _CLOSE_THINKING if partial.closes else _GO_ON_THINKING
+        return (*before, _assistant(_EMPTY), _ours(asked.format(thoughts=ending.text, switch=word)))
     return (*before, replace(ending, is_synthetic=False), _ours(_GO_ON_JSON if partial.is_json else _GO_ON))
 
 
@@ -147,6 +159,10 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
         ),
         covered_part=covered_part,
     )
+
+
+def _is_quoted(partial: Partial) -> bool:
+    return partial.closes or not partial.text.strip()
 
 
 def _last(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
