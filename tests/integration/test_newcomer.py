@@ -1,17 +1,22 @@
-"""A newcomer's half hour, in an empty folder with an empty HOME and nothing in the environment.
+"""A newcomer's half hour, in an empty folder with an empty HOME, nothing in the environment and no network.
 
-As the README has it: `up`, a first request, a client's configuration, a long chat, the page and every link on it,
-`doctor`, Ctrl-C; then the shipped config.yaml with plain `litellm`. Fails on a traceback, on a warning that is not
-LiteLLM's own, and on an address that answers 404.
+As the README has it: `demo`, `up`, a first request, a client's configuration, a long chat, the page and every link on
+it, `recall`, `doctor`, Ctrl-C; then the shipped config.yaml with plain `litellm`. Fails on a traceback, on a warning
+that is not LiteLLM's own, and on an address that answers 404.
 """
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
@@ -27,9 +32,12 @@ from tests.integration.harness import MASTER_KEY, proxy
 pytestmark = [pytest.mark.proxy, pytest.mark.slow]
 
 _ROOT = Path(__file__).parents[2]
-# LiteLLM's own at the start of a proxy (1.106.2), none of which a plug-in can help: whom it trusts as a balancer, and a
-# price map that it cannot fetch offline.
-_LITELLMS_OWN = re.compile("trusted_proxy_ranges|model cost map")
+# LiteLLM's own at the start of a proxy (1.106.2), which a plug-in cannot help: whom it trusts as a balancer.
+_LITELLMS_OWN = re.compile(
+    r"[\d:]{8} - LiteLLM Proxy:WARNING: login_throttle\.py:\d+ - trusted_proxy_ranges is not set .*"
+)
+# As Linux's headers have them: CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP.
+_NETWORK, _SET_FLAGS, _UP = 0x40000000, 0x8914, 0x1
 _ADDRESS = re.compile(r"https?://127\.0\.0\.1:\d+[^\s,)\"':]*")
 
 
@@ -42,13 +50,30 @@ class _Links(HTMLParser):
         self.found += [value for name, value in attrs if name in ("href", "src") and value]
 
 
+@pytest.fixture
+def is_offline() -> Iterator[bool]:
+    """Cuts this thread, and all that it starts, off from every network but loopback; False if it may not (not root)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if sys.platform != "linux" or os.geteuid() != 0:
+        yield False
+        return
+    with Path("/proc/thread-self/ns/net").open() as before:
+        if libc.unshare(_NETWORK) != 0:
+            yield False
+            return
+        try:
+            with socket.socket() as any_socket:
+                fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
+            yield True
+        finally:
+            assert libc.setns(before.fileno(), _NETWORK) == 0
+
+
 def _environ(home: Path) -> dict[str, str]:
     return {
         "HOME": str(home),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYTHONPATH": str(_ROOT),
-        # Nothing is fetched: a newcomer may be offline, too.
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
 
 
@@ -61,9 +86,9 @@ def _command(environ: dict[str, str], folder: Path, *arguments: str) -> str:
 
 
 def _alarms(text: str) -> list[str]:
-    """The lines that frighten, but for those that are LiteLLM's own at its start and say nothing else."""
-    lines = [line for line in text.splitlines() if "litellm_compaction" in line or not _LITELLMS_OWN.search(line)]
-    return [line for line in lines if re.search("Traceback|WARNING|ERROR|CRITICAL", line)]
+    """The lines that frighten, but for LiteLLM's own at its start."""
+    lines = [line for line in text.splitlines() if not _LITELLMS_OWN.fullmatch(line)]
+    return [line for line in lines if re.search("Traceback|Warning:|WARNING|ERROR|CRITICAL", line)]
 
 
 def _random_talk(seed: int) -> list[dict[str, str]]:
@@ -94,6 +119,18 @@ def _pages(http: httpx.Client, begin: str) -> dict[str, int]:
     return found
 
 
+def test_it_is_offline(is_offline: bool) -> None:
+    """The half hour reaches this machine and nothing else."""
+    if not is_offline:
+        pytest.skip("only root on Linux can cut a test off: the newcomer's half hour has the network")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname()).close()
+    # An address that is kept for documents (RFC 5737): nobody is there, and here there is not even a way.
+    with pytest.raises(OSError, match="unreachable"):
+        socket.create_connection(("192.0.2.1", 80), timeout=30)
+
+
+@pytest.mark.usefixtures("is_offline")
 def test_from_nothing_to_it_works(tmp_path: Path) -> None:
     """No address that is told leads nowhere, no line frightens without a reason, and Ctrl-C ends it all."""
     home, folder = tmp_path / "home", tmp_path / "work"
@@ -101,6 +138,9 @@ def test_from_nothing_to_it_works(tmp_path: Path) -> None:
     folder.mkdir()
     environ = _environ(home)
     assert not _alarms(_command(environ, folder, "--help"))
+    shown = _command(environ, folder, "demo", "--fast", "--context", "4096", "--turns", "16")
+    assert re.search(r"[1-9] compactions, 0 truncations by the server", shown)
+    assert not _alarms(shown)
     with run_up(environ) as up:
         base_url = up.wait_until_ready()
         key = (home / ".local" / "share" / "litellm_compaction" / "master_key").read_text("utf-8").strip()
@@ -128,7 +168,11 @@ def test_from_nothing_to_it_works(tmp_path: Path) -> None:
             pages = _pages(http, f"{base_url}/compaction")
             assert len(pages) > 1
             assert set(pages.values()) <= {200}, pages
-            assert "my garden" not in _command(environ, folder, "doctor")
+            found = _command(environ, folder, "recall", "my garden")
+            assert "my garden" in found
+            checked = _command(environ, folder, "doctor")
+            assert "my garden" not in checked
+            assert not _alarms(found + checked)
         up.process.send_signal(signal.SIGINT)
         assert up.wait() in (0, 128 + signal.SIGINT)
         assert not _alarms(up.text), up.text
@@ -144,5 +188,5 @@ def test_the_shipped_config_starts_as_it_is(tmp_path: Path) -> None:
         answer = running.client.post("/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 503
         assert "lms server start" in answer.json()["error"]["message"]
-        alarms = _alarms("\n".join(running.lines))
-        assert all("litellm_compaction" in line and "lms server start" in line for line in alarms), alarms
+        [alarm] = _alarms("\n".join(running.lines))
+        assert re.search("litellm_compaction:WARNING: refused .* does not answer.*lms server start", alarm)
