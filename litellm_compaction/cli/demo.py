@@ -1,12 +1,14 @@
-"""`litellm-compaction demo`: a long conversation through a real proxy, in front of a small simulated LM Studio.
+"""`litellm-compaction demo`: one long conversation without the plug-in and with it, through a real proxy.
 
-The simulator runs in this process: its records show the requests, cuts and computed tokens.
+Each side has a small simulated LM Studio in this process: its records show the requests, cuts and computed tokens.
+One proxy serves both: for a model group with `mode: off` the plug-in changes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import re
 import secrets
@@ -24,107 +26,134 @@ import httpx
 import yaml
 
 from litellm_compaction.cli.up import (
+    SIMULATED_MODEL,
     local_url,
     proxy_command,
     proxy_environment,
     running,
     signals_to,
+    simulated,
     usable_port,
     wait_until_alive,
 )
-from litellm_compaction.config import settings_from
 from litellm_compaction.core.continuation.request import GO_ON_START
 from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.places import FOLDER_VARIABLE
 from litellm_compaction.proxy.config_check import HANDLER
-from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
+from litellm_compaction.simulator import ChatCall, Reply, RequestRecord, serve
 from litellm_compaction.simulator.messages import parse_chat
 from litellm_compaction.simulator.rendering import render_chat
 
-WIDTH = 40
+BAR_WIDTH = 24
+WIDTH = 98
+_SIDE_WIDTH = BAR_WIDTH + 8 + 12
+_TITLES = ("without the plug-in", "with the plug-in")
 _RESET = "\x1b[0m"
-_GREEN, _YELLOW, _RED, _BOLD, _DIM = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m"
+_GREEN, _RED, _BOLD = "\x1b[32m", "\x1b[31m", "\x1b[1m"
+
+
+class Filling(NamedTuple):
+    """One side of a turn: `used_tokens` are those of prompt and answer, `lost_tokens` those that the server cut out."""
+
+    used_tokens: int
+    prompt_tokens: int = 0
+    lost_tokens: int = 0
+    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Draws lines: with the bar marked here, and colors, blocks and arrows if the terminal shows them."""
+    """Draws lines of at most `WIDTH` characters: with colors, blocks and arrows if the terminal shows them."""
 
-    trigger_ratio: float
+    window_tokens: int
     color: bool
     unicode: bool
 
-    def turn(self, turn: int, used_tokens: int, window_tokens: int, what: str) -> str:
-        ratio = used_tokens / window_tokens
-        color = _RED if ratio > 0.95 else _YELLOW if ratio > self.trigger_ratio else _GREEN
-        numbers = f"{used_tokens:>7,}/{window_tokens:,}"
-        return f"turn {turn:>3}  {self._painted(color, self._bar(ratio))} {numbers} {ratio:>5.0%}  {what}"
+    def opening(self) -> str:
+        return (
+            f"A coding agent's session, played on two simulated LM Studios, each with {SIMULATED_MODEL} loaded\n"
+            f"with {self.window_tokens:,} tokens: that is a full bar. One LiteLLM proxy serves both, and the plug-in\n"
+            "guards the second only. With each turn the agent sends its whole conversation again.\n"
+            f"{self._painted(_RED, 'x')} is the part of a prompt that the server cut out. The model never saw it.\n\n"
+            f"{'':20}{_TITLES[0]:<{_SIDE_WIDTH}}  {_TITLES[1]}"
+        )
+
+    def turn(self, turn: int, what: str, without: Filling, with_it: Filling) -> str:
+        return f"turn {turn:>3} {what:<9}  {self._side(without)}  {self._side(with_it)}"
 
     def compaction(self, number: int, before_tokens: int, after_tokens: int, calls: int, *, is_announced: bool) -> str:
         how = f"{calls} summary call{'s' if calls > 1 else ''}" if calls else "without a model call"
-        told = ", announced in the stream" if is_announced else ""
-        return self._event(f"round {number}", before_tokens, after_tokens, f" ({how}{told})")
+        told = ", and the client is told" if is_announced else ""
+        return self._event(f"compaction {number}", before_tokens, after_tokens, f" ({how}{told})")
 
     def restart(self, number: int, used_tokens: int, prompt_tokens: int) -> str:
         return self._event(f"restart {number} in mid-answer", used_tokens, prompt_tokens)
 
-    def truncation(self, sent_tokens: int, kept_tokens: int) -> str:
-        text = f"! the server cut the prompt: {sent_tokens:,} tokens were sent, {kept_tokens:,} were seen"
-        return f"          {self._painted(_RED, text)}"
+    def failure(self, title: str, error: str) -> str:
+        return self._painted(_RED, f"{'':20}! {title}: {error}"[:WIDTH])
 
-    def legend(self, window_tokens: int) -> str:
-        mark = "│" if self.unicode else "|"
-        trigger = f"{self.trigger_ratio:.0%} of the window ({round(self.trigger_ratio * window_tokens):,} tokens)"
-        return self._painted(
-            _DIM, f"{mark} marks {trigger}: prompt + room for the answer stay below it, or are compacted"
-        )
+    def summary(self, rows: Sequence[tuple[str, str, str]]) -> str:
+        return "\n".join(f"{label:<42}{without:>28}{with_it:>28}" for label, without, with_it in (("", *_TITLES), *rows))
+
+    def _side(self, side: Filling) -> str:
+        full, empty = ("█", "░") if self.unicode else ("#", ".")
+        filled = min(BAR_WIDTH, round(side.used_tokens / self.window_tokens * BAR_WIDTH))
+        # Of a prompt that was cut the bar is the whole, so that the gap shows how much of it is lost.
+        lost = math.ceil(side.lost_tokens / max(1, side.prompt_tokens) * BAR_WIDTH)
+        before = (filled - lost) // 2
+        bar = full * before + "x" * lost + full * (filled - lost - before) + empty * (BAR_WIDTH - filled)
+        state = "FAILED" if side.has_failed else f"CUT -{side.lost_tokens:,}" if lost else ""
+        text = f"{bar} {side.used_tokens:>7,} {state}"
+        return self._painted(_RED if state else _GREEN, text.ljust(_SIDE_WIDTH))
 
     def _event(self, name: str, before_tokens: int, after_tokens: int, rest: str = "") -> str:
         arrow, gear = ("→", "⚙") if self.unicode else ("->", "*")
         text = f"{gear} {name}: {before_tokens:,} {arrow} {after_tokens:,} tokens{rest}"
-        return f"          {self._painted(_BOLD, text)}"
-
-    def _bar(self, ratio: float) -> str:
-        full, empty, mark = ("█", "░", "│") if self.unicode else ("#", ".", "|")
-        filled = min(WIDTH, round(ratio * WIDTH))
-        trigger = round(self.trigger_ratio * WIDTH)
-        cells = full * filled + empty * (WIDTH - filled)
-        return f"{cells[:trigger]}{mark}{cells[trigger:]}"
+        return self._painted(_BOLD, text.rjust(WIDTH))
 
     def _painted(self, color: str, text: str) -> str:
         return f"{color}{text}{_RESET}" if self.color else text
 
 
 class Answer(NamedTuple):
-    """The proxy tells programs of a compaction in `thoughts`."""
+    """The proxy tells programs of a compaction in `thoughts`; `error` is "" for an answer that ended well."""
 
     text: str
     calls: list[JsonObject]
     thoughts: str
+    error: str
 
 
 def ask(http: httpx.Client, key: str, model: str, messages: list[JsonObject]) -> Answer:
+    """Returns the answer, or what came of it before an error.
+
+    Raises:
+        ServerUnavailable: there is no proxy.
+    """
     body = {"model": model, "messages": messages, "tools": list(TOOLS), "stream": True}
     content: list[str] = []
     thoughts: list[str] = []
     calls: dict[int, JsonObject] = {}
+    error = ""
     headers = {"Authorization": f"Bearer {key}"}
     try:
         with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
             if response.status_code != 200:
-                raise CompactionError(f"HTTP {response.status_code}: {response.read().decode('utf-8', 'replace')}")
+                error = f"HTTP {response.status_code}: {response.read().decode('utf-8', 'replace')}"
             for line in response.iter_lines():
                 if line.startswith("data: {"):
-                    _read_chunk(json.loads(line.removeprefix("data: ")), content, thoughts, calls)
+                    chunk = json.loads(line.removeprefix("data: "))
+                    error = str(chunk.get("error") or error)
+                    _read_chunk(chunk, content, thoughts, calls)
+    except httpx.ConnectError as exc:
+        raise ServerUnavailable(f"The proxy did not answer ({exc}).") from exc
     except httpx.HTTPError as exc:
-        raise ServerUnavailable(f"The proxy did not answer ({type(exc).__name__}: {exc}).") from exc
-    return Answer("".join(content), [calls[index] for index in sorted(calls)], "".join(thoughts))
+        error = f"{type(exc).__name__}: {exc}"
+    return Answer("".join(content), [calls[index] for index in sorted(calls)], "".join(thoughts), error)
 
 
 def _read_chunk(chunk: JsonObject, content: list[str], thoughts: list[str], calls: dict[int, JsonObject]) -> None:
-    if "error" in chunk:
-        raise CompactionError(f"The stream ended with an error: {chunk['error']}")
     for choice in chunk.get("choices", ()):
         delta = choice.get("delta") or {}
         content.append(delta.get("content") or "")
@@ -139,131 +168,133 @@ def _read_chunk(chunk: JsonObject, content: list[str], thoughts: list[str], call
                 call["function"][name] += function.get(name) or ""
 
 
-MODEL = "qwen/qwen3-8b"
 _PAUSE_S = 0.25
 _ANSWER_LIMIT_S = 120.0
 _LOG_LINES = 15
 
 
-def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: bool, environ: Mapping[str, str]) -> int:
-    """Shows the conversation; returns 0 if nothing was cut by the server, else 1.
+def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, environ: Mapping[str, str]) -> int:
+    """Shows the conversation on both sides; returns 0 if with the plug-in nothing was lost, else 1.
 
     Args:
-        context_tokens: context length with which the simulated model is loaded.
-        guarded: False leaves the plug-in out, for comparison.
+        context_tokens: context length with which the simulated models are loaded.
 
     Raises:
-        CompactionError: the proxy does not start or refuses a request.
+        CompactionError: the proxy does not start, or ends too early.
     """
-    look = Look(
-        trigger_ratio=settings_from(None).pre_request_ratio,
-        color=color,
-        unicode=_can_encode("█░│→⚙", sys.stdout.encoding),
-    )
-    stage = _Stage(look, context_tokens)
+    look = Look(window_tokens=context_tokens, color=color, unicode=_can_encode("█░→⚙", sys.stdout.encoding))
+    sides = without, with_it = [_Side(title, look) for title in _TITLES]
     # SIGTERM ends the block as Ctrl-C does, so that the proxy is ended, too.
     with (
         signals_to(_interrupt, signal.SIGTERM),
-        serve(stage.simulator) as address,
+        serve(without.simulator) as alone,
+        serve(with_it.simulator) as guarded,
         tempfile.TemporaryDirectory() as folder,
     ):
-        plugin = "with the plug-in" if guarded else "WITHOUT the plug-in"
-        _say(f"Simulated LM Studio with {MODEL}, {context_tokens:,} tokens; a stock LiteLLM proxy {plugin} before it.")
         key = f"sk-{secrets.token_urlsafe(32)}"
-        with _proxy(Path(folder), f"{address.base_url}/v1", key, guarded=guarded, environ=environ) as base_url:
-            _say(look.legend(context_tokens))
+        with _proxy(Path(folder), (alone.base_url, guarded.base_url), key, environ=environ) as base_url:
+            _say(look.opening())
             try:
                 with httpx.Client(base_url=base_url, trust_env=False, timeout=_ANSWER_LIMIT_S) as http:
-                    for _ in range(turns):
-                        stage.play(http, key)
+                    for turn in range(turns + 1):
+                        call = step_of(turn).call
+                        what = "report" if turn == turns else call[0] if call else "answers"
+                        if turn == turns:
+                            for side in sides:
+                                side.conversation.ask(REPORT_REQUEST)
+                        _say(look.turn(turn + 1, what, *(side.play(http, key, turn) for side in sides)))
+                        for event in (event for side in sides for event in side.events):
+                            _say(event)
                         if not fast:
                             time.sleep(_PAUSE_S)
-                    stage.finish(http, key)
             finally:
-                _say(stage.summary())
-    return 1 if stage.truncated or not stage.report_is_whole else 0
+                _say(f"\n{look.summary(list(zip(_LABELS, without.summary(), with_it.summary(), strict=True)))}")
+    return 1 if with_it.losses or not with_it.report_is_whole else 0
 
 
-class _Stage:
-    """The conversation, the simulated model that answers it, and the numbers of both for the summary line."""
+_LABELS = (
+    "prompts that the server cut or refused",
+    "compactions; restarts in mid-answer",
+    "the long report at the end",
+    "prompt tokens that the engine computed",
+    "prompt tokens taken from its cache",
+)
 
-    def __init__(self, look: Look, context_tokens: int) -> None:
-        self._look = look
-        self._conversation = Conversation(context_tokens)
-        self._report = report_of(context_tokens)
-        self._turns = self._compactions = self.truncated = 0
-        self.report_is_whole = True
+
+class _Side:
+    """One client's conversation, the simulated model that answers it, and the numbers of both for the summary.
+
+    Args:
+        title: the name of its model group, too.
+    """
+
+    def __init__(self, title: str, look: Look) -> None:
+        self._title, self._look = title, look
+        self.conversation = Conversation(look.window_tokens)
+        self._report = report_of(look.window_tokens)
+        self._turn = self._compactions = self._restarts = self.losses = 0
+        self._reported = ""
+        self.events: list[str] = []
         self._last_messages: list[JsonObject] = []
         self._last_length = 0
         # Only whole answers are shown: chunks of one token are work that shows nothing.
-        self.simulator = Simulator([Model(MODEL)], script=self._reply, chunk_tokens=8)
-        self.simulator.load(MODEL, context_tokens)
+        self.simulator = simulated(look.window_tokens, script=self._reply, chunk_tokens=8)
 
-    def play(self, http: httpx.Client, key: str) -> None:
-        answer, records = self._ask(http, key)
-        self._show_compaction(records, is_announced=START_NOTICE in answer.thoughts)
-        for record in records:
-            if record.truncated:
-                _say(self._look.truncation(record.prompt_tokens, record.kept_tokens))
-        self._last_messages, self._last_length = _messages(records[-1]), len(self._conversation.messages)
-        step = step_of(self._turns)
-        self._show_turn(
-            records[-1], " ".join((step.call[0], *step.call[1].values())) if step.call else "answers the user"
-        )
-        self._conversation.add_answer(self._turns, answer.text, answer.calls)
-        self._turns += 1
+    @property
+    def report_is_whole(self) -> bool:
+        return self._reported == self._report
 
-    def finish(self, http: httpx.Client, key: str) -> None:
-        """The report: an answer that is longer than the window."""
-        self._conversation.ask(REPORT_REQUEST)
-        answer, records = self._ask(http, key)
-        parts = [record for record in records if len(_messages(record)) > 1]
-        for number, part in enumerate(parts):
-            if number:
-                before = parts[number - 1]
-                used_tokens = before.prompt_tokens + before.completion_tokens
-                _say(self._look.restart(number, used_tokens, part.prompt_tokens))
-            self._show_turn(part, "report")
-        self._turns += 1
-        self.report_is_whole = answer.text == self._report
-        whole = "each once" if self.report_is_whole else "NOT whole"
-        lines = len(self._report.splitlines())
-        _say(f"          the report has {lines} lines; the client has them in one answer: {whole}")
-
-    def summary(self) -> str:
-        records = self.simulator.inference_requests()
-        computed = sum(record.computed_tokens for record in records)
-        cached = sum(record.cached_tokens for record in records)
-        share = cached / max(1, computed + cached)
-        return (
-            f"\n{self._turns} turns, {self._compactions} compactions, {self.truncated} truncations by the server. "
-            f"The client's conversation has {_count(self._conversation.messages):,} tokens.\n"
-            f"Engine work: {computed:,} prompt tokens computed, {cached:,} taken from its cache ({share:.0%})."
-        )
-
-    def _ask(self, http: httpx.Client, key: str) -> tuple[Answer, list[RequestRecord]]:
+    def play(self, http: httpx.Client, key: str, turn: int) -> Filling:
+        """Sends the conversation and adds the answer to it; `events` has what came of it beside the answer."""
+        self._turn, self.events = turn, []
         seen = len(self.simulator.inference_requests())
-        answer = ask(http, key, f"lm_studio/{MODEL}", self._conversation.messages)
+        answer = ask(http, key, self._title, self.conversation.messages)
         records = self.simulator.inference_requests()[seen:]
-        if not records:
-            raise ServerUnavailable("The proxy answered without asking the simulator.")
         self.simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
-        self.truncated += sum(record.truncated for record in records)
-        return answer, records
+        self.losses += sum(record.truncated for record in records) + bool(answer.error)
+        self._reported = answer.text
+        # A request for a summary is one message.
+        parts = [record for record in records if len(_messages(record)) > 1]
+        if answer.error:
+            self.events.append(self._look.failure(self._title, " ".join(answer.error.split())))
+            answer = answer._replace(text="(no answer)", calls=[])
+        elif parts:
+            self._note_compaction(parts[0], records.index(parts[0]), is_announced=START_NOTICE in answer.thoughts)
+            for before, part in zip(parts, parts[1:], strict=False):
+                self._restarts += 1
+                used_tokens = before.prompt_tokens + before.completion_tokens
+                self.events.append(self._look.restart(self._restarts, used_tokens, part.prompt_tokens))
+        if parts:
+            self._last_messages, self._last_length = _messages(parts[-1]), len(self.conversation.messages)
+        self.conversation.add_answer(turn, answer.text, answer.calls)
+        if not parts:
+            return Filling(0, has_failed=True)
+        sent = parts[0]
+        lost_tokens = sent.prompt_tokens - sent.kept_tokens if sent.truncated else 0
+        used_tokens = sent.prompt_tokens + sent.completion_tokens
+        return Filling(used_tokens, sent.prompt_tokens, lost_tokens, has_failed=bool(answer.error))
 
-    def _show_turn(self, record: RequestRecord, what: str) -> None:
-        used_tokens = record.prompt_tokens + record.completion_tokens
-        _say(self._look.turn(self._turns + 1, used_tokens, record.context_length, what))
+    def summary(self) -> tuple[str, ...]:
+        """The column below its title, in the order of `_LABELS`."""
+        records = self.simulator.inference_requests()
+        lines = self._report.splitlines()
+        arrived = len(set(lines) & set(self._reported.splitlines()))
+        return (
+            str(self.losses),
+            f"{self._compactions}; {self._restarts}",
+            f"whole ({len(lines)} lines)" if self.report_is_whole else f"NOT whole ({arrived} of {len(lines)} lines)",
+            f"{sum(record.computed_tokens for record in records):,}",
+            f"{sum(record.cached_tokens for record in records):,}",
+        )
 
-    def _show_compaction(self, records: list[RequestRecord], *, is_announced: bool) -> None:
+    def _note_compaction(self, sent: RequestRecord, calls: int, *, is_announced: bool) -> None:
         """A prompt that does not begin with the one of the turn before was compacted."""
-        before, sent = self._last_messages, records[-1]
+        before = self._last_messages
         if not before or _messages(sent)[: len(before)] == before:
             return
         self._compactions += 1
-        before_tokens = _count([*before, *self._conversation.messages[self._last_length :]])
-        calls = len(records) - 1
-        _say(
+        before_tokens = _count([*before, *self.conversation.messages[self._last_length :]])
+        self.events.append(
             self._look.compaction(
                 self._compactions, before_tokens, sent.prompt_tokens, calls, is_announced=is_announced
             )
@@ -279,11 +310,11 @@ class _Stage:
         if str(said).startswith(GO_ON_START):
             return Reply(rest_of(self._report, str(call.messages[-2].get("content"))))
         # A summary may stand before the user's own words.
-        if not isinstance(said, str) or not said.endswith(self._conversation.messages[-1]["content"]):
+        if not isinstance(said, str) or not said.endswith(self.conversation.messages[-1]["content"]):
             return Reply(scripted_summary(call.prompt_text))
         if said.endswith(REPORT_REQUEST):
             return Reply(self._report)
-        step = step_of(self._turns)
+        step = step_of(self._turn)
         if step.call is None:
             return Reply(step.text)
         name, arguments = step.call
@@ -291,10 +322,17 @@ class _Stage:
 
 
 @contextlib.contextmanager
-def _proxy(folder: Path, api_base: str, key: str, *, guarded: bool, environ: Mapping[str, str]) -> Iterator[str]:
+def _proxy(folder: Path, addresses: Sequence[str], key: str, *, environ: Mapping[str, str]) -> Iterator[str]:
     config: JsonObject = {
-        "model_list": [{"model_name": "lm_studio/*", "litellm_params": {"model": "lm_studio/*", "api_base": api_base}}],
-        "litellm_settings": {"disable_hf_tokenizer_download": True, **({"callbacks": [HANDLER]} if guarded else {})},
+        "model_list": [
+            {
+                "model_name": title,
+                "litellm_params": {"model": f"lm_studio/{SIMULATED_MODEL}", "api_base": f"{address}/v1"},
+                "model_info": {"compaction": {"mode": mode}},
+            }
+            for title, address, mode in zip(_TITLES, addresses, ("off", "guard"), strict=True)
+        ],
+        "litellm_settings": {"disable_hf_tokenizer_download": True, "callbacks": [HANDLER]},
         "general_settings": {"cancel_on_disconnect": True},
         # It shows a compaction with its summary, not one that was written while the picture was drawn.
         "callback_settings": {"litellm_compaction": {"background": "off"}},
@@ -303,7 +341,7 @@ def _proxy(folder: Path, api_base: str, key: str, *, guarded: bool, environ: Map
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     port = usable_port("127.0.0.1", 0)
     command = proxy_command(path, "127.0.0.1", port)
-    environment = proxy_environment({**environ, FOLDER_VARIABLE: str(folder)}, master_key=key, api_base=api_base)
+    environment = proxy_environment({**environ, FOLDER_VARIABLE: str(folder)}, master_key=key, api_base=None)
     log = folder / "proxy.log"
     with log.open("wb") as output, running("proxy", command, environment, output=output) as child:
         base_url = local_url("127.0.0.1", port)
@@ -339,7 +377,7 @@ def _can_encode(text: str, encoding: str | None) -> bool:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print(text.rstrip(), flush=True)
 
 
 JsonObject: TypeAlias = dict[str, Any]
