@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
@@ -37,7 +38,6 @@ from litellm_compaction.cli.up import (
     wait_until_alive,
 )
 from litellm_compaction.core.continuation.request import GO_ON_START
-from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.places import FOLDER_VARIABLE
 from litellm_compaction.proxy.config_check import HANDLER
@@ -45,19 +45,17 @@ from litellm_compaction.simulator import ChatCall, Reply, RequestRecord, serve
 from litellm_compaction.simulator.messages import parse_chat
 from litellm_compaction.simulator.rendering import render_chat
 
-BAR_WIDTH = 24
 WIDTH = 98
-_SIDE_WIDTH = BAR_WIDTH + 8 + 12
+_BAR_WIDTH, _SIDE_WIDTH = 24, 44
 _TITLES = ("without the plug-in", "with the plug-in")
 _RESET = "\x1b[0m"
 _GREEN, _RED, _BOLD = "\x1b[32m", "\x1b[31m", "\x1b[1m"
 
 
 class Filling(NamedTuple):
-    """One side of a turn: `used_tokens` are those of prompt and answer, `lost_tokens` those that the server cut out."""
+    """One side of a turn: the tokens of prompt and answer, and those of them that the server cut out."""
 
     used_tokens: int
-    prompt_tokens: int = 0
     lost_tokens: int = 0
     has_failed: bool = False
 
@@ -72,56 +70,43 @@ class Look:
 
     def opening(self) -> str:
         return (
-            f"A coding agent's session, played on two simulated LM Studios, each with {SIMULATED_MODEL} loaded\n"
-            f"with {self.window_tokens:,} tokens: that is a full bar. One LiteLLM proxy serves both, and the plug-in\n"
-            "guards the second only. With each turn the agent sends its whole conversation again.\n"
-            f"{self._painted(_RED, 'x')} is the part of a prompt that the server cut out. The model never saw it.\n\n"
+            "The same coding agent twice, through one LiteLLM proxy whose plug-in guards only the second. Each\n"
+            f"has a simulated LM Studio, with {SIMULATED_MODEL} loaded for {self.window_tokens:,} tokens: a full bar.\n"
+            "An agent sends its whole conversation each turn; numbers are the tokens of prompt and answer.\n"
+            f"{self._painted(_RED, 'x')}: cut out of the prompt by the server, so the model never saw it.\n\n"
             f"{'':20}{_TITLES[0]:<{_SIDE_WIDTH}}  {_TITLES[1]}"
         )
 
     def turn(self, turn: int, what: str, without: Filling, with_it: Filling) -> str:
         return f"turn {turn:>3} {what:<9}  {self._side(without)}  {self._side(with_it)}"
 
-    def compaction(self, number: int, before_tokens: int, after_tokens: int, calls: int, *, is_announced: bool) -> str:
-        how = f"{calls} summary call{'s' if calls > 1 else ''}" if calls else "without a model call"
-        told = ", and the client is told" if is_announced else ""
-        return self._event(f"compaction {number}", before_tokens, after_tokens, f" ({how}{told})")
-
-    def restart(self, number: int, used_tokens: int, prompt_tokens: int) -> str:
-        return self._event(f"restart {number} in mid-answer", used_tokens, prompt_tokens)
-
-    def failure(self, title: str, error: str) -> str:
-        return self._painted(_RED, f"{'':20}! {title}: {error}"[:WIDTH])
-
-    def summary(self, rows: Sequence[tuple[str, str, str]]) -> str:
-        return "\n".join(f"{label:<42}{without:>28}{with_it:>28}" for label, without, with_it in (("", *_TITLES), *rows))
-
-    def _side(self, side: Filling) -> str:
-        full, empty = ("█", "░") if self.unicode else ("#", ".")
-        filled = min(BAR_WIDTH, round(side.used_tokens / self.window_tokens * BAR_WIDTH))
-        # Of a prompt that was cut the bar is the whole, so that the gap shows how much of it is lost.
-        lost = math.ceil(side.lost_tokens / max(1, side.prompt_tokens) * BAR_WIDTH)
-        before = (filled - lost) // 2
-        bar = full * before + "x" * lost + full * (filled - lost - before) + empty * (BAR_WIDTH - filled)
-        state = "FAILED" if side.has_failed else f"CUT -{side.lost_tokens:,}" if lost else ""
-        text = f"{bar} {side.used_tokens:>7,} {state}"
-        return self._painted(_RED if state else _GREEN, text.ljust(_SIDE_WIDTH))
-
-    def _event(self, name: str, before_tokens: int, after_tokens: int, rest: str = "") -> str:
+    def event(self, name: str, before_tokens: int, after_tokens: int, rest: str = "") -> str:
         arrow, gear = ("→", "⚙") if self.unicode else ("->", "*")
         text = f"{gear} {name}: {before_tokens:,} {arrow} {after_tokens:,} tokens{rest}"
         return self._painted(_BOLD, text.rjust(WIDTH))
+
+    def failure(self, title: str, error: str) -> str:
+        return self._painted(_RED, f"{'':20}! {title}: {' '.join(error.split())}"[:WIDTH])
+
+    def _side(self, side: Filling) -> str:
+        full, empty = ("█", "░") if self.unicode else ("#", ".")
+        filled = min(_BAR_WIDTH, round(side.used_tokens / self.window_tokens * _BAR_WIDTH))
+        # A bar with a gap is the whole prompt, so that the gap shows how much of it is lost.
+        lost = math.ceil(side.lost_tokens / max(1, side.used_tokens) * filled)
+        before = (filled - lost) // 2
+        bar = full * before + "x" * lost + full * (filled - lost - before) + empty * (_BAR_WIDTH - filled)
+        state = "FAILED" if side.has_failed else f"CUT -{side.lost_tokens:,}" if lost else ""
+        return self._painted(_RED if state else _GREEN, f"{bar} {side.used_tokens:>7,} {state}".ljust(_SIDE_WIDTH))
 
     def _painted(self, color: str, text: str) -> str:
         return f"{color}{text}{_RESET}" if self.color else text
 
 
 class Answer(NamedTuple):
-    """The proxy tells programs of a compaction in `thoughts`; `error` is "" for an answer that ended well."""
+    """`error` is "" for an answer that ended well."""
 
     text: str
     calls: list[JsonObject]
-    thoughts: str
     error: str
 
 
@@ -133,7 +118,6 @@ def ask(http: httpx.Client, key: str, model: str, messages: list[JsonObject]) ->
     """
     body = {"model": model, "messages": messages, "tools": list(TOOLS), "stream": True}
     content: list[str] = []
-    thoughts: list[str] = []
     calls: dict[int, JsonObject] = {}
     error = ""
     headers = {"Authorization": f"Bearer {key}"}
@@ -145,19 +129,18 @@ def ask(http: httpx.Client, key: str, model: str, messages: list[JsonObject]) ->
                 if line.startswith("data: {"):
                     chunk = json.loads(line.removeprefix("data: "))
                     error = str(chunk.get("error") or error)
-                    _read_chunk(chunk, content, thoughts, calls)
+                    _read_chunk(chunk, content, calls)
     except httpx.ConnectError as exc:
         raise ServerUnavailable(f"The proxy did not answer ({exc}).") from exc
     except httpx.HTTPError as exc:
         error = f"{type(exc).__name__}: {exc}"
-    return Answer("".join(content), [calls[index] for index in sorted(calls)], "".join(thoughts), error)
+    return Answer("".join(content), [calls[index] for index in sorted(calls)], error)
 
 
-def _read_chunk(chunk: JsonObject, content: list[str], thoughts: list[str], calls: dict[int, JsonObject]) -> None:
+def _read_chunk(chunk: JsonObject, content: list[str], calls: dict[int, JsonObject]) -> None:
     for choice in chunk.get("choices", ()):
         delta = choice.get("delta") or {}
         content.append(delta.get("content") or "")
-        thoughts.append(delta.get("reasoning_content") or "")
         for piece in delta.get("tool_calls") or ():
             call = calls.setdefault(
                 piece.get("index", 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
@@ -191,34 +174,25 @@ def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, environ: M
         serve(with_it.simulator) as guarded,
         tempfile.TemporaryDirectory() as folder,
     ):
+        _say(look.opening())
         key = f"sk-{secrets.token_urlsafe(32)}"
         with _proxy(Path(folder), (alone.base_url, guarded.base_url), key, environ=environ) as base_url:
-            _say(look.opening())
             try:
                 with httpx.Client(base_url=base_url, trust_env=False, timeout=_ANSWER_LIMIT_S) as http:
                     for turn in range(turns + 1):
                         call = step_of(turn).call
                         what = "report" if turn == turns else call[0] if call else "answers"
-                        if turn == turns:
-                            for side in sides:
-                                side.conversation.ask(REPORT_REQUEST)
-                        _say(look.turn(turn + 1, what, *(side.play(http, key, turn) for side in sides)))
-                        for event in (event for side in sides for event in side.events):
+                        asked = REPORT_REQUEST if turn == turns else None
+                        _say(look.turn(turn + 1, what, *(side.play(http, key, turn, asked) for side in sides)))
+                        for event in (*without.events, *with_it.events):
                             _say(event)
                         if not fast:
                             time.sleep(_PAUSE_S)
             finally:
-                _say(f"\n{look.summary(list(zip(_LABELS, without.summary(), with_it.summary(), strict=True)))}")
+                _say("")
+                for (label, text), other in zip(without.summary(), with_it.summary(), strict=True):
+                    _say(f"{label:<42}{text:>28}{other[1]:>28}")
     return 1 if with_it.losses or not with_it.report_is_whole else 0
-
-
-_LABELS = (
-    "prompts that the server cut or refused",
-    "compactions; restarts in mid-answer",
-    "the long report at the end",
-    "prompt tokens that the engine computed",
-    "prompt tokens taken from its cache",
-)
 
 
 class _Side:
@@ -230,10 +204,11 @@ class _Side:
 
     def __init__(self, title: str, look: Look) -> None:
         self._title, self._look = title, look
-        self.conversation = Conversation(look.window_tokens)
+        self._conversation = Conversation(look.window_tokens)
         self._report = report_of(look.window_tokens)
         self._turn = self._compactions = self._restarts = self.losses = 0
-        self._reported = ""
+        self._newest = ""
+        # What came of the newest turn beside its answer.
         self.events: list[str] = []
         self._last_messages: list[JsonObject] = []
         self._last_length = 0
@@ -242,62 +217,60 @@ class _Side:
 
     @property
     def report_is_whole(self) -> bool:
-        return self._reported == self._report
+        return self._newest == self._report
 
-    def play(self, http: httpx.Client, key: str, turn: int) -> Filling:
-        """Sends the conversation and adds the answer to it; `events` has what came of it beside the answer."""
+    def play(self, http: httpx.Client, key: str, turn: int, asked: str | None) -> Filling:
+        """Sends the conversation, with `asked` as the user's last words, and adds the answer to it."""
         self._turn, self.events = turn, []
-        seen = len(self.simulator.inference_requests())
-        answer = ask(http, key, self._title, self.conversation.messages)
+        if asked is not None:
+            self._conversation.ask(asked)
+        messages, seen = self._conversation.messages, len(self.simulator.inference_requests())
+        answer = ask(http, key, self._title, messages)
         records = self.simulator.inference_requests()[seen:]
         self.simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
-        self.losses += sum(record.truncated for record in records) + bool(answer.error)
-        self._reported = answer.text
+        self.losses += sum(record.truncated for record in records) or bool(answer.error)
+        self._newest = answer.text
         # A request for a summary is one message.
         parts = [record for record in records if len(_messages(record)) > 1]
-        if answer.error:
-            self.events.append(self._look.failure(self._title, " ".join(answer.error.split())))
-            answer = answer._replace(text="(no answer)", calls=[])
-        elif parts:
-            self._note_compaction(parts[0], records.index(parts[0]), is_announced=START_NOTICE in answer.thoughts)
-            for before, part in zip(parts, parts[1:], strict=False):
-                self._restarts += 1
-                used_tokens = before.prompt_tokens + before.completion_tokens
-                self.events.append(self._look.restart(self._restarts, used_tokens, part.prompt_tokens))
-        if parts:
-            self._last_messages, self._last_length = _messages(parts[-1]), len(self.conversation.messages)
-        self.conversation.add_answer(turn, answer.text, answer.calls)
-        if not parts:
-            return Filling(0, has_failed=True)
+        last, length = self._last_messages, self._last_length
+        if answer.error or not parts:
+            self.events.append(self._look.failure(self._title, answer.error or "the server was not asked"))
+            self._conversation.add_answer(turn, "(no answer)", [])
+            return Filling(parts[0].prompt_tokens if parts else 0, has_failed=True)
+        self._last_messages, self._last_length = _messages(parts[-1]), len(messages)
+        # A prompt that does not begin with the one of the turn before was compacted.
+        if _messages(parts[0])[: len(last)] != last:
+            self._compactions += 1
+            calls = records.index(parts[0])
+            made = f" ({calls} summary call{'s' if calls > 1 else ''})" if calls else " (without a model call)"
+            before_tokens = _count([*last, *messages[length:]])
+            name = f"compaction {self._compactions}"
+            self.events.append(self._look.event(name, before_tokens, parts[0].prompt_tokens, made))
+        for before, part in pairwise(parts):
+            self._restarts += 1
+            used_tokens = before.prompt_tokens + before.completion_tokens
+            name = f"restart {self._restarts} in mid-answer"
+            self.events.append(self._look.event(name, used_tokens, part.prompt_tokens))
+        self._conversation.add_answer(turn, answer.text, answer.calls)
         sent = parts[0]
         lost_tokens = sent.prompt_tokens - sent.kept_tokens if sent.truncated else 0
-        used_tokens = sent.prompt_tokens + sent.completion_tokens
-        return Filling(used_tokens, sent.prompt_tokens, lost_tokens, has_failed=bool(answer.error))
+        return Filling(sent.prompt_tokens + sent.completion_tokens, lost_tokens)
 
-    def summary(self) -> tuple[str, ...]:
-        """The column below its title, in the order of `_LABELS`."""
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        """Returns what each number is, and the number."""
         records = self.simulator.inference_requests()
         lines = self._report.splitlines()
-        arrived = len(set(lines) & set(self._reported.splitlines()))
+        arrived = len(set(lines) & set(self._newest.splitlines()))
         return (
-            str(self.losses),
-            f"{self._compactions}; {self._restarts}",
-            f"whole ({len(lines)} lines)" if self.report_is_whole else f"NOT whole ({arrived} of {len(lines)} lines)",
-            f"{sum(record.computed_tokens for record in records):,}",
-            f"{sum(record.cached_tokens for record in records):,}",
-        )
-
-    def _note_compaction(self, sent: RequestRecord, calls: int, *, is_announced: bool) -> None:
-        """A prompt that does not begin with the one of the turn before was compacted."""
-        before = self._last_messages
-        if not before or _messages(sent)[: len(before)] == before:
-            return
-        self._compactions += 1
-        before_tokens = _count([*before, *self.conversation.messages[self._last_length :]])
-        self.events.append(
-            self._look.compaction(
-                self._compactions, before_tokens, sent.prompt_tokens, calls, is_announced=is_announced
-            )
+            ("", self._title),
+            ("prompts that the server cut or refused", str(self.losses)),
+            ("compactions", str(self._compactions)),
+            (
+                f"the report at the end, {len(lines)} lines",
+                "whole" if self.report_is_whole else f"NOT whole, {arrived} lines",
+            ),
+            ("prompt tokens that the engine computed", f"{sum(record.computed_tokens for record in records):,}"),
+            ("prompt tokens taken from its cache", f"{sum(record.cached_tokens for record in records):,}"),
         )
 
     def _reply(self, call: ChatCall) -> Reply:
@@ -310,7 +283,7 @@ class _Side:
         if str(said).startswith(GO_ON_START):
             return Reply(rest_of(self._report, str(call.messages[-2].get("content"))))
         # A summary may stand before the user's own words.
-        if not isinstance(said, str) or not said.endswith(self.conversation.messages[-1]["content"]):
+        if not isinstance(said, str) or not said.endswith(self._conversation.messages[-1]["content"]):
             return Reply(scripted_summary(call.prompt_text))
         if said.endswith(REPORT_REQUEST):
             return Reply(self._report)
