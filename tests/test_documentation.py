@@ -332,7 +332,6 @@ def test_the_picture_is_drawn_from_what_the_demo_prints() -> None:
         look.turn(2, "answers", Filling(9000, 2000), Filling(3000)),
         look.event("compaction 1", 9000, 3000),
         look.turn(3, "report", Filling(0, has_failed=True), Filling(3000)),
-        f"{'compactions':<42}{0:>28}{1:>28}",
     )
     text = "\n".join(printed)
     without, with_it = picture.read(text)

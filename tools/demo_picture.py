@@ -16,8 +16,7 @@ from typing import NamedTuple
 _WINDOW = re.compile(r"loaded for ([\d,]+) tokens")
 # Two sides, each a bar, its tokens, and what the server did with them.
 _TURN = re.compile(r"^turn +\d+ \w+ " + r" +\S{24} +([\d,]+)( CUT| FAILED)?(?: -[\d,]+)?" * 2)
-_SHORTENED = re.compile("⚙ (?:compaction|restart)")
-_COMPACTIONS = re.compile(r"^compactions +(\d+) +(\d+)$", re.MULTILINE)
+_COMPACTED = re.compile("[⚙*] compaction")
 _WIDTH, _LANE_WIDTH, _HEIGHT, _FLOOR, _WINDOW_HEIGHT = 840, 380, 300, 250, 84
 _BEAT_S, _GROWS_S = 0.12, 0.3
 _STYLE = """
@@ -52,7 +51,7 @@ def read(text: str) -> tuple[list[Turn], list[Turn]]:
         if (found := _TURN.match(line)) is not None:
             for side, tokens, state in ((without, *found.group(1, 2)), (with_it, *found.group(3, 4))):
                 side.append(Turn(int(tokens.replace(",", "")), state is not None))
-        elif _SHORTENED.search(line) is not None:
+        elif _COMPACTED.search(line) is not None:
             with_it[-1] = with_it[-1]._replace(is_compacted=True)
     return without, with_it
 
@@ -60,11 +59,12 @@ def read(text: str) -> tuple[list[Turn], list[Turn]]:
 def drawn(text: str) -> str:
     """Returns the picture of a run's output."""
     without, with_it = read(text)
-    [window], [compactions] = _WINDOW.findall(text), [found[2] for found in _COMPACTIONS.finditer(text)]
+    [window] = _WINDOW.findall(text)
     window_tokens = int(window.replace(",", ""))
     lanes = []
     for title, turns, left in (("LM Studio alone", without, 20), ("With the plug-in", with_it, 60 + _LANE_WIDTH)):
         cuts = sum(turn.is_cut for turn in turns)
+        compactions = sum(turn.is_compacted for turn in turns)
         said = f"{cuts} prompts cut by the server" if cuts else f"nothing cut, by {compactions} compactions (green)"
         lanes.append((title, said, turns, left))
     parts = [part for lane in lanes for part in _lane(*lane, window_tokens)]

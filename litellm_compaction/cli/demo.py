@@ -207,7 +207,7 @@ class _Side:
         self._conversation = Conversation(look.window_tokens)
         self._report = report_of(look.window_tokens)
         self._turn = self._compactions = self._restarts = self.losses = 0
-        self._newest = ""
+        self._reported: str | None = None
         # What came of the newest turn beside its answer.
         self.events: list[str] = []
         self._last_messages: list[JsonObject] = []
@@ -217,7 +217,7 @@ class _Side:
 
     @property
     def report_is_whole(self) -> bool:
-        return self._newest == self._report
+        return self._reported == self._report
 
     def play(self, http: httpx.Client, key: str, turn: int, asked: str | None) -> Filling:
         """Sends the conversation, with `asked` as the user's last words, and adds the answer to it."""
@@ -229,7 +229,7 @@ class _Side:
         records = self.simulator.inference_requests()[seen:]
         self.simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
         self.losses += sum(record.truncated for record in records) or bool(answer.error)
-        self._newest = answer.text
+        self._reported = answer.text if asked is not None else None
         # A request for a summary is one message.
         parts = [record for record in records if len(_messages(record)) > 1]
         last, length = self._last_messages, self._last_length
@@ -260,15 +260,13 @@ class _Side:
         """Returns what each number is, and the number."""
         records = self.simulator.inference_requests()
         lines = self._report.splitlines()
-        arrived = len(set(lines) & set(self._newest.splitlines()))
+        arrived = len(set(lines) & set((self._reported or "").splitlines()))
+        came = "whole" if self.report_is_whole else f"NOT whole, {arrived} lines"
         return (
             ("", self._title),
             ("prompts that the server cut or refused", str(self.losses)),
             ("compactions", str(self._compactions)),
-            (
-                f"the report at the end, {len(lines)} lines",
-                "whole" if self.report_is_whole else f"NOT whole, {arrived} lines",
-            ),
+            (f"the report at the end, {len(lines)} lines", "not asked for" if self._reported is None else came),
             ("prompt tokens that the engine computed", f"{sum(record.computed_tokens for record in records):,}"),
             ("prompt tokens taken from its cache", f"{sum(record.cached_tokens for record in records):,}"),
         )
