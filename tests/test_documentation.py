@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
+from litellm_compaction.cli.demo import Filling, Look
 from litellm_compaction.config import DeploymentSettings, Settings
 from litellm_compaction.core.strategies import STRATEGIES
 from tests import clients_table
@@ -269,9 +270,23 @@ def test_the_names_of_the_glossary_exist() -> None:
             assert re.search(rf"^class {name}\b", code, re.MULTILINE), (name, path)
 
 
-def test_the_recorded_demo_has_no_truncation() -> None:
-    """What is shown was a run that went well."""
-    assert " 0 truncations by the server" in between("demo", page("docs/command-line.md"))
+def test_the_recorded_demo_cuts_one_side_only() -> None:
+    """The run that is shown went well with the plug-in; the picture and the README have its figures."""
+    recorded = between("demo", page("docs/command-line.md"))
+    rows = {row[0]: row[1:] for row in (re.split(r"  +", line) for line in recorded.splitlines())}
+    cuts, zero = rows["prompts that the server cut or refused"]
+    assert (int(cuts) > 20, zero) == (True, "0")
+    for column, name in enumerate(("LM Studio alone", "with the plug-in")):
+        shown = [
+            rows["prompts that the server cut or refused"][column],
+            rows["prompt tokens that the engine computed"][column],
+        ]
+        [line] = [line for line in page("README.md").splitlines() if line.startswith(f"| {name} |")]
+        assert [line.split(" | ")[1], line.split(" | ")[-1].rstrip(" |")] == shown
+    picture = ElementTree.parse(DOCS / "demo.svg").getroot()  # noqa: S314 - our own
+    bars = sum(each.get("class") == "bar move" for each in picture.iter())
+    assert bars == 2 * len(re.findall("^turn ", recorded, re.MULTILINE))
+    assert f"{cuts} prompts cut" in str(picture.get("aria-label"))
 
 
 def test_every_placeholder_of_a_prompt_is_documented() -> None:
@@ -308,26 +323,23 @@ def _tool(name: str) -> Any:
 
 
 def test_the_picture_is_drawn_from_what_the_demo_prints() -> None:
-    """A bar for each turn, what is over the window in red; the picture in docs/ is such a one."""
+    """A bar for each turn of each side, what is over the window in red, a mark for a compaction."""
     picture = _tool("demo_picture")
-    end = "2 turns, {} compactions, {} truncations by the server. The rest."
-    without = "\n".join(
-        (
-            "turn   1  ██│░     405/8,192    5%  read_file a.py",
-            "          ! the server cut the prompt: 9,000 tokens were sent, 7,161 were seen",
-            "turn   2  ██│░   9,000/8,192  110%  answers the user",
-            end.format(0, 1),
-        )
+    look = Look(window_tokens=8192, color=False, unicode=True)
+    printed = (
+        look.opening(),
+        look.turn(1, "read_file", Filling(405), Filling(405)),
+        look.turn(2, "answers", Filling(9000, 2000), Filling(3000)),
+        look.event("compaction 1", 9000, 3000),
+        look.turn(3, "report", Filling(0, has_failed=True), Filling(3000)),
     )
-    with_it = without.replace("9,000/8,192  110%", "3,000/8,192   37%").replace("! the server cut", "⚙ round 1:")
-    assert picture.read(without) == [(405, 8192, False, False), (9000, 8192, True, False)]
-    text = picture.drawn(without, with_it.replace(end.format(0, 1), end.format(1, 0)))
-    drawn = ElementTree.fromstring(text)  # noqa: S314 - our own
+    text = "\n".join(printed)
+    without, with_it = picture.read(text)
+    assert without == [(405, False, False), (9000, True, False), (0, True, False)]
+    assert with_it == [(405, False, False), (3000, False, True), (3000, False, False)]
+    drawn = ElementTree.fromstring(picture.drawn(text))  # noqa: S314 - our own
     kinds = [each.get("class") for each in drawn.iter() if each.get("class", "").endswith("move")]
-    assert kinds == ["bar move", "bar move", "cut move", "bar move", "bar move", "mark move"]
-    shown = ElementTree.parse(DOCS / "demo.svg").getroot()  # noqa: S314 - our own
-    assert sum(each.get("class") == "bar move" for each in shown.iter()) == 82
-    assert "24 truncations" in str(shown.get("aria-label"))
+    assert kinds == ["bar move", "bar move", "cut move", *["bar move"] * 3, "mark move", "bar move"]
 
 
 def test_programs_find_the_same_pages() -> None:

@@ -160,18 +160,17 @@ def up(**options: Any) -> int:
     return up(**options, environ=os.environ)
 
 
-@program.command(short_help="Watch a long conversation stay inside a small window.")
+@program.command(short_help="Watch a long conversation in a small window, without the plug-in and with it.")
 @click.option("--fast", is_flag=True, help="No pauses for the eye.")
 @click.option("--no-color", is_flag=True, help="Plain text, as without a terminal.")
 @click.option("--turns", type=click.IntRange(1, _MOST), default=40, metavar="N", help="Requests.")
 @click.option("--context", type=click.IntRange(4096, _MOST), default=8192, metavar="TOKENS", help="Context length.")
-@click.option("--unguarded", is_flag=True, help="The same conversation without the plug-in, for comparison.")
-def demo(no_color: bool, context: int, unguarded: bool, **options: Any) -> int:
-    """Runs a scripted coding agent through a real proxy and shows the window filling turn by turn."""
+def demo(no_color: bool, context: int, **options: Any) -> int:
+    """Runs a scripted coding agent through a real proxy, and shows its turns without the plug-in and with it."""
     from litellm_compaction.cli.demo import demo
 
     color = not no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return demo(**options, context_tokens=context, color=color, guarded=not unguarded, environ=os.environ)
+    return demo(**options, context_tokens=context, color=color, environ=os.environ)
 
 
 @program.command(short_help="Check a config.yaml and the servers that it names.")

@@ -1,12 +1,14 @@
-"""`litellm-compaction demo`: a long conversation through a real proxy, in front of a small simulated LM Studio.
+"""`litellm-compaction demo`: one long conversation without the plug-in and with it, through a real proxy.
 
-The simulator runs in this process: its records show the requests, cuts and computed tokens.
+Each side has a small simulated LM Studio in this process: its records show the requests, cuts and computed tokens.
+One proxy serves both: for a model group with `mode: off` the plug-in changes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import re
 import secrets
@@ -16,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
@@ -24,111 +27,120 @@ import httpx
 import yaml
 
 from litellm_compaction.cli.up import (
+    SIMULATED_MODEL,
     local_url,
     proxy_command,
     proxy_environment,
     running,
     signals_to,
+    simulated,
     usable_port,
     wait_until_alive,
 )
-from litellm_compaction.config import settings_from
 from litellm_compaction.core.continuation.request import GO_ON_START
-from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.places import FOLDER_VARIABLE
 from litellm_compaction.proxy.config_check import HANDLER
-from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
+from litellm_compaction.simulator import ChatCall, Reply, RequestRecord, serve
 from litellm_compaction.simulator.messages import parse_chat
 from litellm_compaction.simulator.rendering import render_chat
 
-WIDTH = 40
+WIDTH = 98
+_BAR_WIDTH, _SIDE_WIDTH = 24, 44
+_TITLES = ("without the plug-in", "with the plug-in")
 _RESET = "\x1b[0m"
-_GREEN, _YELLOW, _RED, _BOLD, _DIM = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m"
+_GREEN, _RED, _BOLD = "\x1b[32m", "\x1b[31m", "\x1b[1m"
+
+
+class Filling(NamedTuple):
+    """One side of a turn: the tokens of prompt and answer, and those of them that the server cut out."""
+
+    used_tokens: int
+    lost_tokens: int = 0
+    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Draws lines: with the bar marked here, and colors, blocks and arrows if the terminal shows them."""
+    """Draws lines of at most `WIDTH` characters: with colors, blocks and arrows if the terminal shows them."""
 
-    trigger_ratio: float
+    window_tokens: int
     color: bool
     unicode: bool
 
-    def turn(self, turn: int, used_tokens: int, window_tokens: int, what: str) -> str:
-        ratio = used_tokens / window_tokens
-        color = _RED if ratio > 0.95 else _YELLOW if ratio > self.trigger_ratio else _GREEN
-        numbers = f"{used_tokens:>7,}/{window_tokens:,}"
-        return f"turn {turn:>3}  {self._painted(color, self._bar(ratio))} {numbers} {ratio:>5.0%}  {what}"
-
-    def compaction(self, number: int, before_tokens: int, after_tokens: int, calls: int, *, is_announced: bool) -> str:
-        how = f"{calls} summary call{'s' if calls > 1 else ''}" if calls else "without a model call"
-        told = ", announced in the stream" if is_announced else ""
-        return self._event(f"round {number}", before_tokens, after_tokens, f" ({how}{told})")
-
-    def restart(self, number: int, used_tokens: int, prompt_tokens: int) -> str:
-        return self._event(f"restart {number} in mid-answer", used_tokens, prompt_tokens)
-
-    def truncation(self, sent_tokens: int, kept_tokens: int) -> str:
-        text = f"! the server cut the prompt: {sent_tokens:,} tokens were sent, {kept_tokens:,} were seen"
-        return f"          {self._painted(_RED, text)}"
-
-    def legend(self, window_tokens: int) -> str:
-        mark = "│" if self.unicode else "|"
-        trigger = f"{self.trigger_ratio:.0%} of the window ({round(self.trigger_ratio * window_tokens):,} tokens)"
-        return self._painted(
-            _DIM, f"{mark} marks {trigger}: prompt + room for the answer stay below it, or are compacted"
+    def opening(self) -> str:
+        return (
+            "The same coding agent twice, through one LiteLLM proxy whose plug-in guards only the second. Each\n"
+            f"has a simulated LM Studio, with {SIMULATED_MODEL} loaded for {self.window_tokens:,} tokens: a full bar.\n"
+            "An agent sends its whole conversation each turn; numbers are the tokens of prompt and answer.\n"
+            f"{self._painted(_RED, 'x')}: cut out of the prompt by the server, so the model never saw it.\n\n"
+            f"{'':20}{_TITLES[0]:<{_SIDE_WIDTH}}  {_TITLES[1]}"
         )
 
-    def _event(self, name: str, before_tokens: int, after_tokens: int, rest: str = "") -> str:
+    def turn(self, turn: int, what: str, without: Filling, with_it: Filling) -> str:
+        return f"turn {turn:>3} {what:<9}  {self._side(without)}  {self._side(with_it)}"
+
+    def event(self, name: str, before_tokens: int, after_tokens: int, rest: str = "") -> str:
         arrow, gear = ("→", "⚙") if self.unicode else ("->", "*")
         text = f"{gear} {name}: {before_tokens:,} {arrow} {after_tokens:,} tokens{rest}"
-        return f"          {self._painted(_BOLD, text)}"
+        return self._painted(_BOLD, text.rjust(WIDTH))
 
-    def _bar(self, ratio: float) -> str:
-        full, empty, mark = ("█", "░", "│") if self.unicode else ("#", ".", "|")
-        filled = min(WIDTH, round(ratio * WIDTH))
-        trigger = round(self.trigger_ratio * WIDTH)
-        cells = full * filled + empty * (WIDTH - filled)
-        return f"{cells[:trigger]}{mark}{cells[trigger:]}"
+    def failure(self, title: str, error: str) -> str:
+        return self._painted(_RED, f"{'':20}! {title}: {' '.join(error.split())}"[:WIDTH])
+
+    def _side(self, side: Filling) -> str:
+        full, empty = ("█", "░") if self.unicode else ("#", ".")
+        filled = min(_BAR_WIDTH, round(side.used_tokens / self.window_tokens * _BAR_WIDTH))
+        # A bar with a gap is the whole prompt, so that the gap shows how much of it is lost.
+        lost = math.ceil(side.lost_tokens / max(1, side.used_tokens) * filled)
+        before = (filled - lost) // 2
+        bar = full * before + "x" * lost + full * (filled - lost - before) + empty * (_BAR_WIDTH - filled)
+        state = "FAILED" if side.has_failed else f"CUT -{side.lost_tokens:,}" if lost else ""
+        return self._painted(_RED if state else _GREEN, f"{bar} {side.used_tokens:>7,} {state}".ljust(_SIDE_WIDTH))
 
     def _painted(self, color: str, text: str) -> str:
         return f"{color}{text}{_RESET}" if self.color else text
 
 
 class Answer(NamedTuple):
-    """The proxy tells programs of a compaction in `thoughts`."""
+    """`error` is "" for an answer that ended well."""
 
     text: str
     calls: list[JsonObject]
-    thoughts: str
+    error: str
 
 
 def ask(http: httpx.Client, key: str, model: str, messages: list[JsonObject]) -> Answer:
+    """Returns the answer, or what came of it before an error.
+
+    Raises:
+        ServerUnavailable: there is no proxy.
+    """
     body = {"model": model, "messages": messages, "tools": list(TOOLS), "stream": True}
     content: list[str] = []
-    thoughts: list[str] = []
     calls: dict[int, JsonObject] = {}
+    error = ""
     headers = {"Authorization": f"Bearer {key}"}
     try:
         with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
             if response.status_code != 200:
-                raise CompactionError(f"HTTP {response.status_code}: {response.read().decode('utf-8', 'replace')}")
+                error = f"HTTP {response.status_code}: {response.read().decode('utf-8', 'replace')}"
             for line in response.iter_lines():
                 if line.startswith("data: {"):
-                    _read_chunk(json.loads(line.removeprefix("data: ")), content, thoughts, calls)
+                    chunk = json.loads(line.removeprefix("data: "))
+                    error = str(chunk.get("error") or error)
+                    _read_chunk(chunk, content, calls)
+    except httpx.ConnectError as exc:
+        raise ServerUnavailable(f"The proxy did not answer ({exc}).") from exc
     except httpx.HTTPError as exc:
-        raise ServerUnavailable(f"The proxy did not answer ({type(exc).__name__}: {exc}).") from exc
-    return Answer("".join(content), [calls[index] for index in sorted(calls)], "".join(thoughts))
+        error = f"{type(exc).__name__}: {exc}"
+    return Answer("".join(content), [calls[index] for index in sorted(calls)], error)
 
 
-def _read_chunk(chunk: JsonObject, content: list[str], thoughts: list[str], calls: dict[int, JsonObject]) -> None:
-    if "error" in chunk:
-        raise CompactionError(f"The stream ended with an error: {chunk['error']}")
+def _read_chunk(chunk: JsonObject, content: list[str], calls: dict[int, JsonObject]) -> None:
     for choice in chunk.get("choices", ()):
         delta = choice.get("delta") or {}
         content.append(delta.get("content") or "")
-        thoughts.append(delta.get("reasoning_content") or "")
         for piece in delta.get("tool_calls") or ():
             call = calls.setdefault(
                 piece.get("index", 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
@@ -139,134 +151,124 @@ def _read_chunk(chunk: JsonObject, content: list[str], thoughts: list[str], call
                 call["function"][name] += function.get(name) or ""
 
 
-MODEL = "qwen/qwen3-8b"
 _PAUSE_S = 0.25
 _ANSWER_LIMIT_S = 120.0
 _LOG_LINES = 15
 
 
-def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: bool, environ: Mapping[str, str]) -> int:
-    """Shows the conversation; returns 0 if nothing was cut by the server, else 1.
+def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, environ: Mapping[str, str]) -> int:
+    """Shows the conversation on both sides; returns 0 if with the plug-in nothing was lost, else 1.
 
     Args:
-        context_tokens: context length with which the simulated model is loaded.
-        guarded: False leaves the plug-in out, for comparison.
+        context_tokens: context length with which the simulated models are loaded.
 
     Raises:
-        CompactionError: the proxy does not start or refuses a request.
+        CompactionError: the proxy does not start, or ends too early.
     """
-    look = Look(
-        trigger_ratio=settings_from(None).pre_request_ratio,
-        color=color,
-        unicode=_can_encode("█░│→⚙", sys.stdout.encoding),
-    )
-    stage = _Stage(look, context_tokens)
+    look = Look(window_tokens=context_tokens, color=color, unicode=_can_encode("█░→⚙", sys.stdout.encoding))
+    sides = without, with_it = [_Side(title, look) for title in _TITLES]
     # SIGTERM ends the block as Ctrl-C does, so that the proxy is ended, too.
     with (
         signals_to(_interrupt, signal.SIGTERM),
-        serve(stage.simulator) as address,
+        serve(without.simulator) as alone,
+        serve(with_it.simulator) as guarded,
         tempfile.TemporaryDirectory() as folder,
     ):
-        plugin = "with the plug-in" if guarded else "WITHOUT the plug-in"
-        _say(f"Simulated LM Studio with {MODEL}, {context_tokens:,} tokens; a stock LiteLLM proxy {plugin} before it.")
+        _say(look.opening())
         key = f"sk-{secrets.token_urlsafe(32)}"
-        with _proxy(Path(folder), f"{address.base_url}/v1", key, guarded=guarded, environ=environ) as base_url:
-            _say(look.legend(context_tokens))
+        with _proxy(Path(folder), (alone.base_url, guarded.base_url), key, environ=environ) as base_url:
             try:
                 with httpx.Client(base_url=base_url, trust_env=False, timeout=_ANSWER_LIMIT_S) as http:
-                    for _ in range(turns):
-                        stage.play(http, key)
+                    for turn in range(turns + 1):
+                        call = step_of(turn).call
+                        what = "report" if turn == turns else call[0] if call else "answers"
+                        asked = REPORT_REQUEST if turn == turns else None
+                        _say(look.turn(turn + 1, what, *(side.play(http, key, turn, asked) for side in sides)))
+                        for event in (*without.events, *with_it.events):
+                            _say(event)
                         if not fast:
                             time.sleep(_PAUSE_S)
-                    stage.finish(http, key)
             finally:
-                _say(stage.summary())
-    return 1 if stage.truncated or not stage.report_is_whole else 0
+                _say("")
+                for (label, text), other in zip(without.summary(), with_it.summary(), strict=True):
+                    _say(f"{label:<42}{text:>28}{other[1]:>28}")
+    return 1 if with_it.losses or not with_it.report_is_whole else 0
 
 
-class _Stage:
-    """The conversation, the simulated model that answers it, and the numbers of both for the summary line."""
+class _Side:
+    """One client's conversation, the simulated model that answers it, and the numbers of both for the summary.
 
-    def __init__(self, look: Look, context_tokens: int) -> None:
-        self._look = look
-        self._conversation = Conversation(context_tokens)
-        self._report = report_of(context_tokens)
-        self._turns = self._compactions = self.truncated = 0
-        self.report_is_whole = True
+    Args:
+        title: the name of its model group, too.
+    """
+
+    def __init__(self, title: str, look: Look) -> None:
+        self._title, self._look = title, look
+        self._conversation = Conversation(look.window_tokens)
+        self._report = report_of(look.window_tokens)
+        self._turn = self._compactions = self._restarts = self.losses = 0
+        self._reported: str | None = None
+        # What came of the newest turn beside its answer.
+        self.events: list[str] = []
         self._last_messages: list[JsonObject] = []
         self._last_length = 0
         # Only whole answers are shown: chunks of one token are work that shows nothing.
-        self.simulator = Simulator([Model(MODEL)], script=self._reply, chunk_tokens=8)
-        self.simulator.load(MODEL, context_tokens)
+        self.simulator = simulated(look.window_tokens, script=self._reply, chunk_tokens=8)
 
-    def play(self, http: httpx.Client, key: str) -> None:
-        answer, records = self._ask(http, key)
-        self._show_compaction(records, is_announced=START_NOTICE in answer.thoughts)
-        for record in records:
-            if record.truncated:
-                _say(self._look.truncation(record.prompt_tokens, record.kept_tokens))
-        self._last_messages, self._last_length = _messages(records[-1]), len(self._conversation.messages)
-        step = step_of(self._turns)
-        self._show_turn(
-            records[-1], " ".join((step.call[0], *step.call[1].values())) if step.call else "answers the user"
-        )
-        self._conversation.add_answer(self._turns, answer.text, answer.calls)
-        self._turns += 1
+    @property
+    def report_is_whole(self) -> bool:
+        return self._reported == self._report
 
-    def finish(self, http: httpx.Client, key: str) -> None:
-        """The report: an answer that is longer than the window."""
-        self._conversation.ask(REPORT_REQUEST)
-        answer, records = self._ask(http, key)
-        parts = [record for record in records if len(_messages(record)) > 1]
-        for number, part in enumerate(parts):
-            if number:
-                before = parts[number - 1]
-                used_tokens = before.prompt_tokens + before.completion_tokens
-                _say(self._look.restart(number, used_tokens, part.prompt_tokens))
-            self._show_turn(part, "report")
-        self._turns += 1
-        self.report_is_whole = answer.text == self._report
-        whole = "each once" if self.report_is_whole else "NOT whole"
-        lines = len(self._report.splitlines())
-        _say(f"          the report has {lines} lines; the client has them in one answer: {whole}")
-
-    def summary(self) -> str:
-        records = self.simulator.inference_requests()
-        computed = sum(record.computed_tokens for record in records)
-        cached = sum(record.cached_tokens for record in records)
-        share = cached / max(1, computed + cached)
-        return (
-            f"\n{self._turns} turns, {self._compactions} compactions, {self.truncated} truncations by the server. "
-            f"The client's conversation has {_count(self._conversation.messages):,} tokens.\n"
-            f"Engine work: {computed:,} prompt tokens computed, {cached:,} taken from its cache ({share:.0%})."
-        )
-
-    def _ask(self, http: httpx.Client, key: str) -> tuple[Answer, list[RequestRecord]]:
-        seen = len(self.simulator.inference_requests())
-        answer = ask(http, key, f"lm_studio/{MODEL}", self._conversation.messages)
+    def play(self, http: httpx.Client, key: str, turn: int, asked: str | None) -> Filling:
+        """Sends the conversation, with `asked` as the user's last words, and adds the answer to it."""
+        self._turn, self.events = turn, []
+        if asked is not None:
+            self._conversation.ask(asked)
+        messages, seen = self._conversation.messages, len(self.simulator.inference_requests())
+        answer = ask(http, key, self._title, messages)
         records = self.simulator.inference_requests()[seen:]
-        if not records:
-            raise ServerUnavailable("The proxy answered without asking the simulator.")
         self.simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
-        self.truncated += sum(record.truncated for record in records)
-        return answer, records
+        self.losses += sum(record.truncated for record in records) or bool(answer.error)
+        self._reported = answer.text if asked is not None else None
+        # A request for a summary is one message.
+        parts = [record for record in records if len(_messages(record)) > 1]
+        last, length = self._last_messages, self._last_length
+        if answer.error or not parts:
+            self.events.append(self._look.failure(self._title, answer.error or "the server was not asked"))
+            self._conversation.add_answer(turn, "(no answer)", [])
+            return Filling(parts[0].prompt_tokens if parts else 0, has_failed=True)
+        self._last_messages, self._last_length = _messages(parts[-1]), len(messages)
+        # A prompt that does not begin with the one of the turn before was compacted.
+        if _messages(parts[0])[: len(last)] != last:
+            self._compactions += 1
+            calls = records.index(parts[0])
+            made = f" ({calls} summary call{'s' if calls > 1 else ''})" if calls else " (without a model call)"
+            before_tokens = _count([*last, *messages[length:]])
+            name = f"compaction {self._compactions}"
+            self.events.append(self._look.event(name, before_tokens, parts[0].prompt_tokens, made))
+        for before, part in pairwise(parts):
+            self._restarts += 1
+            used_tokens = before.prompt_tokens + before.completion_tokens
+            name = f"restart {self._restarts} in mid-answer"
+            self.events.append(self._look.event(name, used_tokens, part.prompt_tokens))
+        self._conversation.add_answer(turn, answer.text, answer.calls)
+        sent = parts[0]
+        lost_tokens = sent.prompt_tokens - sent.kept_tokens if sent.truncated else 0
+        return Filling(sent.prompt_tokens + sent.completion_tokens, lost_tokens)
 
-    def _show_turn(self, record: RequestRecord, what: str) -> None:
-        used_tokens = record.prompt_tokens + record.completion_tokens
-        _say(self._look.turn(self._turns + 1, used_tokens, record.context_length, what))
-
-    def _show_compaction(self, records: list[RequestRecord], *, is_announced: bool) -> None:
-        """A prompt that does not begin with the one of the turn before was compacted."""
-        before, sent = self._last_messages, records[-1]
-        if not before or _messages(sent)[: len(before)] == before:
-            return
-        self._compactions += 1
-        before_tokens = _count([*before, *self._conversation.messages[self._last_length :]])
-        calls = len(records) - 1
-        _say(
-            self._look.compaction(
-                self._compactions, before_tokens, sent.prompt_tokens, calls, is_announced=is_announced
-            )
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        """Returns what each number is, and the number."""
+        records = self.simulator.inference_requests()
+        lines = self._report.splitlines()
+        arrived = len(set(lines) & set((self._reported or "").splitlines()))
+        came = "whole" if self.report_is_whole else f"NOT whole, {arrived} lines"
+        return (
+            ("", self._title),
+            ("prompts that the server cut or refused", str(self.losses)),
+            ("compactions", str(self._compactions)),
+            (f"the report at the end, {len(lines)} lines", "not asked for" if self._reported is None else came),
+            ("prompt tokens that the engine computed", f"{sum(record.computed_tokens for record in records):,}"),
+            ("prompt tokens taken from its cache", f"{sum(record.cached_tokens for record in records):,}"),
         )
 
     def _reply(self, call: ChatCall) -> Reply:
@@ -283,7 +285,7 @@ class _Stage:
             return Reply(scripted_summary(call.prompt_text))
         if said.endswith(REPORT_REQUEST):
             return Reply(self._report)
-        step = step_of(self._turns)
+        step = step_of(self._turn)
         if step.call is None:
             return Reply(step.text)
         name, arguments = step.call
@@ -291,10 +293,17 @@ class _Stage:
 
 
 @contextlib.contextmanager
-def _proxy(folder: Path, api_base: str, key: str, *, guarded: bool, environ: Mapping[str, str]) -> Iterator[str]:
+def _proxy(folder: Path, addresses: Sequence[str], key: str, *, environ: Mapping[str, str]) -> Iterator[str]:
     config: JsonObject = {
-        "model_list": [{"model_name": "lm_studio/*", "litellm_params": {"model": "lm_studio/*", "api_base": api_base}}],
-        "litellm_settings": {"disable_hf_tokenizer_download": True, **({"callbacks": [HANDLER]} if guarded else {})},
+        "model_list": [
+            {
+                "model_name": title,
+                "litellm_params": {"model": f"lm_studio/{SIMULATED_MODEL}", "api_base": f"{address}/v1"},
+                "model_info": {"compaction": {"mode": mode}},
+            }
+            for title, address, mode in zip(_TITLES, addresses, ("off", "guard"), strict=True)
+        ],
+        "litellm_settings": {"disable_hf_tokenizer_download": True, "callbacks": [HANDLER]},
         "general_settings": {"cancel_on_disconnect": True},
         # It shows a compaction with its summary, not one that was written while the picture was drawn.
         "callback_settings": {"litellm_compaction": {"background": "off"}},
@@ -303,7 +312,7 @@ def _proxy(folder: Path, api_base: str, key: str, *, guarded: bool, environ: Map
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     port = usable_port("127.0.0.1", 0)
     command = proxy_command(path, "127.0.0.1", port)
-    environment = proxy_environment({**environ, FOLDER_VARIABLE: str(folder)}, master_key=key, api_base=api_base)
+    environment = proxy_environment({**environ, FOLDER_VARIABLE: str(folder)}, master_key=key, api_base=None)
     log = folder / "proxy.log"
     with log.open("wb") as output, running("proxy", command, environment, output=output) as child:
         base_url = local_url("127.0.0.1", port)
@@ -339,7 +348,7 @@ def _can_encode(text: str, encoding: str | None) -> bool:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print(text.rstrip(), flush=True)
 
 
 JsonObject: TypeAlias = dict[str, Any]

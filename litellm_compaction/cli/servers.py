@@ -20,13 +20,14 @@ from litellm_compaction.windows.fetch import KeyRefused, without_userinfo
 from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models
 from litellm_compaction.windows.windows import Target
 
-_LIMIT_S = 2.0
+# A server that generates may be slow to answer; one that is not there refuses at once.
+LISTING_LIMIT_S = 5
 _CONNECT_S = 5.0
 _ERROR_CHARS = 300
 
 
 def listing_of(url: str, api_key: str | None) -> Listing | None:
-    """The models of the LM Studio at `url`; None if nothing, or something else, answers there within 2 s.
+    """The models of the LM Studio at `url`; None if nothing, or something else, answers there in time.
 
     Raises:
         KeyRefused: a server answers, and wants another key.
@@ -35,12 +36,12 @@ def listing_of(url: str, api_key: str | None) -> Listing | None:
     async def read() -> Listing | None:
         # The environment's web proxy must not be asked for a server on this machine or network.
         async with httpx.AsyncClient(trust_env=False) as http:
-            is_lm_studio = await answers_as_lmstudio(http, url, api_key, timeout_s=_LIMIT_S)
-            listing = await list_models(http, url, api_key, timeout_s=_LIMIT_S)
+            is_lm_studio = await answers_as_lmstudio(http, url, api_key, timeout_s=LISTING_LIMIT_S)
+            listing = await list_models(http, url, api_key, timeout_s=LISTING_LIMIT_S)
             return listing if is_lm_studio else None
 
     try:
-        return asyncio.run(asyncio.wait_for(read(), _LIMIT_S))
+        return asyncio.run(asyncio.wait_for(read(), LISTING_LIMIT_S))
     except KeyRefused:
         raise
     except (ServerUnavailable, asyncio.TimeoutError):

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
-from litellm_compaction.cli.servers import listing_of
+from litellm_compaction.cli.servers import LISTING_LIMIT_S, listing_of
 from litellm_compaction.cli.shells import IS_WINDOWS, content_of, quoted, variable
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
@@ -35,7 +35,12 @@ from litellm_compaction.proxy.config_check import CALLBACKS_PLACE, ENVIRONMENT_P
 from litellm_compaction.windows.fetch import KeyRefused
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
-_SIMULATED_MODEL, _SIMULATED_TOKENS = "qwen/qwen3-8b", 8192
+if TYPE_CHECKING:
+    from litellm_compaction.simulator import Simulator
+    from litellm_compaction.simulator.script import Script
+
+SIMULATED_MODEL = "qwen/qwen3-8b"
+_SIMULATED_TOKENS = 8192
 # Written while `up` runs.
 RUNNING_FILE = "up.json"
 _MOST_NAMED = 3
@@ -269,22 +274,30 @@ def _upstream(
         return
     if lm_studio is not None:
         raise ServerUnavailable(
-            f"No LM Studio answers at {url} (2 s limit). Start its server (`lms server start`), or use --simulator."
+            f"No LM Studio answers at {url} ({LISTING_LIMIT_S} s limit). Start its server (`lms server start`), or use "
+            "--simulator."
         )
     reason = "as asked" if simulator else f"because no LM Studio answers at {url}"
-    from litellm_compaction.simulator import Model, Simulator, count_by, serve
+    from litellm_compaction.simulator import serve
+
+    with serve(simulated(_SIMULATED_TOKENS)) as address:
+        _say(
+            f"SIMULATOR, not LM Studio, {reason}: {address.base_url}, {SIMULATED_MODEL} loaded "
+            f"with {_SIMULATED_TOKENS:,} tokens. Its answers are canned."
+        )
+        yield _Upstream(f"{address.base_url}/v1", SIMULATED_MODEL, is_simulated=True)
+
+
+def simulated(context_tokens: int, *, script: Script | None = None, chunk_tokens: int = 1) -> Simulator:
+    """Returns a simulator with `SIMULATED_MODEL` loaded, which counts by the vocabulary of the model's family."""
+    from litellm_compaction.simulator import Model, Simulator, count_by
     from litellm_compaction.tokenizers.families import family_of
     from litellm_compaction.tokenizers.registry import vocabulary
 
-    count_by(lambda: vocabulary(family_of("", _SIMULATED_MODEL).vocabulary).encoding)
-    simulated = Simulator([Model(_SIMULATED_MODEL)])
-    simulated.load(_SIMULATED_MODEL, _SIMULATED_TOKENS)
-    with serve(simulated) as address:
-        _say(
-            f"SIMULATOR, not LM Studio, {reason}: {address.base_url}, {_SIMULATED_MODEL} loaded "
-            f"with {_SIMULATED_TOKENS:,} tokens. Its answers are canned."
-        )
-        yield _Upstream(f"{address.base_url}/v1", _SIMULATED_MODEL, is_simulated=True)
+    count_by(lambda: vocabulary(family_of("", SIMULATED_MODEL).vocabulary).encoding)
+    simulator = Simulator([Model(SIMULATED_MODEL)], script=script, chunk_tokens=chunk_tokens)
+    simulator.load(SIMULATED_MODEL, context_tokens)
+    return simulator
 
 
 def _loaded(listing: Listing) -> tuple[str, str]:

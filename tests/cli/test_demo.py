@@ -1,48 +1,90 @@
-"""`demo`: its picture, its script, and one real run with and without the plug-in."""
+"""`demo`: its picture, its script, and real runs that the server cuts or refuses without the plug-in."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+
+import httpx
 import pytest
 
-from litellm_compaction.cli.demo import Conversation, Look, demo, scripted_summary, step_of
+from litellm_compaction.cli import up
+from litellm_compaction.cli.demo import WIDTH, Answer, Conversation, Filling, Look, ask, demo, scripted_summary, step_of
+from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.simulator import Simulator, rendering
 from tests.cli import copied
 
-PLAIN = Look(trigger_ratio=0.8, color=False, unicode=False)
+PLAIN = Look(window_tokens=8192, color=False, unicode=False)
+IN_COLOR = Look(window_tokens=8192, color=True, unicode=True)
 
 
-def test_a_turn_is_one_line_with_a_marked_bar() -> None:
-    """Bar, X/Y tokens, percent; the mark stands at 80 %."""
-    assert PLAIN.turn(7, 4096, 8192, "reads") == (
-        "turn   7  ####################............|........   4,096/8,192   50%  reads"
+def test_a_turn_is_one_line_with_two_bars() -> None:
+    """Each as full as its window; the tokens beside it."""
+    assert PLAIN.turn(7, "read_file", Filling(4096), Filling(2048)).rstrip() == (
+        "turn   7 read_file  ############............   4,096              ######..................   2,048"
     )
 
 
-def test_a_bar_never_overflows() -> None:
-    """More than the window is a full bar and more than 100 %."""
-    assert PLAIN.turn(7, 9000, 8192, "reads") == (
-        "turn   7  ################################|########   9,000/8,192  110%  reads"
+def test_a_cut_prompt_is_a_bar_with_a_gap() -> None:
+    """The gap is as wide as the share that is lost, half of it here, and its tokens stand beside it in capitals."""
+    assert PLAIN.turn(18, "search", Filling(10_000, 5_000), Filling(0, has_failed=True)).rstrip() == (
+        "turn  18 search     ######xxxxxxxxxxxx######  10,000 CUT -5,000   ........................       0 FAILED"
     )
 
 
-def test_a_compaction_is_before_and_after_with_its_round() -> None:
-    """And how it was made."""
-    assert PLAIN.compaction(2, 6740, 2725, 1, is_announced=True).strip() == (
-        "* round 2: 6,740 -> 2,725 tokens (1 summary call, announced in the stream)"
-    )
+def test_the_least_cut_is_seen() -> None:
+    """One token of many is a cell."""
+    assert "#x#" in PLAIN.turn(18, "search", Filling(9000, 1), Filling(0))
 
 
-def test_plain_lines_are_ascii_without_escapes() -> None:
-    """What a log file or an old terminal shows."""
-    lines = [PLAIN.turn(1, 1, 2, "x"), PLAIN.compaction(1, 2, 1, 0, is_announced=False), PLAIN.legend(8192)]
-    lines.append(PLAIN.truncation(2, 1))
-    assert all(line.isascii() and line.isprintable() for line in lines)
+@pytest.mark.parametrize("look", [PLAIN, Look(window_tokens=8192, color=False, unicode=True)])
+def test_lines_fit_into_100_columns(look: Look) -> None:
+    """With the longest numbers of a window of 8,192 tokens, and errors of any length."""
+    lines = [
+        *look.opening().splitlines(),
+        look.turn(41, "read_file", Filling(99_999, 88_888), Filling(8_192)),
+        look.event("compaction 12", 12_345, 2_345, " (2 summary calls)"),
+        look.failure("without the plug-in", "word\n" * 100),
+    ]
+    assert max(len(line.rstrip()) for line in lines) <= WIDTH < 100
+    assert all(line.isprintable() for line in lines)
+    assert all(line.isascii() for line in lines) != look.unicode
 
 
-def test_color_surrounds_the_bar_only() -> None:
-    """A full window is red."""
-    look = Look(trigger_ratio=0.8, color=True, unicode=True)
-    assert "\x1b[31m" in look.turn(1, 99, 100, "x")
-    assert look.turn(1, 99, 100, "x").endswith("99%  x")
+def test_red_is_what_went_wrong() -> None:
+    """A side is red or green by itself."""
+    line = IN_COLOR.turn(1, "x", Filling(9999, 1000), Filling(8000))
+    assert re.findall(r"\x1b\[(\d+)m.", line) == ["31", "0", "32"]
+
+
+def _asked(answered: Callable[[httpx.Request], httpx.Response]) -> Answer:
+    with httpx.Client(base_url="http://proxy", transport=httpx.MockTransport(answered)) as http:
+        return ask(http, "key", "model", [])
+
+
+def test_a_refusal_is_an_answer_with_its_error() -> None:
+    """So that the other side goes on."""
+    assert _asked(lambda _: httpx.Response(400, text="too long")) == Answer("", [], "HTTP 400: too long")
+
+
+def test_a_stream_that_breaks_off_keeps_its_text() -> None:
+    """With the error that the stream names."""
+    chunks = 'data: {"choices": [{"delta": {"content": "word"}}]}\n\ndata: {"error": "gone"}\n\n'
+    assert _asked(lambda _: httpx.Response(200, text=chunks)) == Answer("word", [], "gone")
+
+
+def test_a_lost_connection_is_an_error_of_the_answer() -> None:
+    """But a proxy that is gone ends the demo."""
+
+    def raising(error: Exception) -> Callable[[httpx.Request], httpx.Response]:
+        def answered(_: httpx.Request) -> httpx.Response:
+            raise error
+
+        return answered
+
+    assert _asked(raising(httpx.ReadError("reset"))) == Answer("", [], "ReadError: reset")
+    with pytest.raises(ServerUnavailable):
+        _asked(raising(httpx.ConnectError("refused")))
 
 
 def test_every_call_of_the_script_gets_its_result() -> None:
@@ -72,23 +114,62 @@ def copying(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[st
     return environ
 
 
-@pytest.mark.proxy
-def test_the_guarded_conversation_is_never_cut(copying: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Compactions happen, each shrinks, nothing is truncated, a long answer comes out whole, exit code 0."""
-    assert demo(turns=24, context_tokens=4096, fast=True, color=False, guarded=True, environ=copying) == 0
-    text = capsys.readouterr().out
-    assert "25 turns, " in text
-    assert "restart 1 in mid-answer" in text
-    assert "in one answer: each once" in text
-    assert " 0 truncations" in text
-    assert "round 2: " in text
-    assert "announced in the stream" in text
+@pytest.fixture
+def own_vocabulary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Simulators of other tests in this process keep theirs."""
+    monkeypatch.setattr(rendering, "_load_other", None)
+    rendering.load_vocabulary.cache_clear()
+    rendering.encode.cache_clear()
+    yield
+    rendering.load_vocabulary.cache_clear()
+    rendering.encode.cache_clear()
+
+
+@pytest.mark.usefixtures("own_vocabulary")
+def test_the_simulated_model_counts_as_its_family() -> None:
+    """A number has a token for each digit in Qwen's vocabulary, and one for three in o200k_base."""
+    up.simulated(4096)
+    assert rendering.count("128903") == 6
 
 
 @pytest.mark.proxy
-def test_the_same_conversation_without_the_plugin_is_cut(
-    copying: dict[str, str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("own_vocabulary")
+def test_one_run_shows_both_sides(copying: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the plug-in prompts are cut and the report is not whole; with it nothing is cut, so the code is 0."""
+    assert demo(turns=18, context_tokens=4096, fast=True, color=False, environ=copying) == 0
+    lines = capsys.readouterr().out.splitlines()
+    turns = [line for line in lines if line.startswith("turn ")]
+    assert len(turns) == 19
+    assert [line.count("CUT") for line in turns[-6:]] == [1] * 6
+    assert max(map(len, lines)) <= WIDTH
+    below = "".join(lines)
+    assert "compaction 2: " in below
+    assert "restart 1 in mid-answer" in below
+    rows = {row[0]: row[1:] for row in (re.split(r"  +", line) for line in lines)}
+    cuts = rows["prompts that the server cut or refused"]
+    assert (cuts[0], cuts[1]) == (str(sum("CUT" in line for line in turns)), "0")
+    assert rows["compactions"] == ["0", str(sum("compaction " in line for line in lines))]
+    without, with_it = rows["the report at the end, 185 lines"]
+    assert (without.startswith("NOT whole"), with_it) == (True, "whole")
+
+
+@pytest.mark.proxy
+@pytest.mark.usefixtures("own_vocabulary")
+def test_a_server_that_refuses_does_not_end_the_demo(
+    copying: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo shows a real difference: the server cuts, exit code 1."""
-    assert demo(turns=18, context_tokens=4096, fast=True, color=False, guarded=False, environ=copying) == 1
-    assert "the server cut the prompt" in capsys.readouterr().out
+    """The side without the plug-in fails turn after turn, the other one is finished, so the code is 0."""
+
+    def refusing(context_tokens: int, **options: object) -> Simulator:
+        simulator = up.simulated(context_tokens, **options)  # type: ignore[arg-type]
+        simulator.overflow = "error_400_string"
+        return simulator
+
+    monkeypatch.setattr("litellm_compaction.cli.demo.simulated", refusing)
+    assert demo(turns=16, context_tokens=4096, fast=True, color=False, environ=copying) == 0
+    text = capsys.readouterr().out
+    failed = re.findall(r"^turn +\d+ \w+ .* FAILED +\S{24} +[\d,]+$", text, re.MULTILINE)
+    assert len(failed) > 1
+    assert len(re.findall(r"^ +! without the plug-in: HTTP 400: ", text, re.MULTILINE)) == len(failed)
+    assert re.search(rf"cut or refused +{len(failed)} +0$", text, re.MULTILINE)
+    assert re.search(r"185 lines +NOT whole, 0 lines +whole$", text, re.MULTILINE)
