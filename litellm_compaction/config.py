@@ -167,29 +167,29 @@ class Settings(_Section):
     pruning_model: Annotated[str, _PRUNING_MODEL, _OF_DEPLOYMENT] = Field(
         SAME_MODEL,
         min_length=1,
-        description="`model_name` that writes summaries; `__same__` is the model that is being asked.",
+        description="`model_name` that writes summaries; `__same__`: the model that answers.",
     )
     strategy: Annotated[StrategyName, Live("Strategy"), _OF_DEPLOYMENT] = Field(
         "summary",
-        description="How the old part is condensed: summary keeps recent messages behind a record; prune lets the "
-        "model say which messages go; handoff leaves the record and the last request.",
+        description="How the old part is condensed. summary: a record, then recent messages. prune: the model "
+        "chooses the messages to drop. handoff: a record and the last request.",
     )
     notices: Annotated[Literal["auto", "content", "reasoning", "off"], Live("Notices"), _OF_DEPLOYMENT] = Field(
         "auto",
-        description="Where a streaming client is told about a compaction. auto: in the text for people (browsers, Open "
-        "WebUI where it says who it is), for programs as a thought before the answer begins, or at the end of one that "
-        "the window has cut, and never inside it.",
+        description="Where a streaming client reads of a compaction. auto: people (browsers, Open WebUI with "
+        "its user headers) in the text; programs in a thought before the answer, or at the end of "
+        "a cut one. content, reasoning: always there. off: nowhere.",
     )
     mode: Annotated[Mode, Live("Mode"), _OF_DEPLOYMENT] = Field(
         "guard",
-        description="guard acts; observe logs and counts what it would have done and changes nothing; off sleeps.",
+        description="guard: compacts. observe: only logs and counts the compactions that it would make. off: disabled.",
     )
     pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above"), _OF_DEPLOYMENT] = Field(
         0.80,
-        description="Share of the window above which prompt + output buffer is compacted before sending.",
+        description="Compact before sending if prompt + output buffer are above this share of the window.",
     )
     streaming_ratio: Annotated[Ratio, Live("Carry an answer over at"), _OF_DEPLOYMENT] = Field(
-        0.90, description="Share of the window at which a running generation is carried over."
+        0.90, description="Stop, compact and continue a running answer at this share of the window."
     )
     # Windows of 8,192 tokens and more leave thoughts of 500 to 4,000 alone (an estimate, no measurement). At 0.25 only
     # those of 16,000 would; above 0.5 the streaming limit comes first, behind any prompt that was compacted (0.4).
@@ -197,25 +197,26 @@ class Settings(_Section):
         0.50,
         ge=0.0,
         le=1.0,
-        description="Share of the window that the thinking before one answer may take; then the thought is ended, and "
-        "the model answers. 0: only the window ends it. A client's own budget goes before it; one that asks for high "
-        "effort has none.",
+        description="Share of the window for the thinking before one answer; then the thought is ended and "
+        "the model answers. 0: only the window ends it. A client's own budget comes first; a "
+        "request for high effort has no limit but the window.",
     )
     target_ratio: Annotated[Ratio, Live("Compact down to"), _OF_DEPLOYMENT] = Field(
-        0.40, description="Share of the window to which a compaction shrinks: deep, so that it stays rare."
+        0.40, description="Share of the window that a compaction shrinks to. Low, so that compactions are rare."
     )
     output_buffer_ratio: Annotated[float, Live("Set aside for the answer"), _OF_DEPLOYMENT] = Field(
         0.20, ge=0.0, lt=1.0, description="Share of the remaining window that is set aside for the answer."
     )
     output_buffer_min_tokens: int = Field(
-        1000, ge=0, description="Least tokens set aside for the answer; capped at 10 % of the window."
+        1000, ge=0, description="Least tokens set aside for the answer; at most 10 % of the window."
     )
     threshold_tokens: Annotated[int, _OF_DEPLOYMENT] = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="Tokens of the conversation, without system messages and tools, above which it is compacted, in "
-        "place of the ratio and the reserves; 0: those decide. A prompt that does not fit is compacted anyway.",
+        description="Compact above this many tokens of conversation (system messages and tools not counted). "
+        "Replaces the ratio and the reserves. 0: off. A prompt that does not fit is always "
+        "compacted.",
     )
     system_reserve_tokens: Annotated[_Reserve, _OF_DEPLOYMENT] = Field(
         0,
@@ -229,14 +230,14 @@ class Settings(_Section):
         0, description="Part of the window that stays free; see above. All reserves count for 75 % of it at most."
     )
     keep_recent_messages: int = Field(
-        5, ge=1, le=1000, description="Messages at the end that stay verbatim where they fit."
+        5, ge=1, le=1000, description="Messages at the end that stay verbatim if they fit."
     )
     keep_images: int = Field(
         3,
         ge=0,
         le=100,
-        description="Newest images that stay in a compacted prompt where there is room: those of old tool results go "
-        "first, then the user's own. 0: none outlives the message that it came with.",
+        description="Newest images that stay in a compacted prompt if they fit. Those of old tool results go "
+        "first, then the user's own. 0: only images of the newest message are kept.",
     )
     max_restarts: int = Field(3, ge=0, le=20, description="Restarts of one answer, over all its phases.")
     max_summary_calls: int = Field(
@@ -244,17 +245,17 @@ class Settings(_Section):
     )
     clear_tool_results: bool = Field(
         True,
-        description="Whether old tool results may give way to one line each, where that alone reaches the target "
-        "and saves a summary.",
+        description="Old tool results may give way to one line each, if that alone reaches the target and "
+        "saves a summary.",
     )
     tool_schemas: Literal["keep", "slim"] = Field(
         "keep",
-        description="slim sends the tools of requests to guarded models without examples and titles, and with long "
-        "descriptions shortened: agents fill small windows with them. The model reads less of how a tool is meant.",
+        description="slim: send tools without examples and titles, and with shortened descriptions, since "
+        "agents fill small windows with tools. The model then reads less about a tool's use.",
     )
     prompt_file: Mapping[StrategyName, str] = Field(
         {},
-        description="Files with the operator's own prompts, by strategy: `{handoff: /etc/litellm/handoff.txt}`.",
+        description="Files with your own prompts, by strategy: `{handoff: /etc/litellm/handoff.txt}`.",
     )
     summary_max_tokens: int = Field(
         800, ge=64, le=16_000, description="Longest summary; also about a twelfth of the window at most."
@@ -263,64 +264,64 @@ class Settings(_Section):
         120.0,
         gt=0,
         le=3600,
-        description="Seconds after which a summary is given up, its parts and what merges them included.",
+        description="Time limit of a summary, its parts and their merging included.",
     )
-    warm_up_timeout_s: float = Field(
-        600.0, gt=0, le=7200, description="Seconds that LM Studio may take to load a model."
-    )
+    warm_up_timeout_s: float = Field(600.0, gt=0, le=7200, description="Time that LM Studio may take to load a model.")
     carrier: Literal["auto", "hooks"] = Field(
         "auto",
-        description="auto carries answers over the limit below LiteLLM's OpenAI client where it can; "
-        "hooks uses LiteLLM's hooks only.",
+        description="Carries answers over the limit. auto: below LiteLLM's OpenAI client if possible. hooks: "
+        "only by LiteLLM's hooks.",
     )
     heartbeat_s: float = Field(
-        10.0, gt=0, le=600, description="Longest silence in seconds of a stream that waits for a compaction."
+        10.0, gt=0, le=600, description="Longest silence of a stream that waits for a compaction."
     )
     oversized_tool_result: Literal["error", "excerpt"] = Field(
-        "error", description="A tool result that cannot fit: refuse, or send its head and tail."
+        "error", description="For a tool result that cannot fit. error: refuse. excerpt: send its head and tail."
     )
     oversized_user_message: Literal["error", "excerpt"] = Field(
-        "error", description="A user message that cannot fit: refuse, or send its head and tail."
+        "error", description="For a user message that cannot fit. error: refuse. excerpt: send its head and tail."
     )
     tokenizer: Annotated[str, _OF_DEPLOYMENT] = Field(
         AUTO_TOKENIZER,
         min_length=1,
-        description="What counts prompts: the path of a model's .gguf or tokenizer.json, or of the folder with it; "
-        "the name of a model to count like (`llama-3.1-8b`); `heuristic`, 4 characters a token; `auto`: LM Studio's "
-        "own file of the model where it is on this machine, else the vocabularies in this package.",
+        description="Counts prompts: the path of a model's .gguf or tokenizer.json, or of its folder; the "
+        "name of a similar model (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: LM "
+        "Studio's own file of the model if it is on this machine, otherwise the vocabularies in "
+        "this package.",
     )
     count: Annotated[Literal["auto", "probe"], _OF_DEPLOYMENT] = Field(
         "auto",
-        description="probe has the server count what a compaction made, by a request of 16 tokens that takes one of "
-        "`max_summary_calls`; auto asks only where doubt alone would decide.",
+        description="probe: the server counts each result of a compaction, by a request of 16 tokens that "
+        "takes one of `max_summary_calls`. auto: only if doubt alone would decide.",
     )
     models_folder: str | None = Field(
         None,
         min_length=1,
-        description="LM Studio's models folder as the proxy sees it, such as a mount in a container; then it counts "
-        "for servers on other machines too. Not set: LM Studio's own, for servers on this machine.",
+        description="LM Studio's models folder as the proxy sees it, such as a mount in a container; it also "
+        "counts for servers on other machines. Not set: LM Studio's own, for servers on this "
+        "machine.",
     )
     when_not_loaded: Literal["warm_up", "error"] = Field(
         "warm_up",
-        description="A model that is not loaded has no window: load it by a one-token request, or refuse.",
+        description="A model that is not loaded has no window. warm_up: load it by a one-token request. error: refuse.",
     )
     window_cache_s: float = Field(
         5.0,
         gt=0,
         le=3600,
-        description="Seconds for which a context length read from a server is used; an older one is read again first.",
+        description="Age at which a context length is read again from the server.",
     )
     ask_server: Literal["auto", "off"] = Field(
         "auto",
-        description="auto asks LM Studio by the protocol of its own SDKs, a WebSocket on the same port: for exact "
-        "counts where they decide, for the template in effect, and whether a model was loaded anew. Nothing is "
-        "generated or loaded for it; off leaves counts to estimates and usage.",
+        description="auto: ask LM Studio by the protocol of its own SDKs, a WebSocket on the same port, for "
+        "exact counts if they decide, for the template in effect, and for models that were loaded "
+        "anew. This generates and loads nothing. off: only estimates and usage.",
     )
     ask_server_timeout_s: float = Field(
         1.0,
         gt=0,
         le=60,
-        description="Seconds for one such question; a server that is slower is left alone for a while.",
+        description="Time limit of one such question; after a slow answer the server is not asked for a while.",
     )
     answer_min_tokens: int = Field(
         256, ge=16, le=100_000, description="Least room for an answer; a request that leaves less is refused."
@@ -329,74 +330,75 @@ class Settings(_Section):
         1024, ge=16, le=100_000, description="The same for models that think before they answer."
     )
     allow_opt_out: bool = Field(
-        False, description='Whether a request may switch the guard off with metadata {"compaction": "off"}.'
+        False, description='A request may switch the guard off with metadata {"compaction": "off"}.'
     )
     admins_see_text: bool = Field(
         False,
-        description="Whether administrators see the text of others' records on the page, and not the numbers alone "
-        "(docs/page.md).",
+        description="Administrators see the text of others' records on the page, not only the numbers (docs/page.md).",
     )
     admission: Literal["auto", "pool", "off"] = Field(
         "auto",
-        description="Whether parallel requests queue for the context that they share; "
-        "auto: where LM Studio says that the model serves several at once.",
+        description="Parallel requests queue for the context that they share. auto: if LM Studio tells that "
+        "the model serves several at once. pool: always. off: never.",
     )
     admission_timeout_s: float = Field(
-        300.0, gt=0, le=7200, description="Seconds that a request may wait for room beside others."
+        300.0, gt=0, le=7200, description="How long a request may queue for context shared with other requests."
     )
     background: Annotated[Literal["off", "idle"], _OF_DEPLOYMENT] = Field(
         "idle",
-        description="idle writes the record that a conversation's next compaction will need ahead, while its server "
-        "is idle and nobody waits; a request that comes ends that call. At most 20 an hour for each tenant and model. "
-        "Only for local servers whose every user the proxy sees: off where other programs use them as well.",
+        description="idle: write a conversation's next record ahead, while its server is idle; the next "
+        "request ends that call. At most 20 an hour for each tenant and model. Only for local "
+        "servers whose every user the proxy sees: off if other programs use them.",
     )
     store: str = Field(
         "sqlite://",
         # It may hold a password.
         repr=False,
-        description="Where compactions are kept: `sqlite://` is a file in the user's data folder, `sqlite:////path` "
-        "another one, `memory://` this process, `redis://…` a Redis that several machines share (docs/scale.md).",
+        description="Where compactions are kept. `sqlite://`: a file in the user's data folder. "
+        "`sqlite:////path`: another file. `memory://`: this process. `redis://…`: a Redis that "
+        "several machines share (docs/scale.md).",
     )
     page: Literal["on", "off"] = Field(
         "on",
-        description="Whether the proxy serves the settings and history page at `/compaction`, to holders of its keys.",
+        description="The proxy serves the settings and history page at `/compaction`, to holders of its keys.",
     )
-    store_ttl_s: float = Field(7 * 86_400.0, gt=0, description="Seconds after which an unused compaction is forgotten.")
+    store_ttl_s: float = Field(7 * 86_400.0, gt=0, description="An unused compaction is deleted after this time.")
     store_max_bytes: int = Field(
         64 * 1024 * 1024,
         ge=1024,
-        description="Bound on what a file or the memory keeps; a file takes about a third more.",
+        description="Largest size of stored data in a file or the memory; a file takes about a third more.",
     )
     keep_originals: Annotated[Literal["off", "compacted"], _OF_DEPLOYMENT] = Field(
         "off",
-        description="compacted keeps the messages that a compaction covers, encrypted with the master key, so that "
-        "they can be looked up (docs/recall.md); off keeps none.",
+        description="compacted: keep the messages that a compaction covers, encrypted with the master key, "
+        "for look-ups (docs/recall.md). off: keep none.",
     )
     recall: Annotated[Literal["off", "tool", "auto"], _OF_DEPLOYMENT] = Field(
         "auto",
-        description="How a model finds what is kept: tool gives a compacted request that has tools one more, whose "
-        "calls the proxy answers; auto does that, too, and quotes to one without tools what was said earlier about the "
-        "person's newest words; off gives it nothing. Without `keep_originals` there is none.",
+        description="How a model finds kept messages; needs `keep_originals`. tool: a compacted request with "
+        "tools gets one more tool, and the proxy answers its calls. auto: the same; a request "
+        "without tools gets quotations about the person's newest words. off: nothing.",
     )
     originals_ttl_s: float = Field(
-        30 * 86_400.0, gt=0, description="Seconds after which kept messages are forgotten, looked up or not."
+        30 * 86_400.0, gt=0, description="Kept messages are deleted after this time, looked up or not."
     )
     originals_max_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
-        description="Bound on kept messages in a file or the memory; the oldest of the scope that has most go.",
+        description="Largest size of kept messages in a file or the memory; then the oldest of the largest scope go.",
     )
 
     redact: Literal["on", "off"] = Field(
         "on",
-        description="Whether keys, tokens, passwords and the like are left out of what is written down: the ledger, "
-        "summaries, the store. The prompt keeps what the user sent.",
+        description="Leave keys, tokens, passwords and the like out of stored text: the ledger, summaries, "
+        "the store. The prompt keeps the user's text.",
     )
     redact_patterns: tuple[str, ...] = Field(
         (),
         max_length=100,
-        description="The operator's own patterns (as Python's `re`) of what is left out likewise: their group "
-        "`secret`, else the whole match. Of a text in which one takes over 0.2 s the rest is left out.",
+        description="Your own patterns (as Python's `re`) for secrets: their group `secret`, otherwise the "
+        "whole match. If one takes over 0.2 s in a text, the rest of that text is left out. Use "
+        "bounded quantifiers: `{1,40}`, not `+`.",
     )
 
     @field_validator("redact_patterns")
@@ -498,13 +500,13 @@ class _DeploymentSettings(_Section):
     """`model_info: compaction:` of one deployment; the global settings fill the gaps."""
 
     enabled: bool | None = Field(
-        None, description="true guards a provider that is not LM Studio, false leaves this deployment alone."
+        None, description="true: guard it, also if it is not LM Studio. false: leave this deployment alone."
     )
     context_length: int | None = Field(
         None,
         ge=256,
         le=100_000_000,
-        description="Window in tokens, used only where the server itself does not say one.",
+        description="Window in tokens, used only if the server itself tells none.",
     )
 
 

@@ -229,8 +229,8 @@ class Background:
             sent = (*sent[:-1], user_message("."))
         async with self._room(measured, prepared.count.tokens):
             await self._store.put(measured.context.scope, replace(compaction, ahead=False, early=True))
-            tools = measured.request.tools if prepared.tools is None else prepared.tools
-            await model.ask(sent, max_tokens=1, tools=tools, tool_choice=measured.request.tool_choice)
+            request = prepared.sent(measured.request)
+            await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
 
     @asynccontextmanager
     async def _room(self, measured: MeasuredRequest, tokens: int) -> AsyncGenerator[None, None]:

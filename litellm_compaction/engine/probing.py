@@ -209,7 +209,7 @@ class Prober:
         """
         if prepared.messages is None:
             return False
-        request = replace(measured.request, messages=prepared.messages)
+        request = prepared.sent(measured.request)
         budget, count = prepared.budget, prepared.count
         # If the floor had to be asked about, there is nothing smaller to send.
         is_last = measured.floor_count is not None and not budget.fits(count.tokens)
@@ -245,7 +245,7 @@ class Prober:
         roles = tuple((message.role, bool(message.calls), bool(message.call_id)) for message in messages)
         form = hash((target.key, measured.window.template, roles))
         if form not in self._rendered:
-            made, came = replace(measured.request, messages=messages), measured.request
+            made, came = prepared.sent(measured.request), measured.request
             is_refused = await self._windows.rendered(target, made) is None
             self._rendered[form] = not is_refused or await self._windows.rendered(target, came) is None
         return self._rendered[form]
