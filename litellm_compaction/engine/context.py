@@ -352,6 +352,14 @@ class PreparedRequest:
         """The end of the answer that the server goes on with itself; "" if the model is asked to."""
         return self.messages[-1].text if self.messages and self.way in ("raw", "prefill") else ""
 
+    def sent(self, request: Request) -> Request:
+        """Returns `request`, the client's own, with its messages and tools as they are sent."""
+        return replace(
+            request,
+            messages=request.messages if self.messages is None else self.messages,
+            tools=request.tools if self.tools is None else self.tools,
+        )
+
     def max_output_tokens(self, asked_tokens: int | None) -> int:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
         limit = self.budget.max_output_tokens(self.count.tokens, asked_tokens)

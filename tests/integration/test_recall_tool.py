@@ -106,6 +106,19 @@ def conversation() -> list[dict[str, Any]]:
     return [*said, {"role": "user", "content": "Go on."}]
 
 
+def test_our_tool_is_part_of_what_the_server_counts(carried: Running) -> None:
+    """Without it the answer's number would not be the one that LM Studio has told, and it would not be asked again."""
+    messages, animal, _ = carried.compacted(tools=[TOOL])
+    for number in range(2):
+        messages += [{"role": "user", "content": f"{question(animal)} Part {number}."}]
+        carried.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
+        messages += [{"role": "assistant", "content": "Understood."}]
+    told = carried.simulator.sdk.parameters("applyPromptTemplate")
+    names = {tool["function"]["name"] for each in told for tool in each["opts"].get("toolDefinitions", ())}
+    assert names == {"read_file", "recall"}
+    assert carried.proxy.logged("count alone") == []
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_model_looks_it_up_in_the_same_answer(running: Running, stream: bool) -> None:
     """The client reads one answer; call, result and tool are the server's and ours."""
