@@ -226,8 +226,9 @@ def _warnings(table: Mapping[str, Any], place: Place, environ: Mapping[str, str]
     good_tokens, title = table.get("good_tokens", 0), table["title"]
     if place.window_tokens < good_tokens:
         fails = place.window_tokens < table["least_tokens"]
+        least = f" ({table['least_tokens']:,} at least)" if table["least_tokens"] < good_tokens else ""
         yield (
             f"{title}'s own prompt takes about {table['prompt_tokens']:,} of the {place.window_tokens:,} tokens: "
             f"{'too little is left to work with' if fails else 'compactions will be frequent'}. "
-            f"Load the model with {good_tokens:,} or more ({table['least_tokens']:,} at least)"
+            f"Load the model with {good_tokens:,} or more{least}"
         )
