@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from litellm_compaction.simulator.rendering import count
+from tests.integration.plain_server import Listener
 
 MODEL = "qwen3:8b"
 JsonDict = dict[str, Any]
@@ -61,8 +62,7 @@ def serve_ollama() -> Iterator[Ollama]:
     class Handler(_Handler):
         served = ollama
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
+    listener = Listener(("127.0.0.1", 0), Handler)
     ollama.base_url = f"http://127.0.0.1:{listener.server_address[1]}"
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
