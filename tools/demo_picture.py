@@ -2,8 +2,7 @@
 
     litellm-compaction demo --fast --no-color | python tools/demo_picture.py > docs/demo.svg
 
-The picture moves by CSS alone, once, and stands still for readers who
-prefer that; it has a light and a dark form.
+The picture moves by CSS alone, once, and stands still for readers who prefer that; it has a light and a dark form.
 """
 
 from __future__ import annotations

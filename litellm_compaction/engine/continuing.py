@@ -115,11 +115,11 @@ class ContinuationPlanner:
         context = replace(context, now=False, focus="", pins=None, goes_on=True)
         # No server is asked: it may still be writing the very answer.
         context_with_room = replace(context.with_room(room_tokens), measure=None)
-        whole_tokens = count_text(partial.text or partial.reasoning)
+        whole_tokens = count_text(partial.thoughts if partial.is_thoughts else partial.text)
         most_tokens = int(_PARTIAL_TAIL_RATIO * context.settings.target_ratio * window.tokens)
         switch = no_thinking_switch(context.target.model)
         keeps_whole = ends_in_answer and partial.closes
-        for tail_tokens in _tails(whole_tokens, most_tokens, keeps_whole=keeps_whole):
+        for tail_tokens in [*([whole_tokens] if keeps_whole else ()), *_tails(whole_tokens, most_tokens)]:
             messages = continued_request(
                 request.messages,
                 partial,
@@ -134,12 +134,12 @@ class ContinuationPlanner:
                 if tail_tokens <= _LEAST_TAIL_TOKENS:
                     raise
             else:
-                is_early = _starts_early(prepared, room_tokens or keeps_whole)
-                # Thoughts that are left whole are in the server's cache, but not worth a compaction.
-                is_cheap = not keeps_whole or isinstance(prepared, PreparedRequest)
-                if tail_tokens <= _LEAST_TAIL_TOKENS or (is_early and is_cheap):
+                is_enough = _starts_early(prepared, room_tokens)
+                if keeps_whole and tail_tokens == whole_tokens:
+                    # Whole thoughts are in the server's cache, but not worth a compaction, or an answer without room.
+                    is_enough = isinstance(prepared, PreparedRequest) and _starts_early(prepared, 1)
+                if is_enough or tail_tokens <= _LEAST_TAIL_TOKENS:
                     break
-                keeps_whole = False
         if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
             raise await self._refusal(prepared.measured)
         return ContinuationPlan(
@@ -232,10 +232,8 @@ class ContinuationPlanner:
         )
 
 
-def _tails(whole_tokens: int, most_tokens: int, *, keeps_whole: bool) -> Iterator[int]:
-    """Bounds for the end of an answer that stays verbatim, one after the other, until one does."""
-    if keeps_whole:
-        yield 2 * whole_tokens
+def _tails(whole_tokens: int, most_tokens: int) -> Iterator[int]:
+    """Bounds for the end of an answer that stays verbatim: each is tried if the one before leaves too little room."""
     tokens = most_tokens
     while tokens > _LEAST_TAIL_TOKENS:
         yield tokens

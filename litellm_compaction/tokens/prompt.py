@@ -104,20 +104,20 @@ def begun_prompt(
     opening = _opening(prompt, written[:start]) if start >= 0 else None
     if opening is None:
         return None
+    text = messages[-1].text
     if closes:
-        begun = _closed(opening, messages[-1].text)
+        begun = _closed(opening, text)
         if begun is None:
             return None
-        opening = ""
     else:
-        begun = messages[-1].text.lstrip() if opening[-1:].isspace() else messages[-1].text
+        begun = f"{opening}{text.lstrip() if opening[-1:].isspace() else text}"
     behind = closed.rpartition(_NEEDLE)[2]
     if family.owns_vocabulary:
         end = _end_of_turn(vocabulary(family.vocabulary), behind)
     else:
         found = _CONTROL.match(behind.lstrip())
         end = found[0] if found else ""
-    return BegunPrompt(f"{prompt}{opening}{begun}", end)
+    return BegunPrompt(f"{prompt}{begun}", end)
 
 
 def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:

@@ -181,6 +181,26 @@ async def test_the_round_that_is_answered_stays(way: Way) -> None:
     assert FOUND not in bench.ask.prompts[0]
 
 
+@pytest.mark.parametrize("text", ["", " \n", "<think>"])
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_thoughts_stay_whole_where_they_leave_room(text: str, is_long: bool) -> None:
+    """In whichever field they came; else their end stays, and no compaction is made for them."""
+    bench = Bench()
+    thoughts = BEGUN if is_long else BEGUN[:4_000]
+    partial = Partial(text=text, reasoning=thoughts, closes=True)
+    if text.strip():
+        partial = Partial(text=text + thoughts, closes=True)
+    context = bench.context(WINDOW)
+    context = replace(context, target=replace(context.target, is_lmstudio=True))
+    plan = await bench.compactor.continuing.plan(Request(messages=parsed(ASKED)), partial, context, ways=("raw",))
+    assert plan.ways == ("raw",)
+    assert isinstance(plan.prepared, PreparedRequest)
+    shown = plan.messages[-1].text
+    assert (shown == thoughts) != is_long
+    assert thoughts.endswith(shown)
+    assert len(shown) > 400
+
+
 async def test_the_next_turns_show_the_round_and_then_summarize_it() -> None:
     """The same bytes for as long as the record does; the next summary is of the round as well."""
     bench = Bench()

@@ -42,7 +42,7 @@ _CLOSE_THINKING = (
 )
 _EMPTY = "(interrupted)"
 _BRIDGE = "Go on."
-# Shares of the partial's own bound: of thoughts only the end is worth its room.
+# Share of the partial's own bound: of thoughts that are quoted only the end is worth its room.
 _THOUGHTS_SHARE = 0.5
 
 
@@ -106,7 +106,8 @@ def continued_request(
         switch: a word for the model itself to think no more; "" for none.
     """
     if _is_quoted(partial):
-        thoughts = _last(partial.thoughts.rstrip(), int(tail_tokens * _THOUGHTS_SHARE), count)
+        share = 1.0 if ends_in_answer else _THOUGHTS_SHARE
+        thoughts = _last(partial.thoughts.rstrip(), int(tail_tokens * share), count)
         if not thoughts:
             return tuple(messages)
         ending = (*messages, replace(_assistant(thoughts), is_synthetic=True))
