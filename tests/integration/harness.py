@@ -79,7 +79,7 @@ class Proxy:
     """A running proxy: its address, its key, and every line it has logged."""
 
     base_url: str
-    process: subprocess.Popen[str] | preloaded.Copy
+    process: subprocess.Popen[str] | preloaded.Copy | None
     client: httpx.Client
     lines: list[str] = field(default_factory=list)
     key: str = MASTER_KEY

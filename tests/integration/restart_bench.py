@@ -47,6 +47,8 @@ READS_FIRST_CHUNK = _router_reads_first_chunk()
 
 Carrier = Literal["auto", "hooks"]
 CARRIERS: tuple[Carrier, ...] = ("auto", "hooks")
+# For the scenarios that are shown with both.
+both_carriers = pytest.mark.parametrize("carrier", CARRIERS, scope="module")
 Style = Literal["exact", "sentence", "whole", "no_space", "fence", "chatter"]
 STYLES: tuple[Style, ...] = ("exact", "sentence", "whole", "no_space", "fence", "chatter")
 
@@ -99,26 +101,29 @@ class Restarting(Bench):
     rows: Rows = field(default_factory=lambda: Rows(Path()))
 
 
-def shared(request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False) -> Restarting:
+def shared(
+    request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False, process: bool = False
+) -> Restarting:
     """The session's proxy with this carrier, started when it is first asked for.
 
     Args:
         request: of the fixture that asks.
         carrier: as in the settings.
         behind_another: whether another callback with an iterator hook is listed before ours.
+        process: of `open_bench`.
     """
-    name = f"{carrier}{' behind another' if behind_another else ''}"
+    name = f"{carrier}{' behind another' if behind_another else ''}{' process' if process else ''}"
     opened = request.config.stash.setdefault(_OPENED, {})
     if name not in opened:
         stack = ExitStack()
         request.session.addfinalizer(stack.close)
         factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
-        opened[name] = stack.enter_context(_open(factory.mktemp("restart"), carrier, behind_another))
+        opened[name] = stack.enter_context(_open(factory.mktemp("restart"), carrier, behind_another, process))
     return opened[name]
 
 
 @contextmanager
-def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Restarting]:
+def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -> Iterator[Restarting]:
     for path in _BESIDE.glob("*.py"):
         shutil.copy(path, folder)
     rows = Rows(folder / "rows.jsonl")
@@ -131,6 +136,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
         folder,
         _GROUPS,
         None,
+        process=process,
         # A key's tokens count for an hour, so that no slow answer outlives its minute.
         environ={**rows.environ, "LITELLM_RATE_LIMIT_WINDOW_SIZE": "3600"},
         litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "recorder.handler"]},

@@ -12,8 +12,6 @@ from tests.builders import ONE_ROUND, answered, prose, talk
 from tests.integration.bench import Bench, answers
 from tests.integration.rows import Rows
 
-pytestmark = pytest.mark.proxy
-
 _CANARY = "YELLOW-CANARY-0815"
 
 

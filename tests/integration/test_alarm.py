@@ -11,8 +11,6 @@ from litellm_compaction.simulator import Model, Reply
 from tests.builders import talk
 from tests.integration.bench import KEY, Bench, answers, is_question
 
-pytestmark = pytest.mark.proxy
-
 _HOW = [pytest.param(False, id="plain"), pytest.param(True, id="stream")]
 
 

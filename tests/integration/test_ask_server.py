@@ -14,8 +14,6 @@ from litellm_compaction.simulator import SDK_MODES, SdkMode
 from tests.builders import talk
 from tests.integration.bench import Bench, Group, Watch, open_bench
 
-pytestmark = pytest.mark.proxy
-
 WINDOW = 8192
 FACTORS = (0.8, 1.0, 1.2)
 STRANGE = "acme/strange-7b"

@@ -13,10 +13,8 @@ from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, answers, open_bench
 from tests.integration.harness import proxy
-from tests.integration.restart_bench import CARRIERS
+from tests.integration.restart_bench import Carrier
 from tests.integration.rows import Rows
-
-pytestmark = pytest.mark.proxy
 
 _WINDOW = 8192
 # Of 8,192: over 60 %, and under the trigger with a short turn more.
@@ -27,15 +25,15 @@ _NAMES = ("used", "read", "arriving", "edited", "tenants", "calls", "short")
 _GROUPS = [Group(name, _WINDOW, slots=1) for name in _NAMES]
 
 
-@pytest.fixture(scope="module", params=CARRIERS)
-def idle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Rows]]:
+@pytest.fixture(scope="module")
+def idle(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Rows]]:
     """A proxy for each carrier that writes ahead, with keys of several people and a row for each call."""
     folder = tmp_path_factory.mktemp("idle")
     rows = Rows(folder / "rows.jsonl")
     with open_bench(
         folder,
         _GROUPS,
-        {"background": "idle", "carrier": request.param},
+        {"background": "idle", "carrier": carrier},
         environ=rows.environ,
         litellm_settings={"callbacks": ["recorder.handler"]},
         general_settings={"custom_auth": "tenants.user_api_key_auth"},

@@ -12,8 +12,6 @@ from tests.builders import prose, talk, tool_round
 from tests.integration.bench import Bench
 from tests.integration.harness import Proxy
 
-pytestmark = pytest.mark.proxy
-
 _HI: list[Any] = [{"role": "user", "content": "Hi."}]
 _ROUND = tool_round("read_file", "text")
 _BROKEN_CALL = [{**_ROUND[0], "tool_calls": [{**_ROUND[0]["tool_calls"][0]}]}, _ROUND[1]]

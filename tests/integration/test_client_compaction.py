@@ -15,9 +15,8 @@ import pytest
 from tests.builders import prose, talk, tools
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries
+from tests.integration.restart_bench import Carrier
 from tests.integration.validity import searchable, text_of
-
-pytestmark = pytest.mark.proxy
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 _SAID = {"role": "user", "content": "Hi."}
@@ -42,16 +41,14 @@ CHECKPOINT += "resume the task.\n\nInclude:\n- Current progress and key decision
 NOTICE = "Compacting conversation history"
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def bench(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, plain: PlainServer
-) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
     """One model of 16k, and a server that is left alone."""
-    folder = tmp_path_factory.mktemp(f"client-compaction-{request.param}")
+    folder = tmp_path_factory.mktemp(f"client-compaction-{carrier}")
     with open_bench(
         folder,
         [Group("agent", WINDOW)],
-        {"carrier": request.param, "window_cache_s": 600, "notices": "content"},
+        {"carrier": carrier, "window_cache_s": 600, "notices": "content"},
         entries=plain_entries(plain.base_url),
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as opened:

@@ -10,9 +10,7 @@ import pytest
 from litellm_compaction.simulator import ChatCall, Reply, numbered_words
 from tests.builders import prose, talk
 from tests.integration.bench import Bench, Group, open_bench
-from tests.integration.restart_bench import TEXTS, WINDOW, Teller, asked
-
-pytestmark = pytest.mark.proxy
+from tests.integration.restart_bench import TEXTS, WINDOW, Carrier, Teller, asked
 
 _WINDOW = 4096
 _SYSTEM = "You help with one task."
@@ -20,13 +18,13 @@ _WHOLE, _STREAM = "generateContent", "streamGenerateContent?alt=sse"
 _METHODS = pytest.mark.parametrize("method", [_WHOLE, _STREAM], ids=["whole", "stream"])
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def gemini(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, str]]:
+@pytest.fixture(scope="module")
+def gemini(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Carrier]]:
     """A proxy for each carrier."""
-    settings = {"carrier": request.param, "background": "off", "notices": "off"}
+    settings = {"carrier": carrier, "background": "off", "notices": "off"}
     groups = [Group("local", _WINDOW), Group("small", WINDOW)]
     with open_bench(tmp_path_factory.mktemp("gemini"), groups, settings) as bench:
-        yield bench, request.param
+        yield bench, carrier
 
 
 def _contents(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -61,7 +59,7 @@ def _ask(
 
 
 @_METHODS
-def test_a_long_conversation_is_compacted(gemini: tuple[Bench, str], method: str) -> None:
+def test_a_long_conversation_is_compacted(gemini: tuple[Bench, Carrier], method: str) -> None:
     """The system instruction and the newest message stay, nothing is cut, and the answer is bounded."""
     bench, carrier = gemini
     watch = bench.watch("local")
@@ -83,7 +81,7 @@ def test_a_long_conversation_is_compacted(gemini: tuple[Bench, str], method: str
 
 
 @_METHODS
-def test_an_answer_goes_on_past_the_window(gemini: tuple[Bench, str], method: str) -> None:
+def test_an_answer_goes_on_past_the_window(gemini: tuple[Bench, Carrier], method: str) -> None:
     """Over several requests, as one text with one end; by hooks it is bounded, since they carry chats only."""
     bench, carrier = gemini
     text = TEXTS["prose"]
@@ -100,7 +98,7 @@ def test_an_answer_goes_on_past_the_window(gemini: tuple[Bench, str], method: st
 
 
 @_METHODS
-def test_what_cannot_fit_is_refused_in_words_that_can_be_read(gemini: tuple[Bench, str], method: str) -> None:
+def test_what_cannot_fit_is_refused_in_words_that_can_be_read(gemini: tuple[Bench, Carrier], method: str) -> None:
     """A 400 before anything is streamed, with the numbers and the remedy."""
     bench, carrier = gemini
     watch = bench.watch("local")
@@ -114,7 +112,7 @@ def test_what_cannot_fit_is_refused_in_words_that_can_be_read(gemini: tuple[Benc
 
 
 @_METHODS
-def test_a_clients_thinking_budget_is_read(gemini: tuple[Bench, str], method: str) -> None:
+def test_a_clients_thinking_budget_is_read(gemini: tuple[Bench, Carrier], method: str) -> None:
     """`thinkingBudget` ends a thought in the place of the setting; by hooks on chats only."""
     bench, carrier = gemini
     if carrier == "hooks":

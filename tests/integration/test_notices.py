@@ -15,8 +15,6 @@ from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.restart_bench import TEXTS, Restarting, Teller, asked, shared
 
-pytestmark = pytest.mark.proxy
-
 TOLD = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 PROGRAM = {"user-agent": "OpenAI/Python 3.3.0"}
 OPEN_WEBUI = {"user-agent": "Python/3.11 aiohttp/3.14.5", "x-openwebui-chat-id": "c1"}

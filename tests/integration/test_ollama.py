@@ -12,8 +12,6 @@ from tests.builders import talk
 from tests.integration.bench import Bench, open_bench
 from tests.integration.ollama_server import MODEL, Ollama, serve_ollama
 
-pytestmark = pytest.mark.proxy
-
 _REFUSES = {"truncate": False, "shift": False}
 
 

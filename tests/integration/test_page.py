@@ -18,18 +18,29 @@ import httpx
 import pytest
 
 from litellm_compaction.config import LIVE
-from litellm_compaction.simulator import Model, Simulator, serve
+from litellm_compaction.simulator import Model, Simulator
+from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, answers
-from tests.integration.harness import Proxy, lm_studio, proxy, write_config
-from tests.integration.page_forms import ADMIN, OPENED, PAGE, chosen, hidden, look, save, send
+from tests.integration.harness import Proxy, lm_studio, write_config
+from tests.integration.page_forms import (
+    ADMIN,
+    ANNA,
+    ARNO,
+    BERT,
+    KEYS,
+    OPENED,
+    PAGE,
+    VIEWER,
+    chosen,
+    hidden,
+    look,
+    save,
+    send,
+)
 
-pytestmark = pytest.mark.proxy
-
-VIEWER, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("viewer", "anna", "arno", "bert"))
 # Of Anna's team; of nobody's.
 TEAM_MATES = [f"sk-page-{name}" for name in ("reader", "team")]
 STRANGERS = [f"sk-page-{name}" for name in ("org", "customer", "plain")]
-_KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
 _HI = [{"role": "user", "content": "Hi."}]
 
 
@@ -45,7 +56,7 @@ class Workers:
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     folder = tmp_path_factory.mktemp("page")
-    shutil.copy(_KEYS, folder)
+    shutil.copy(KEYS, folder)
     simulator = Simulator([Model(KEY, publisher="qwen", architecture="qwen2")])
     simulator.script = answers()
     simulator.load(KEY, 8192)

@@ -13,8 +13,6 @@ from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.bench import LATE, SUMMARY, Bench, answers, is_summary_call
 from tests.integration.validity import problems, text_of
 
-pytestmark = pytest.mark.proxy
-
 WINDOW = 8192
 REFUSALS = [
     Reply(fault=Fault("500")),

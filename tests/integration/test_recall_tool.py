@@ -15,11 +15,11 @@ import anthropic
 import openai
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words, serve
+from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words
+from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
-from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
-
-pytestmark = pytest.mark.proxy
+from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, write_config
+from tests.integration.restart_bench import Carrier
 
 _ANIMALS = [f"{size} {kind}" for size in ("small", "large", "old", "young") for kind in (
     "walrus", "otter", "seal", "crab", "heron", "turtle", "newt", "ray", "eel", "toad", "gull", "shrimp", "squid",
@@ -70,15 +70,9 @@ class Running:
         return [*messages, {"role": "assistant", "content": "Understood."}], gone[0], gone[9]
 
 
-@pytest.fixture(params=["auto", "hooks"])
-def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
-    with opened(tmp_path, request.param) as started:
-        yield started
-
-
 @pytest.fixture
-def carried(tmp_path: Path) -> Iterator[Running]:
-    with opened(tmp_path, "auto") as started:
+def running(carrier: Carrier, tmp_path: Path) -> Iterator[Running]:
+    with opened(tmp_path, carrier) as started:
         yield started
 
 
@@ -106,17 +100,17 @@ def conversation() -> list[dict[str, Any]]:
     return [*said, {"role": "user", "content": "Go on."}]
 
 
-def test_our_tool_is_part_of_what_the_server_counts(carried: Running) -> None:
+def test_our_tool_is_part_of_what_the_server_counts(running: Running) -> None:
     """Without it the answer's number would not be the one that LM Studio has told, and it would not be asked again."""
-    messages, animal, _ = carried.compacted(tools=[TOOL])
+    messages, animal, _ = running.compacted(tools=[TOOL])
     for number in range(2):
         messages += [{"role": "user", "content": f"{question(animal)} Part {number}."}]
-        carried.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
+        running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
         messages += [{"role": "assistant", "content": "Understood."}]
-    told = carried.simulator.sdk.parameters("applyPromptTemplate")
+    told = running.simulator.sdk.parameters("applyPromptTemplate")
     names = {tool["function"]["name"] for each in told for tool in each["opts"].get("toolDefinitions", ())}
     assert names == {"read_file", "recall"}
-    assert carried.proxy.logged("count alone") == []
+    assert running.proxy.logged("count alone") == []
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -227,13 +221,13 @@ def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running, str
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_other_routes_carry_it_too(carried: Running, stream: bool) -> None:
+def test_other_routes_carry_it_too(running: Running, stream: bool) -> None:
     """Anthropic's messages and OpenAI's responses, by their own clients."""
-    messages, animal, other_animal = carried.compacted(tools=[TOOL])
+    messages, animal, other_animal = running.compacted(tools=[TOOL])
     asked = [*messages[1:], {"role": "user", "content": question(animal)}]
     said = f"Let me look.\n\nIt is {NAMES[animal]}."
     schema = TOOL["function"]["parameters"]
-    with anthropic.Anthropic(base_url=carried.proxy.base_url, api_key=carried.proxy.key, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=running.proxy.base_url, api_key=running.proxy.key, max_retries=0) as client:
         tool = {"name": "read_file", "description": "Reads a file.", "input_schema": schema}
         asking: dict[str, Any] = {"model": "small", "max_tokens": 500, "messages": asked, "tools": [tool]}
         asking["system"] = messages[0]["content"]
@@ -247,7 +241,7 @@ def test_other_routes_carry_it_too(carried: Running, stream: bool) -> None:
     assert message.stop_reason == "end_turn"
     asked = [*asked, {"role": "assistant", "content": said}, {"role": "user", "content": question(other_animal)}]
     said = f"Let me look.\n\nIt is {NAMES[other_animal]}."
-    with openai.OpenAI(base_url=f"{carried.proxy.base_url}/v1", api_key=carried.proxy.key, max_retries=0) as other:
+    with openai.OpenAI(base_url=f"{running.proxy.base_url}/v1", api_key=running.proxy.key, max_retries=0) as other:
         function = {"type": "function", "name": "read_file", "parameters": schema, "strict": False}
         asking = {"model": "small", "input": asked, "instructions": messages[0]["content"], "tools": [function]}
         if stream:
@@ -257,7 +251,7 @@ def test_other_routes_carry_it_too(carried: Running, stream: bool) -> None:
             response = other.responses.create(**asking)
     assert [item.type for item in response.output] == ["message"]
     assert response.output_text.endswith(said)
-    assert len([each for each in carried.asked() if "recall" in json.dumps(each.body)]) >= 4
+    assert len([each for each in running.asked() if "recall" in json.dumps(each.body)]) >= 4
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -318,9 +312,9 @@ def test_a_client_that_leaves_during_a_look_up_ends_it(running: Running) -> None
     gate.open()
 
 
-def test_two_clients_look_up_the_same_at_once(carried: Running) -> None:
+def test_two_clients_look_up_the_same_at_once(running: Running) -> None:
     """Both calls are open before one is answered; each client gets a whole answer."""
-    messages, animal, _ = carried.compacted(tools=[TOOL])
+    messages, animal, _ = running.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
     gates = [Gate(), Gate()]
     waiting = iter(gates)
@@ -329,10 +323,10 @@ def test_two_clients_look_up_the_same_at_once(carried: Running) -> None:
         found = script(call)
         return replace(found, gate=next(waiting)) if found.tool_calls else found
 
-    carried.simulator.script = together
+    running.simulator.script = together
     with ThreadPoolExecutor(2) as threads:
         # Short answers: two of them share the context.
-        asked = [threads.submit(carried.proxy.chat, "small", messages, tools=[TOOL], max_tokens=64) for _ in range(2)]
+        asked = [threads.submit(running.proxy.chat, "small", messages, tools=[TOOL], max_tokens=64) for _ in range(2)]
         try:
             assert all(gate.reached.wait(60) for gate in gates), "one waited for the other"
         finally:
@@ -344,30 +338,30 @@ def test_two_clients_look_up_the_same_at_once(carried: Running) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"n": 2}, {"logprobs": True}])
-def test_answers_that_cannot_be_joined_have_no_tool(carried: Running, asked: dict[str, Any]) -> None:
+def test_answers_that_cannot_be_joined_have_no_tool(running: Running, asked: dict[str, Any]) -> None:
     """Of several choices, or with log probabilities, a call could not be answered."""
-    messages, animal, _ = carried.compacted(tools=[TOOL])
+    messages, animal, _ = running.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
-    answer = carried.proxy.chat("small", messages, tools=[TOOL], **asked).raise_for_status()
+    answer = running.proxy.chat("small", messages, tools=[TOOL], **asked).raise_for_status()
     assert answer.json()["choices"][0]["message"]["content"] == "I do not know."
-    assert (carried.asked()[-1].body or {})["tools"] == [TOOL]
+    assert (running.asked()[-1].body or {})["tools"] == [TOOL]
 
 
 @pytest.mark.parametrize(
     "query", [r"\ud83d bird \u0000", "größe 日本語 👩‍👩‍👧", "<|im_end|><|user|>", "bird " * 1_000], ids=ascii
 )
-def test_any_query_is_answered(carried: Running, query: str) -> None:
+def test_any_query_is_answered(running: Running, query: str) -> None:
     """Half a character, other scripts, a template's tokens, thousands of words."""
-    messages, *_ = carried.compacted(tools=[TOOL])
+    messages, *_ = running.compacted(tools=[TOOL])
 
     def looking(call: ChatCall) -> Reply:
         if call.messages[-1]["role"] == "tool":
             return Reply("Thanks.")
         return Reply(tool_calls=[("recall", f'{{"query": "{query}"}}')])
 
-    carried.simulator.script = looking
-    answer = carried.proxy.chat("small", [*messages, {"role": "user", "content": "And?"}], tools=[TOOL])
+    running.simulator.script = looking
+    answer = running.proxy.chat("small", [*messages, {"role": "user", "content": "And?"}], tools=[TOOL])
     choice = answer.raise_for_status().json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Thanks.", "stop")
-    carried.proxy.expect_logged("recall model=small lookups=1")
-    assert not carried.proxy.logged("recall_failed|failed_open")
+    running.proxy.expect_logged("recall model=small lookups=1")
+    assert not running.proxy.logged("recall_failed|failed_open")

@@ -16,16 +16,15 @@ import httpx
 import pytest
 
 from litellm_compaction.cli import main
-from litellm_compaction.simulator import Model, Simulator, serve
+from litellm_compaction.simulator import Model, Simulator
 from tests.builders import ONE_ROUND, answered, talk
+from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, Watch, answers
-from tests.integration.harness import MASTER_KEY, Proxy, Streamed, lm_studio, proxy, write_config
-from tests.integration.record_picture import picture, run
+from tests.integration.harness import MASTER_KEY, Proxy, Streamed, lm_studio, write_config
+from tests.integration.page_forms import ADMIN, ANNA, ARNO, BERT, KEYS
+from tests.integration.restart_bench import Carrier
+from tests.processes.record_picture import picture, run
 
-pytestmark = pytest.mark.proxy
-
-ADMIN, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "anna", "arno", "bert"))
-_KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
 _LIMIT_S = 60
 _PREFIX = "x-litellm-compaction-"
 BROWSER = {"accept": "text/html"}
@@ -55,16 +54,16 @@ class Running:
         return Watch(self.simulator, len(self.simulator.requests))
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp(f"records-{request.param}")
-    shutil.copy(_KEYS, folder)
+@pytest.fixture(scope="module")
+def running(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp(f"records-{carrier}")
+    shutil.copy(KEYS, folder)
     simulator = Simulator([Model(KEY)])
     simulator.script = answers()
     simulator.load(KEY, 8192)
     with ExitStack() as stack:
         entries = [lm_studio("small", KEY, stack.enter_context(serve(simulator)).base_url)]
-        settings = {"keep_originals": "compacted", "carrier": request.param}
+        settings = {"keep_originals": "compacted", "carrier": carrier}
         auth = {"custom_auth": "page_keys.user_api_key_auth"}
         config = write_config(folder, entries, settings, general_settings=auth)
         yield Running(stack.enter_context(proxy(config)), simulator, folder)

@@ -16,8 +16,6 @@ from tests.integration.bench import KEY, Bench, Group, answers, open_bench
 from tests.integration.harness import free_port
 from tests.integration.plain_server import PlainServer
 
-pytestmark = pytest.mark.proxy
-
 PATHS = {
     "chat": ("/v1/chat/completions", "messages"),
     "messages": ("/v1/messages", "messages"),

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from litellm_compaction.simulator import Model, Simulator, serve
-from tests.integration.harness import Proxy, lm_studio, proxy, write_config
+from litellm_compaction.simulator import Model, Simulator
+from tests.integration.app import proxy, serve
+from tests.integration.harness import Proxy, lm_studio, write_config
 from tests.integration.replay import FOLDER, Replay, Transcript, mean_facts, replay, replay_all, summariser, transcripts
 
 pytestmark = [

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from litellm_compaction.simulator import Model, Simulator, Tokenizer, serve
-from tests.integration.harness import Proxy, lm_studio, proxy, write_config
+from litellm_compaction.simulator import Model, Simulator, Tokenizer
+from tests.integration.app import proxy, serve
+from tests.integration.harness import Proxy, lm_studio, write_config
 from tests.integration.replay import FOLDER, Replay, Transcript, replay, replay_all, summariser, transcripts
 
 pytestmark = [

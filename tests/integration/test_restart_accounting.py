@@ -18,7 +18,6 @@ from tests.integration.restart_bench import (
     without_restarts,
 )
 
-pytestmark = pytest.mark.proxy
 _numbers = itertools.count()
 
 

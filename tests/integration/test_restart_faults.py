@@ -31,8 +31,6 @@ from tests.integration.restart_bench import (
     without_restarts,
 )
 
-pytestmark = pytest.mark.proxy
-
 KINDS: tuple[FaultKind, ...] = ("500", "drop", "hang", "empty", "error_event", "slow")
 PLACES = ("first", "text", "reasoning", "call", "summary", "stream 2", "stream 3", "stream 4")
 _TEXT = "\n".join(f"{n}. {prose(f'fault {n}', 16)}" for n in range(1, 560))

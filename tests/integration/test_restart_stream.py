@@ -31,7 +31,6 @@ from tests.integration.restart_bench import (
     without_restarts,
 )
 
-pytestmark = pytest.mark.proxy
 TOLD = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 
 

@@ -19,8 +19,6 @@ from tests.integration.restart_bench import (
     calls,
 )
 
-pytestmark = pytest.mark.proxy
-
 
 def _choice(answer: Any) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text

@@ -17,8 +17,6 @@ from tests.integration.harness import CHAT, environment
 from tests.integration.plain_server import PlainServer
 from tests.integration.routes import TOKEN, Servers
 
-pytestmark = pytest.mark.proxy
-
 # Where each simulated model would be cut; far above every window used here.
 _LONG = 14_000
 

@@ -17,9 +17,7 @@ from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import ChatCall, Reply
 from tests.builders import ONE_ROUND, prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
-from tests.integration.restart_bench import CARRIERS, shut, without_restarts
-
-pytestmark = pytest.mark.proxy
+from tests.integration.restart_bench import Carrier, shut, without_restarts
 
 _WINDOW = 4096
 _OPTED_IN = {"enabled": True}
@@ -44,10 +42,10 @@ _TAGS = ("alpha", "beta", "gamma", "delta")
 _WORDS = 120
 
 
-@pytest.fixture(scope="module", params=CARRIERS)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def shared(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A proxy for each carrier."""
-    settings = {"carrier": request.param, "summary_timeout_s": 300, "admission_timeout_s": 300}
+    settings = {"carrier": carrier, "summary_timeout_s": 300, "admission_timeout_s": 300}
     with open_bench(
         tmp_path_factory.mktemp("shared"),
         _GROUPS,
@@ -199,7 +197,7 @@ def test_texts_that_fit_one_by_one_only_are_refused_with_the_code(
     assert watch.records_of("/v1/completions") == []
 
 
-def test_alike_requests_that_wait_for_room_share_one_compaction(shared: Bench, request: pytest.FixtureRequest) -> None:
+def test_alike_requests_that_wait_for_room_share_one_compaction(shared: Bench, carrier: Carrier) -> None:
     """Four at once with one conversation, behind a document that fills the context: one compaction, four answers.
 
     Each made its own before: twelve calls in place of three.
@@ -220,7 +218,7 @@ def test_alike_requests_that_wait_for_room_share_one_compaction(shared: Bench, r
         assert blocking.reached.wait(120)
         waiting = [Event() for _ in range(4)]
         answers = [clients.submit(_read, shared, messages, each) for each in waiting]
-        if request.node.callspec.params["shared"] == "auto":
+        if carrier == "auto":
             # By the transport a client reads at once that it has to wait; by hooks nobody can tell who is there.
             _begun(answers, waiting)
         assert watch.summaries == []

@@ -23,8 +23,6 @@ from tests.integration.bench import KEY, Bench, Group, edit_plan, is_summary_cal
 from tests.integration.harness import CHAT
 from tests.integration.validity import problems, text_of
 
-pytestmark = pytest.mark.proxy
-
 WINDOWS = (8192, 16384)
 STRATEGIES = ("summary", "prune", "handoff")
 KINDS = ("good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "500")

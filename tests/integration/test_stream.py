@@ -12,8 +12,6 @@ from litellm_compaction.simulator import Fault, Reply
 from tests.builders import ONE_ROUND, answered, talk, tools
 from tests.integration.bench import Bench, answers
 
-pytestmark = pytest.mark.proxy
-
 NOTICE = "⚙️ Compacting conversation history...\n\n✅ Context compacted, continuing...\n\n"
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
 

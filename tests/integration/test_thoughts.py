@@ -12,8 +12,7 @@ from litellm_compaction.simulator import ChatCall, Gate, Reply, RequestRecord, S
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.integration.bench import Bench, Group, open_bench
-
-pytestmark = pytest.mark.proxy
+from tests.integration.restart_bench import Carrier
 
 _WINDOW = 4096
 _BUDGET = _WINDOW // 2
@@ -28,8 +27,8 @@ _CHAT = "/v1/chat/completions"
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def thinking(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A proxy for each carrier, before LM Studio and llama.cpp."""
     groups = [
         Group("studio", _WINDOW),
@@ -40,7 +39,7 @@ def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         Group("qwen", _WINDOW, key="qwen/qwen3-8b", architecture="qwen3", speaks=False),
         Group("off", _WINDOW, compaction={"reasoning_budget_ratio": 0}),
     ]
-    settings = {"carrier": request.param, "background": "off"}
+    settings = {"carrier": carrier, "background": "off"}
     with open_bench(
         tmp_path_factory.mktemp("thoughts"),
         groups,
@@ -48,7 +47,7 @@ def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         litellm_settings={"drop_params": True},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
-        bench.carrier = request.param  # type: ignore[attr-defined]
+        bench.carrier = carrier  # type: ignore[attr-defined]
         yield bench
 
 

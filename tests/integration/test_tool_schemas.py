@@ -11,18 +11,17 @@ from litellm_compaction.core.tool_schemas import slimmed
 from litellm_compaction.simulator import Reply
 from tests.builders import prose, talk, tools
 from tests.integration.bench import Bench, Group, open_bench
-
-pytestmark = pytest.mark.proxy
+from tests.integration.restart_bench import Carrier
 
 SCHEMAS = tools(6, words=300)
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A guarded deployment, and one that is left alone."""
     groups = [Group("slim"), Group("alone", compaction={"enabled": False}, guarded=False)]
-    folder = tmp_path_factory.mktemp(f"slim-{request.param}")
-    with open_bench(folder, groups, {"carrier": request.param, "tool_schemas": "slim"}) as opened:
+    folder = tmp_path_factory.mktemp(f"slim-{carrier}")
+    with open_bench(folder, groups, {"carrier": carrier, "tool_schemas": "slim"}) as opened:
         yield opened
 
 

@@ -14,8 +14,6 @@ from tests.integration.bench import Bench, answers
 from tests.integration.harness import CHAT
 from tests.integration.plain_server import PlainServer, RawRequest
 
-pytestmark = pytest.mark.proxy
-
 # Of the request: connection details. Of the answer: times, ids and versions of this very call.
 _VOLATILE_SENT = {"host", "x-stainless-read-timeout", "date", "traceparent"}
 _VOLATILE_GOT = re.compile(

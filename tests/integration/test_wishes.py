@@ -13,9 +13,8 @@ from litellm_compaction.simulator import ChatCall, Reply
 from tests.builders import answered, prose, talk, tool_round
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, edit_plan, is_summary_call, open_bench
 from tests.integration.harness import proxy
+from tests.integration.restart_bench import Carrier
 from tests.integration.validity import text_of
-
-pytestmark = pytest.mark.proxy
 
 STRATEGIES = ("summary", "prune", "handoff")
 FOCUS = "the database schema"
@@ -25,16 +24,16 @@ HEADERS = {"x-litellm-compaction-now": "true", "x-litellm-compaction-focus": FOC
 REMINDER = "<system-reminder>\nThe todo list is empty. Do not mention this to the user.\n</system-reminder>"
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A model for each strategy, and one that is compacted on demand."""
     groups = [
         Group("now"),
         Group("watched", compaction={"mode": "observe"}, guarded=False),
         *(Group(f"open-{each}", compaction={"strategy": each}) for each in STRATEGIES),
     ]
-    folder = tmp_path_factory.mktemp(f"wishes-{request.param}")
-    with open_bench(folder, groups, {"carrier": request.param, "window_cache_s": 600}) as opened:
+    folder = tmp_path_factory.mktemp(f"wishes-{carrier}")
+    with open_bench(folder, groups, {"carrier": carrier, "window_cache_s": 600}) as opened:
         yield opened
 
 

@@ -112,6 +112,7 @@ class Office:
                 entries=entries,
                 general_settings={"custom_auth": "tenants.user_api_key_auth"},
                 router_settings={"num_retries": 0, "disable_cooldowns": True},
+                process=True,
                 executable=executable,
             )
         )

@@ -12,11 +12,10 @@ import pytest
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.integration.test_recall import ANNA, BERT, Running, running, told
+from tests.processes.test_recall import ANNA, BERT, Running, running, told
 
 __all__ = ["running"]
 
-pytestmark = pytest.mark.proxy
 
 PATH = "/compaction/mcp"
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}

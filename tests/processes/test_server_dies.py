@@ -10,6 +10,7 @@ import pytest
 
 from litellm_compaction.simulator import serve
 from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.restart_bench import Carrier
 
 pytestmark = pytest.mark.proxy
 
@@ -30,8 +31,8 @@ def _name(route: str, stream: bool) -> str:
     return f"{route}-{'stream' if stream else 'whole'}"
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def dying(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def dying(tmp_path_factory: pytest.TempPathFactory, carrier: Carrier) -> Iterator[Bench]:
     """A proxy with either carrier, before LM Studios that have ended since their windows were read."""
     names = [_name(*case) for case in CASES]
     with ExitStack() as stack, ExitStack() as servers:
@@ -46,10 +47,11 @@ def dying(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
             open_bench(
                 tmp_path_factory.mktemp("dying"),
                 [Group("local", 4096)],
-                {"window_cache_s": 3600, "carrier": request.param},
+                {"window_cache_s": 3600, "carrier": carrier},
                 entries=[entry(name) for name in names],
                 # With retries the second attempt would find it out before it is sent.
                 router_settings={"num_retries": 0},
+                process=True,
             )
         )
         for name in names:

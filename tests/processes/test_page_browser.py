@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.integration.browser import Browser, browse, chromium
 from tests.integration.harness import MASTER_KEY, Proxy
-from tests.integration.page_scene import PAGE, scene, sign_in, unfold_settings
+from tests.processes.browser import Browser, browse, chromium
+from tests.processes.page_scene import PAGE, scene, sign_in, unfold_settings
 
 pytestmark = [
     pytest.mark.proxy,

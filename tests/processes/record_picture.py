@@ -1,6 +1,6 @@
 """A conversation before its compaction, its record, and what is sent: the picture of docs/page.md and its data.
 
-`python -m tests.integration.record_picture SVG` makes the picture out of a run through a real proxy; the server is the
+`python -m tests.processes.record_picture SVG` makes the picture out of a run through a real proxy; the server is the
 simulator, and the words of the summary are this script's.
 """
 

@@ -43,11 +43,11 @@ main().catch(error => { console.error(error); process.exit(1); });
 """
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks", "auto behind another"])
+@pytest.fixture(scope="module", params=["auto", "auto behind another"])
 def restarting(request: pytest.FixtureRequest) -> Restarting:
     """Both carriers, and the better one with another callback before it."""
     carrier, _, another = request.param.partition(" ")
-    return shared(request, carrier, behind_another=bool(another))
+    return shared(request, carrier, behind_another=bool(another), process=True)
 
 
 def _talks(restarting: Restarting, *, thinks: bool = False) -> Any:

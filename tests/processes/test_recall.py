@@ -21,11 +21,8 @@ from litellm_compaction.simulator import Model, Simulator, serve
 from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import KEY, answers
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
+from tests.integration.page_forms import ANNA, ARNO, BERT, KEYS
 
-pytestmark = pytest.mark.proxy
-
-ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("anna", "arno", "bert"))
-_KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
 _LIMIT_S = 60
 
 
@@ -54,7 +51,7 @@ class Running:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    shutil.copy(_KEYS, tmp_path)
+    shutil.copy(KEYS, tmp_path)
     simulator = Simulator([Model(KEY)])
     simulator.script = answers()
     simulator.load(KEY, 8192)

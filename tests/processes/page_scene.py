@@ -1,6 +1,6 @@
 """A proxy with something to show: conversations that were compacted and restarted, on models with several names.
 
-`python -m tests.integration.page_scene PNG` makes the picture that README.md and docs/page.md show. The one in
+`python -m tests.processes.page_scene PNG` makes the picture that README.md and docs/page.md show. The one in
 docs/ has a palette of 128 colors, to keep the repository small.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from litellm_compaction.simulator import Model, Reply, Simulator, serve
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.browser import browse, chromium
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
+from tests.processes.browser import browse, chromium
 
 PAGE = "/compaction/"
 _CODER, _SMALL = "qwen2.5-coder-14b", "qwen2.5-3b-instruct"
