@@ -204,28 +204,30 @@ class _Bridge(httpx.BaseTransport):
         return _bridged(request)
 
 
-def _bridged(request: httpx.Request) -> httpx.Response:
+def _bridged(request: Any, kind: Any = httpx) -> Any:
     request.read()
-    there = httpx.Request(request.method, request.url, headers=request.headers.raw, content=request.content)
+    there = httpx.Request(request.method, str(request.url), headers=request.headers.raw, content=request.content)
     response = _loop().run(NETWORK.request(there))
-    return httpx.Response(response.status_code, headers=response.headers.raw, stream=_Pulled(response))
+    stream = type("Pulled", (_Pulled, kind.SyncByteStream), {})(response)
+    return kind.Response(response.status_code, headers=response.headers.raw, stream=stream)
 
 
 @contextmanager
 def _clients_in_use() -> Iterator[None]:
-    """Lets the clients of a test's own thread, such as OpenAI's, reach what is in the network."""
-    by_socket = httpx.HTTPTransport.handle_request
+    """Lets the clients of a test's own thread, such as OpenAI's and Anthropic's, reach what is in the network."""
+    with ExitStack() as stack:
+        for kind in (httpx, importlib.import_module("httpx2")):
+            by_socket = kind.HTTPTransport.handle_request
 
-    def handled(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        if NETWORK.has(request.url.netloc.decode()):
-            return _bridged(request)
-        return by_socket(transport, request)
+            def handled(transport: Any, request: Any, kind: Any = kind, by_socket: Any = by_socket) -> Any:
+                is_here = NETWORK.has(request.url.netloc.decode())
+                return _bridged(request, kind) if is_here else by_socket(transport, request)
 
-    with patch.object(httpx.HTTPTransport, "handle_request", handled):
+            stack.enter_context(patch.object(kind.HTTPTransport, "handle_request", handled))
         yield
 
 
-class _Pulled(httpx.SyncByteStream):
+class _Pulled:
     def __init__(self, response: httpx.Response) -> None:
         assert isinstance(response.stream, httpx.AsyncByteStream)
         self._stream = response.stream

@@ -120,7 +120,8 @@ class _Exchange(httpx.AsyncByteStream):
         url = request.url
         scope = {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            # As uvicorn says it: an application then waits for the client to leave.
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "method": request.method,
             "scheme": url.scheme,

@@ -12,7 +12,8 @@ import pytest
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.processes.test_recall import ANNA, BERT, Running, running, told
+from tests.integration.page_forms import ANNA, BERT
+from tests.processes.test_recall import Running, running, told
 
 __all__ = ["running"]
 

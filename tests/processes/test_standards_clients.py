@@ -11,8 +11,8 @@ from websockets.sync.client import connect
 
 from litellm_compaction.simulator import serve
 from tests.integration.harness import proxy
+from tests.integration.page_forms import ANNA
 from tests.integration.test_standards import RULE, TRIGGER, Running, items, opened, said, scripted
-from tests.processes.test_recall import ANNA
 
 __all__ = ["scripted"]
 
