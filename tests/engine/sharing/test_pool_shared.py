@@ -477,7 +477,7 @@ async def test_without_a_board_each_process_decides_for_itself(fleet: Fleet) -> 
         assert not beside.done()
         first.release()
         second = await beside
-        assert [each.split()[0] for each in seen] == ["coordination_failed"]
+        assert [each.split()[0] for each in seen] == ["coordination_failed", "waits_for_room"]
         fleet.board.is_broken = False
         await asyncio.sleep(10)
         assert [each.split()[0] for each in seen] == ["coordination_failed", "coordination_recovered"]
