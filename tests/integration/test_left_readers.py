@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 import time
@@ -27,7 +28,7 @@ _POINTS = 40
 # The simulator alone writes the answer in this time; the proxy needs much longer to hand it on.
 _ANSWER_TOKENS, _TOKENS_PER_SECOND = 1500, 6000.0
 _TEXT = prose("long", _ANSWER_TOKENS)
-_LAST_POINT_S = 1.2
+_LAST_POINT_S, _LAST_POINT_BYTES = 1.2, 160_000
 
 
 class _Route(NamedTuple):
@@ -87,8 +88,8 @@ def _held_in_the_end(bench: Bench) -> tuple[float, float]:
     return held
 
 
-def _leave(bench: Bench, route: _Route, text: str, after_s: float) -> None:
-    """Asks, reads for a while, and closes the socket."""
+def _leave(bench: Bench, route: _Route, text: str, *, after_s: float, after_bytes: float = math.inf) -> None:
+    """Asks, reads for a while or so much, and closes the socket."""
     port = int(bench.proxy.base_url.rpartition(":")[2])
     content = json.dumps(route.body(f"Write a long text {text}.")).encode()
     head = (
@@ -98,13 +99,16 @@ def _leave(bench: Bench, route: _Route, text: str, after_s: float) -> None:
     until_s = time.monotonic() + after_s
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(head.encode() + content)
-        while (left_s := until_s - time.monotonic()) > 0:
+        read_bytes = 0
+        while read_bytes < after_bytes and (left_s := until_s - time.monotonic()) > 0:
             client.settimeout(left_s)
             try:
-                if not client.recv(65536):
-                    return
+                piece = client.recv(4096)
             except TimeoutError:
                 return
+            if not piece:
+                return
+            read_bytes += len(piece)
 
 
 @pytest.mark.parametrize("route", _ROUTES, ids=lambda route: route.group)
@@ -112,12 +116,17 @@ def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Rou
     """At each of forty points of an answer; the next request is served, and nothing is held."""
     watch = fast.watch(route.group, _answers)
     for point in range(_POINTS):
-        _leave(fast, route, f"{route.group} {point}", _LAST_POINT_S * (point + 1) / _POINTS)
+        part = (point + 1) / _POINTS
+        if route.stream:
+            _leave(fast, route, f"{route.group} {point}", after_s=_LIMIT_S, after_bytes=part * _LAST_POINT_BYTES)
+        else:
+            _leave(fast, route, f"{route.group} {point}", after_s=part * _LAST_POINT_S)
     answer = fast.proxy.post(route.body("Hi.") | {"stream": False}, route.path)
     assert answer.status_code == 200, answer.text
     assert "Fine." in answer.text
     assert _held_in_the_end(fast) == (0, 0)
-    assert len(watch.records) > _POINTS
+    if route.stream:
+        assert len(watch.chats) > _POINTS
 
 
 def test_five_hundred_that_leave_at_once_give_all_back(fast: Bench) -> None:
@@ -126,7 +135,7 @@ def test_five_hundred_that_leave_at_once_give_all_back(fast: Bench) -> None:
     for route in routes:
         fast.watch(route.group, _answers)
     with ThreadPoolExecutor(100) as clients:
-        list(clients.map(lambda n: _leave(fast, routes[n % len(routes)], f"at once {n}", 1.5), range(500)))
+        list(clients.map(lambda n: _leave(fast, routes[n % len(routes)], f"at once {n}", after_s=1.5), range(500)))
     assert _held_in_the_end(fast) == (0, 0)
     for route in routes:
         assert "Fine." in fast.proxy.post(route.body("Hi.") | {"stream": False}, route.path).text
