@@ -188,6 +188,13 @@ class Overloaded(CompactionError):
         self.waited_s = waited_s
 
 
+class LeftUnread(CompactionError):
+    """A reader came back to a stream that had been closed since nothing was read of it for a while."""
+
+    def __init__(self, unread_s: float) -> None:
+        super().__init__(f"The answer was ended: its client had read nothing for {unread_s:.0f} s. Send it again.")
+
+
 class ServerUnavailable(CompactionError):
     """A server did not answer, or its answer is not of the expected API."""
 

@@ -14,18 +14,21 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.learning.ways import ALL_WAYS, KnownWays, Outcome, Standing
 from litellm_compaction.engine.recalling import MOST_LOOKUPS, RECALL
+from litellm_compaction.engine.sharing.pool import TOLD_AFTER_S, Held
 from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
 
 __all__ = [
     "ALL_WAYS",
     "MOST_LOOKUPS",
     "RECALL",
+    "TOLD_AFTER_S",
     "Action",
     "Attempts",
     "CompactionNeeded",
     "Compactor",
     "ContinuationPlan",
     "Foreseen",
+    "Held",
     "KnownWays",
     "Measure",
     "Outcome",

@@ -44,7 +44,7 @@ from litellm_compaction.engine.quoting import Quoter
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sharing.coordination import Coordination
-from litellm_compaction.engine.sharing.pool import Admission
+from litellm_compaction.engine.sharing.pool import Admission, Held
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import UNDONE, Observer, Outcome
@@ -148,6 +148,10 @@ class Compactor:
             admission=self._admission,
             clock=clock,
         )
+
+    def held(self) -> Held:
+        """Returns what the answers of this process hold of all contexts."""
+        return self._admission.held()
 
     async def prepare_counting(self, target: Target) -> TokenizerSource:
         """Loads the vocabulary and template that count a target's prompts.

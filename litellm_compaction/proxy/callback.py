@@ -109,7 +109,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             max_bytes=settings.originals_max_bytes,
             secret=proxy_secret,
         )
-        metrics, self._history = Metrics(), History(store)
+        self._metrics, self._history = Metrics(), History(store)
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s, rpc=LMStudioRpc.of(settings)),
             counter=TokenCounter(),
@@ -117,12 +117,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             store=store,
             board=open_board(settings.store, store, secret=proxy_secret),
             originals=self._originals,
-            observers=(log_observer(logger), metrics.observe, add_to_trace, self._history),
+            observers=(log_observer(logger), self._metrics.observe, add_to_trace, self._history),
         )
         has_page = settings.page == "on"
         self._live = LiveSettings(settings, store if has_page else None, secret=proxy_secret)
         self._turns = Turns(self._history.add_turn, secret=proxy_secret) if has_page else None
-        self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
+        self._calls = Calls(on_restarts=self._metrics.restarted, turns=self._turns)
         ToldOnce(self._calls.refusal).install()
         self._gate = Intake(self._live, self._compactor, self._calls, store, Items(proxy_secret))
         self._probe: asyncio.Task[None] | None = None
@@ -337,6 +337,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         for _ in range(_ROUTER_TRIES):
             if (router := _router()) is not None:
                 spare_collections()
+                self._metrics.show_held(self._compactor.held)
                 if secret := proxy_secret():
                     # Remembered: the first request would wait for it.
                     await asyncio.to_thread(stretched, secret)

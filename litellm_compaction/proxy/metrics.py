@@ -76,6 +76,11 @@ _KINDS = {
     "truncation_alarms_total": _Kind("Replies whose usage says that the server cut the prompt.", ("model", "reason")),
     "refusals_total": _Kind("Requests refused because they cannot be made to fit."),
 }
+# Of this process, over all its contexts; what they show is there without an event.
+_GAUGES = {
+    "room_answers": "Answers that run, or that wait for room in a context that several share.",
+    "room_tokens": "Tokens that answers hold of the contexts that they share.",
+}
 
 
 class Metrics:
@@ -86,6 +91,22 @@ class Metrics:
         self._is_loaded = False
         self._instruments: dict[str, Any] | None = None
         self._models: set[str] = set()
+
+    def show_held(self, held: Callable[[], tuple[int, int]]) -> None:
+        """Has the answers and tokens that are held now shown at each look; never raises."""
+
+        def shown(place: int) -> Callable[[], float]:
+            return lambda: held()[place]
+
+        def gauge(text: str) -> Callable[[str], Any]:
+            return lambda name: library.Gauge(name, text)
+
+        try:
+            library = self._load()
+            for place, (name, text) in enumerate(_GAUGES.items()):
+                _named(library, name, gauge(text)).set_function(shown(place))
+        except Exception as error:  # noqa: BLE001 - the proxy serves without its metrics (P8)
+            logger.debug("metrics error=%s", type(error).__name__)
 
     def observe(self, event: Event) -> None:
         """Never raises."""
@@ -151,6 +172,12 @@ def _count_compaction(instruments: dict[str, Any], event: CompactionEvent, model
 
 
 def _registered(library: Any, name: str, kind: _Kind) -> Any:
+    if kind.buckets:
+        return _named(library, name, lambda full: library.Histogram(full, kind.text, kind.labels, buckets=kind.buckets))
+    return _named(library, name, lambda full: library.Counter(full, kind.text, kind.labels))
+
+
+def _named(library: Any, name: str, make: Callable[[str], Any]) -> Any:
     """A new instrument, or the one that has this name already: the module may be loaded twice in one process.
 
     Raises:
@@ -158,9 +185,7 @@ def _registered(library: Any, name: str, kind: _Kind) -> Any:
     """
     full_name = f"litellm_compaction_{name}"
     try:
-        if kind.buckets:
-            return library.Histogram(full_name, kind.text, kind.labels, buckets=kind.buckets)
-        return library.Counter(full_name, kind.text, kind.labels)
+        return make(full_name)
     except ValueError:
         found = getattr(library.REGISTRY, "_names_to_collectors", {}).get(full_name)
         if found is None:

@@ -148,6 +148,7 @@ class Server:
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
         can_end_thoughts: bool = False,
+        on_end: Callable[[], object] = bool,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,7 @@ class FakeLibrary:
 
     made: dict[str, dict[tuple[str, ...], Series]] = field(default_factory=dict)
     hides_names: bool = False
+    looks: dict[str, Callable[[], float]] = field(default_factory=dict)
 
     @property
     def REGISTRY(self) -> Any:  # noqa: N802
@@ -56,6 +58,9 @@ class FakeLibrary:
         assert list(buckets) == sorted(buckets)
         return self._make(name, text)
 
+    def Gauge(self, name: str, text: str) -> Any:  # noqa: N802
+        return self._make(name, text)
+
     def _make(self, name: str, text: str) -> Any:
         assert text.endswith(".")
         if name in self.made:
@@ -64,10 +69,35 @@ class FakeLibrary:
         return self._instrument(name)
 
     def _instrument(self, name: str) -> Any:
-        return SimpleNamespace(labels=lambda *values: self.made[name].setdefault(values, Series()))
+        return SimpleNamespace(
+            labels=lambda *values: self.made[name].setdefault(values, Series()),
+            set_function=lambda look: self.looks.__setitem__(name, look),
+        )
 
     def of(self, name: str) -> dict[tuple[str, ...], list[float]]:
         return {labels: series.values for labels, series in self.made[f"litellm_compaction_{name}"].items()}
+
+
+def test_what_is_held_is_shown_at_each_look() -> None:
+    """From the start, without an event; a module that is loaded twice shows the newer one's."""
+    library, held = FakeLibrary(), [3, 700]
+    Metrics(lambda: library).show_held(lambda: (9, 9))
+    Metrics(lambda: library).show_held(lambda: (held[0], held[1]))
+    assert {name: look() for name, look in library.looks.items()} == {
+        "litellm_compaction_room_answers": 3,
+        "litellm_compaction_room_tokens": 700,
+    }
+    held[0] = 0
+    assert library.looks["litellm_compaction_room_answers"]() == 0
+
+
+def test_what_is_held_needs_no_library() -> None:
+    """A proxy without it starts all the same."""
+
+    def missing() -> Any:
+        raise ImportError
+
+    Metrics(missing).show_held(lambda: (0, 0))
 
 
 def test_a_compaction_is_counted() -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -38,6 +39,8 @@ from pydantic import TypeAdapter, ValidationError
 from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish, settle
 from litellm_compaction.engine.sharing.coordination import LEASE_S, RENEWED_EVERY_S, Coordination, shared_name
 from litellm_compaction.errors import Overloaded, StoreError
+
+logger = logging.getLogger("litellm_compaction")
 
 # A llama.cpp whose stream was closed was idle after 0.54 s (measured 2026-11-22).
 _STOPPING_S = 0.6
@@ -53,8 +56,16 @@ _KNOWN_S = 600.0
 # A board counts in milliseconds.
 _LEAST_LEASE_S = 0.001
 
+# A request that waits longer is told of: to the operator, and to its client.
+TOLD_AFTER_S = 10.0
+
 _PART = TypeAdapter(Part)
 _NOTHING_HEARD = settle(Part(), (), 0)
+
+
+class Held(NamedTuple):
+    answers: int
+    tokens: int
 
 
 class Admission:
@@ -91,12 +102,28 @@ class Admission:
         place = self._pools.get(pool)
         return max(self.present[pool], len(place.seats) + place.heard.others_seats if place is not None else 0)
 
+    def held(self) -> Held:
+        """Returns what all answers of this process hold, those that are about to leave and those that wait included."""
+        seats = [seat for pool in self._pools.values() for seat in pool.seats]
+        return Held(len(seats) + self.present.total(), sum(seat.tokens for seat in seats))
+
+    def leave(self, pool: str) -> None:
+        """Ends the presence of an answer that shares nothing."""
+        self.present[pool] -= 1
+
     def is_idle(self, server: str) -> bool:
         """Returns True if no answer runs, waits or is about to at any instance of a server: they share a processor."""
         return not any(pool.startswith(f"{server} ") for pool in (*self._pools, *+self.present))
 
     async def enter(
-        self, pool: str, *, window_tokens: int, tokens: int, timeout_s: float, most_tokens: int = 0
+        self,
+        pool: str,
+        *,
+        window_tokens: int,
+        tokens: int,
+        timeout_s: float,
+        most_tokens: int = 0,
+        is_restart: bool = False,
     ) -> Seat:
         """Waits for its turn and for room, then returns a seat that holds `tokens`.
 
@@ -110,6 +137,7 @@ class Admission:
                 empty pool only: to refuse it is the budget's business.
             timeout_s: for the wait; with 0, room must be free now.
             most_tokens: up to so much it is lent of what is free, if nothing waits: alone all of it, else an even part.
+            is_restart: its answer has begun, in room that was given back since.
 
         Raises:
             Overloaded: `timeout_s` is over.
@@ -124,7 +152,7 @@ class Admission:
         seat = Seat(place)
         place.seats.append(seat)
         try:
-            await place.wait(seat, tokens, timeout_s, most_tokens, is_restart=False)
+            await place.wait(seat, tokens, timeout_s, most_tokens, is_restart=is_restart)
         except BaseException:
             # Also on cancellation: a caller without the seat cannot leave it.
             seat.release()
@@ -326,6 +354,7 @@ class _Pool:
         if not turn.done():
             # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a finished future.
             timer = loop.call_later(min(timeout_s, _MOST_WAIT_S), self._expire, seat, turn, self.clock())
+            telling = loop.call_later(TOLD_AFTER_S, self._tell, seat, turn)
             try:
                 await turn
             except BaseException:
@@ -334,6 +363,7 @@ class _Pool:
                 raise
             finally:
                 timer.cancel()
+                telling.cancel()
         seat.turn = None
 
     def stance(self) -> _Stance:
@@ -389,6 +419,18 @@ class _Pool:
         if turn is not None and not turn.done():
             turn.set_result(None)
         self.changed()
+
+    def _tell(self, seat: Seat, turn: asyncio.Future[None]) -> None:
+        if not turn.done():
+            logger.warning(
+                "waits_for_room model=%s tokens=%d in_use=%d window=%d answers=%d waited_s=%.0f",
+                self.name.rpartition(" ")[2],
+                seat.wanted_tokens,
+                self.used_tokens + self.heard.others_tokens,
+                self.window_tokens,
+                sum(each.tokens > 0 for each in self.seats) + self.heard.others_seats,
+                TOLD_AFTER_S,
+            )
 
     def _expire(self, seat: Seat, turn: asyncio.Future[None], since_s: float) -> None:
         if turn.done():

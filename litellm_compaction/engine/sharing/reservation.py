@@ -2,13 +2,18 @@
 
 If nothing is shared, or the operator does not want it, a `Reservation` only says that the answer is there. Else it
 takes a seat (`pool.py`) for each request that is sent, a summary's too, and gives the bound for the server.
+
+Room belongs to the answer that a server is writing, not to its reader: it is given back soon after that has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal
 
 from litellm_compaction.core.budget import margin_tokens
@@ -24,6 +29,9 @@ SUMMARY_EXTRA_TOKENS = 2100
 _SLOW_S_PER_TOKEN = 0.05
 # Most answers are far shorter than their bound: no request waits longer for one without a reader.
 _MOST_ABANDONED_S = 10.0
+# An answer that its server has ended keeps its room for so long, in case that it goes on as another request. Its reader
+# may be slower, or may have left without a word.
+_KEPT_S = 1.0
 # Our request to go on, and the template's text around the answer so far.
 _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
@@ -54,7 +62,11 @@ class Reservation:
         self._cuts = 0
         self._is_lent = False
         self._has_left = False
+        self._has_begun = False
         self._present_in = ""
+        self._leaving: asyncio.TimerHandle | None = None
+        # They give the room back if this object is lost.
+        self._finalizers: list[weakref.finalize[..., Reservation]] = []
 
     def is_shared(self, window: Window) -> bool:
         """Requests to this instance have to be fitted beside each other."""
@@ -87,6 +99,7 @@ class Reservation:
             DoesNotFit: so many answers never fit the context.
             Overloaded: there was no room in time.
         """
+        self._keep()
         window = prepared.window
         if self._admission.make_way is not None:
             await self._admission.make_way(server_of(self._context))
@@ -133,6 +146,8 @@ class Reservation:
             self._is_lent = False
             if self._has_left:
                 self.release()
+            else:
+                self.ended()
 
     def pause(self) -> None:
         """Gives back what is held until the next answer, which then stands before those that have not started.
@@ -186,17 +201,19 @@ class Reservation:
 
     def started(self) -> None:
         """Notes that the server has begun, and generates for as long as it is not told to stop."""
-        self._is_running = True
+        self._is_running = self._has_begun = True
 
     async def stopped(self) -> None:
         """Waits until the server has noticed that its answer was stopped: until then it holds the room all the same."""
         if self._is_running and self._seat is not None:
             await asyncio.sleep(self._admission.stopping_s)
-        self._is_running = False
+        self.ended()
 
     def ended(self) -> None:
-        """Notes that the server has ended the answer itself."""
+        """Notes that no server writes for the answer now: its next request has its room, if it comes soon."""
         self._is_running = False
+        if self._leaving is None and (self._seat is not None or self._present_in) and not self._is_lent:
+            self._leaving = asyncio.get_running_loop().call_later(_KEPT_S, self._give_back)
 
     def was_cut(self, *, is_spent: bool) -> None:
         """Notes that an answer goes on as another request, not for its own length's sake.
@@ -208,7 +225,8 @@ class Reservation:
 
     def beside(self, window: Window) -> int:
         """Returns how many other answers of this process run or wait at the same instance."""
-        return max(self._admission.running(self._pool(window)) - 1, 0)
+        is_there = self._seat is not None or bool(self._present_in)
+        return max(self._admission.running(self._pool(window)) - is_there, 0)
 
     def abandon(self) -> None:
         """Gives everything back when the server must have ended an answer that is no stream, and that has no reader.
@@ -218,30 +236,56 @@ class Reservation:
         """
         seat = self._seat
         if seat is not None and not self._is_lent:
-            self._count_seat(-1)
-            self._seat = None
+            self._vacate()
             self._admission.release_later(seat, after_s=min(self._limit_tokens * _SLOW_S_PER_TOKEN, _MOST_ABANDONED_S))
         self.release()
 
     def release(self) -> None:
         """Gives everything back; what an answer holds that has just been stopped, when its server has noticed it."""
-        if self._present_in:
-            self._admission.present[self._present_in] -= 1
-            self._present_in = ""
         self._has_left = True
-        if self._seat is None or self._is_lent:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._keep()
+        if self._present_in:
+            self._admission.leave(self._present_in)
+            self._present_in = ""
+            self._is_not_lost()
+        if (seat := self._seat) is None or self._is_lent:
             return
-        self._count_seat(-1)
-        seat, self._seat = self._seat, None
+        self._vacate()
         if self._is_running:
             self._admission.release_later(seat)
         else:
             seat.release()
 
+    def _vacate(self) -> None:
+        self._count_seat(-1)
+        self._seat = self._taken_for = None
+        self._is_not_lost()
+
+    def _keep(self) -> None:
+        """Keeps the room for the request that comes."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    def _if_lost(self, give_back: Callable[[], object]) -> None:
+        """Has the room given back if this object is collected with it, in whatever thread that happens."""
+        finalizer = weakref.finalize(self, _soon, asyncio.get_running_loop(), give_back)
+        finalizer.atexit = False
+        self._finalizers.append(finalizer)
+
+    def _is_not_lost(self) -> None:
+        for finalizer in self._finalizers:
+            finalizer.detach()
+        self._finalizers.clear()
+
     def _be_present(self, window: Window) -> None:
         if not self._present_in:
             self._present_in = self._pool(window)
             self._admission.present[self._present_in] += 1
+            self._if_lost(partial(self._admission.leave, self._present_in))
 
     def _pool(self, window: Window) -> str:
         return f"{server_of(self._context)} {window.instance_id}"
@@ -260,6 +304,7 @@ class Reservation:
         return min(reserve << min(self._cuts, _MAX_DOUBLINGS), prepared.window.tokens)
 
     async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
+        self._keep()
         timeout_s = self._context.settings.admission_timeout_s
         tokens = max(min(tokens, window.tokens), 1)
         if self._seat is None:
@@ -269,7 +314,9 @@ class Reservation:
                 tokens=tokens,
                 timeout_s=timeout_s,
                 most_tokens=most_tokens,
+                is_restart=self._has_begun,
             )
+            self._if_lost(partial(self._admission.release_later, self._seat))
         else:
             self._count_seat(-1)
             await self._seat.exchange(tokens, timeout_s=timeout_s, most_tokens=most_tokens)
@@ -280,6 +327,12 @@ class Reservation:
         """Tells the request's other phases if it holds a place, which one that rests does not."""
         if self._seat is not None and self._seat.tokens > 0:
             self._context.attempts.seats += change
+
+
+def _soon(loop: asyncio.AbstractEventLoop, give_back: Callable[[], object]) -> None:
+    # The loop may have ended.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(give_back)
 
 
 def _prompt_tokens(prepared: PreparedRequest) -> int:

@@ -159,6 +159,7 @@ class HookedUpstream:
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
         can_end_thoughts: bool = False,
+        on_end: Callable[[], object] = bool,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         self._tools = tools
         stream, part = self._first, _Part(self._logging)
@@ -227,6 +228,7 @@ class WholeUpstream(HookedUpstream):
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
         can_end_thoughts: bool = False,
+        on_end: Callable[[], object] = bool,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         self._tools = tools
         response, self._first = self._first, None

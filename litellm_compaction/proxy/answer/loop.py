@@ -5,6 +5,7 @@ Written once, over an abstract upstream (`protocol.py`); `transport.py` and `hoo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -21,6 +22,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.engine import (
     MOST_LOOKUPS,
+    TOLD_AFTER_S,
     CompactionNeeded,
     Compactor,
     ContinuationPlan,
@@ -45,6 +47,7 @@ from litellm_compaction.proxy.answer.protocol import (
 )
 from litellm_compaction.proxy.answer.relay import Relay
 from litellm_compaction.proxy.answer.thoughts import Thoughts
+from litellm_compaction.proxy.answer.unread import closed_if_unread
 from litellm_compaction.proxy.refusals import log_failure
 
 # After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
@@ -114,13 +117,18 @@ class Answer:
             UpstreamError: before the first chunk; or the server failed in a way that is not an overflow.
             CompactionError: it cannot be made to fit, and nothing has been sent.
         """
+        async with aclosing(closed_if_unread(self._in_room())) as batches:
+            async for batch in batches:
+                yield batch
+        self._tell_background()
+
+    async def _in_room(self) -> AsyncGenerator[Batch, None]:
         try:
             async with aclosing(self._batches()) as batches:
                 async for batch in batches:
                     yield batch
         finally:
             self._room.release()
-        self._tell_background()
 
     async def _batches(self) -> AsyncGenerator[Batch, None]:
         decided = self._prepared
@@ -137,13 +145,25 @@ class Answer:
                 yield [notice]
         relay: Relay | None = None
         while True:
+            seating = asyncio.ensure_future(self._seated(prepared))
             try:
-                prepared = await self._seated(prepared)
+                if self._one.is_silent and not self._asked.is_whole:
+                    await asyncio.wait({seating}, timeout=TOLD_AFTER_S)
+                    if not seating.done():
+                        # Its client learns that an answer comes; from then on a heartbeat says so. If it has left
+                        # meanwhile, the room that it gets is soon another's.
+                        self._listener.may_pause = True
+                        seating.add_done_callback(self._not_begun)
+                        yield [self._one.opening()]
+                        seating.remove_done_callback(self._not_begun)
+                prepared = await seating
             except CompactionError:
                 if relay is None or not self._progress.delivered:
                     raise
                 yield self._closing(prepared, relay)
                 return
+            finally:
+                seating.cancel()
             self._listener.sent(self._context, prepared)
             relay = Relay(
                 self._progress,
@@ -164,7 +184,7 @@ class Answer:
             if error is None:
                 self._note(prepared, relay)
                 await self._learn_way(prepared, relay)
-            ended = Ended(
+            state = Ended(
                 end=relay.end,
                 is_way_refused=error is not None,
                 is_delivered=self._progress.delivered,
@@ -172,7 +192,7 @@ class Answer:
                 has_whole_calls=relay.has_whole_calls,
                 only_recalls=relay.only_recalls and self._may_look_up,
             )
-            step = next_step(ended)
+            step = next_step(state)
             if step == "fail":
                 raise relay.error or UpstreamError(_STILL_TOO_LARGE)
             if relay.recalls and self._may_look_up:
@@ -272,6 +292,10 @@ class Answer:
                     self._asked.request, self._partial(), self._context, self._room, ways=self._ways
                 )
 
+    def _not_begun(self, seating: asyncio.Task[PreparedRequest]) -> None:
+        if not seating.cancelled() and seating.exception() is None:
+            self._room.ended()
+
     async def _part(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         try:
             # Closed here and not by the garbage collector: the server generates for as long as it is open.
@@ -348,6 +372,7 @@ class Answer:
             continuation=continuation,
             tools=prepared.tools,
             can_end_thoughts=self._thoughts.can_end(prepared),
+            on_end=self._room.ended,
         )
         async with opened as stream:
             async for batch in stream:

@@ -175,6 +175,11 @@ class OneAnswer:
             return None
         return self._undelivered("content" if place == "content" else "reasoning_content", text)
 
+    @property
+    def is_silent(self) -> bool:
+        """Returns True if its client has nothing of it, not even a notice."""
+        return not self._role_sent
+
     def opening(self) -> Chunk:
         """The first chunk of an answer that has to wait: empty, so that the client knows that one comes."""
         return self._undelivered("content", "")

@@ -253,6 +253,7 @@ class Upstream(Protocol):
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
         can_end_thoughts: bool = False,
+        on_end: Callable[[], object] = bool,
     ) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
         """The chunks of an answer as they come; leaving the context aborts it.
 
@@ -262,6 +263,8 @@ class Upstream(Protocol):
             max_tokens: bound on the answer.
             continuation: how an answer goes on; None for one that begins.
             can_end_thoughts: `end_thoughts` may be called for this answer.
+            on_end: called when the server has ended the answer, even if it has not been read so far. A carrier that
+                reads only what is pulled does not call it.
 
         Raises:
             UpstreamError: refused.

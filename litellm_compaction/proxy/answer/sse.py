@@ -17,6 +17,7 @@ import anyio
 import httpx
 
 from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.unread import ReadAhead
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.windows.fetch import is_quickly_read
 
@@ -50,7 +51,7 @@ class Bounds:
         return cls(8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens)
 
 
-async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator[Batch]:
+async def read_events(response: httpx.Response | ReadAhead, bounds: Bounds) -> AsyncIterator[Batch]:
     """The chunks of an event stream, those of each read together; passes over anything else.
 
     Raises:
@@ -83,7 +84,7 @@ async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator
         raise unreadable("its answer is not compressed as it says") from error
 
 
-async def pass_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator[bytes]:
+async def pass_events(response: httpx.Response | ReadAhead, bounds: Bounds) -> AsyncIterator[bytes]:
     """An event stream as it comes, line by line; only the beginning of an error that is too long.
 
     Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
@@ -43,6 +44,7 @@ from litellm_compaction.proxy.answer.sse import (
     short_error,
     unreadable,
 )
+from litellm_compaction.proxy.answer.unread import ReadAhead, closed_if_unread
 from litellm_compaction.proxy.answer.upstream import HttpUpstream, Unsupported, end_to_end, is_stream, with_body
 from litellm_compaction.proxy.refusals import (
     RECOGNIZED,
@@ -220,7 +222,9 @@ class GuardedTransport(ListTransport):
             # Also on cancellation: without an answer nothing else would end its hold.
             room.release()
             raise
-        return httpx.Response(200, headers=end_to_end(response.headers), stream=_Held(response, room, bounds))
+        return httpx.Response(
+            200, headers=end_to_end(response.headers), stream=_Held(ReadAhead(response, room.ended), room, bounds)
+        )
 
     async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""
@@ -244,17 +248,24 @@ class GuardedTransport(ListTransport):
 
 
 class _Held(httpx.AsyncByteStream):
-    """A server's stream that holds its room in a shared context until it has been read, or its client has left."""
+    """A server's stream that holds its room in a shared context until that has ended, or its client has left."""
 
-    def __init__(self, response: httpx.Response, room: Reservation, bounds: Bounds) -> None:
+    def __init__(self, response: ReadAhead, room: Reservation, bounds: Bounds) -> None:
         self._response = response
         self._room = room
         self._bounds = bounds
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in pass_events(self._response, self._bounds):
-            yield piece
-        self._room.ended()
+        async with aclosing(closed_if_unread(self._pieces())) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async for piece in pass_events(self._response, self._bounds):
+                yield piece
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from litellm_compaction.proxy.answer.sse import (
     read_events,
     unreadable,
 )
+from litellm_compaction.proxy.answer.unread import ReadAhead
 from litellm_compaction.proxy.routing import WAYS_OF
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 
@@ -105,24 +106,26 @@ class HttpUpstream:
         continuation: Continuation | None,
         tools: Sequence[JsonValue] | None = None,
         can_end_thoughts: bool = False,
+        on_end: Callable[[], object] = bool,
     ) -> AsyncIterator[AsyncIterator[Batch]]:
         if tools is not None:
             self._body["tools"] = list(tools)
         self._added = wire.THOUGHTS_CAN_END if can_end_thoughts else _NOTHING
         # Leaving the context closes the connection, which stops the server.
         response = await self._streaming(messages, max_tokens, continuation=continuation)
+        ahead = ReadAhead(response, on_end) if is_stream(response) else None
         try:
             self._answers += 1
             self.headers = self.headers or response.headers
             self.whole = None
-            if is_stream(response):
-                events = read_events(response, Bounds.of(max_tokens))
+            if ahead is not None:
+                events = read_events(ahead, Bounds.of(max_tokens))
                 is_raw = continuation is not None and continuation.prompt is not None
                 yield _as_chat(events) if is_raw else events
             else:
                 yield await self._as_stream(response, Bounds.of(max_tokens).event_bytes)
         finally:
-            await response.aclose()
+            await (ahead or response).aclose()
 
     async def end_thoughts(self, answer_id: str) -> bool:
         try:
