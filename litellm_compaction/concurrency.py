@@ -1,4 +1,4 @@
-"""Shared by requests: one run for all who want the same, dicts with a bound, rests after failures, ended tasks.
+"""Shared by requests: one run for all who want the same, bounds, rests after failures, ended tasks, work in threads.
 
 `off_loop` keeps work over a whole conversation from holding up the event loop. A thread that runs Python lets the
 loop's go on every 5 ms. One call into C does not (`json`, `re`, a copy): its input has to be cut into slices.
@@ -10,7 +10,7 @@ import asyncio
 import math
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -232,6 +232,57 @@ class Kept(Generic[_Key, _Value]):
         if self._runs.get(key) is run:
             del self._runs[key]
         _retrieve(run.task)
+
+
+class Shares:
+    """Threads that together take no more of something than there is; the others wait, in the order in which they came.
+
+    Args:
+        total: of which each run takes its share, and gives it back when its thread ends, whoever waits for it or not.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._free = self._total = total
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def run(self, share: int, run: Callable[[], _Result]) -> _Result:
+        """Returns the result of `run`.
+
+        Raises:
+            ValueError: the share is more than there is, and would be waited for without an end.
+        """
+        if share > self._total:
+            raise ValueError(f"a share of {share} is more than all there is, {self._total}")
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((share, turn))
+        self._next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(share)
+            else:
+                self._waiting.remove((share, turn))
+                self._next()
+            raise
+        task = asyncio.ensure_future(asyncio.to_thread(run))
+
+        def ended(task: asyncio.Task[_Result]) -> None:
+            self._give_back(share)
+            _retrieve(task)
+
+        task.add_done_callback(ended)
+        return await asyncio.shield(task)
+
+    def _give_back(self, share: int) -> None:
+        self._free += share
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free:
+            share, turn = self._waiting.popleft()
+            self._free -= share
+            turn.set_result(None)
 
 
 # Work over more text than this leaves the event loop: the ledger takes about 0.3 ms for 1,000 characters.

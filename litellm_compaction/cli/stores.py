@@ -17,7 +17,7 @@ from litellm_compaction.events import CompactionEvent, ContinuationEvent, Trunca
 from litellm_compaction.master_key import known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.recall import found_fields, indexed, search, shown_to_people
+from litellm_compaction.recall import checked, found_fields, indexed, search, shown_to_people
 from litellm_compaction.stores import (
     Originals,
     Store,
@@ -313,13 +313,14 @@ def recall(
 
     Raises:
         StoreError: there are none, they cannot be read, or the scope is not clear.
+        QueryTooLong: with what to change.
     """
     stretches = asyncio.run(_read(store, originals))
     if not stretches:
         raise StoreError(NONE_KEPT)
     only = whole_scope(scope, (stretch.scope for stretch in stretches))
     index = indexed(stretch for stretch in stretches if only in (None, stretch.scope))
-    found = search(index, query, limit=last)
+    found = search(index, checked(query), limit=last)
     print(json.dumps(found_fields(found), ensure_ascii=False) if as_json else shown_to_people(found))
     return 0
 

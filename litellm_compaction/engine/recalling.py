@@ -18,7 +18,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, ToolCall, parse_message
 from litellm_compaction.core.prompts import defused
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, Recallable, RequestContext
-from litellm_compaction.recall import Found, Lookup, told
+from litellm_compaction.recall import Found, Lookup, QueryTooLong, told
 from litellm_compaction.stores import Originals
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
@@ -166,6 +166,8 @@ class Recaller:
     ) -> str:
         try:
             found = await asyncio.wait_for(self._search(context.tenant, _query(call.arguments), recallable), _LIMIT_S)
+        except QueryTooLong as error:
+            return str(error)
         except Exception as error:  # noqa: BLE001 - the answer goes on without (P8)
             logger.warning("recall_failed model=%s error=%s", context.label, type(error).__name__)
             return _FAILED

@@ -25,7 +25,14 @@ from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.call import Call, Calls
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake
-from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_redis, proxy_secret, wrap_requests
+from litellm_compaction.proxy.litellm_api import (
+    before_end,
+    hold_contexts,
+    key_owner,
+    proxy_redis,
+    proxy_secret,
+    wrap_requests,
+)
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
 from litellm_compaction.proxy.page.turns import Turns
@@ -134,7 +141,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
             lambda application: self._gate.discovery.serving(application, _router),
-            lambda application: serving(application, lambda name: self._gate.is_guarded(_router(), name)),
+            lambda application: serving(application, lambda name: self._gate.is_guarded(_router(), name), key_owner),
         )
         try:
             loop = asyncio.get_running_loop()

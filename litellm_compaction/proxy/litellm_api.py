@@ -29,6 +29,7 @@ _MODEL_CHECKS = "litellm.proxy.auth.model_checks"
 # The attribute of a function of ours that stands in place of one of LiteLLM's.
 _ORIGINAL = "litellm_compaction_original"
 _END = "proxy_shutdown_event"
+_KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
 # Without prices LiteLLM takes a model's cost for unknown, and enforces budgets; without a mode its abilities.
 _NEW_MODEL = {"litellm_provider": "lm_studio"}
 # LiteLLM's own checks for a call on a caller's behalf, which skips the proxy's authentication: module, names, and the
@@ -91,6 +92,52 @@ def hold_contexts() -> None:
 def _hold(phase: str, _info: dict[str, Any]) -> None:
     if phase == "start":
         _held.append(contextvars.copy_context())
+
+
+async def key_owner(scope: Mapping[str, Any], headers: Mapping[str, str], path: str) -> Any:
+    """Returns LiteLLM's record of the key in a request's headers, as if it asked to GET `path` without a body.
+
+    As a POST it could be refused for what its body does not have (`enforce_user_param`).
+
+    Args:
+        scope: of the request; nothing is written to it.
+        headers: names in lower case.
+
+    Raises:
+        Exception: LiteLLM refuses the key; raised inside of its application, it becomes LiteLLM's own answer.
+    """
+    from fastapi import Request
+    from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
+
+    kept = {name: scope[name] for name in _KEPT_IN_SCOPE if name in scope}
+    asked = {
+        **kept,
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [
+            (name.encode("latin-1"), value.encode("latin-1", "replace"))
+            for name, value in headers.items()
+            if not name.startswith("content-")
+        ],
+        "state": {},
+    }
+
+    async def nothing() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    # A parameter that is left out would be FastAPI's marker in place of a value; it knows the header's name.
+    parameters = inspect.signature(user_api_key_auth).parameters
+    markers = {name: parameter.default for name, parameter in parameters.items() if name != "request"}
+    given = {name: headers.get(_header_of(marker)) for name, marker in markers.items()}
+    return await user_api_key_auth(request=Request(asked, nothing), **given)
+
+
+def _header_of(marker: object) -> str:
+    return str(getattr(getattr(getattr(marker, "dependency", None), "model", None), "name", "")).lower()
 
 
 def keeps_responses() -> bool:

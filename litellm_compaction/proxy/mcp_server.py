@@ -18,7 +18,7 @@ from mcp.server.lowlevel import Server
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.events import CompactionEvent, event_from_json
-from litellm_compaction.recall import Found, Hit, Lookup, Piece, told, written
+from litellm_compaction.recall import Found, Hit, Lookup, Piece, QueryTooLong, told, written
 from litellm_compaction.stores import Store
 
 _HITS, _MOST_HITS = 5, 20
@@ -64,7 +64,7 @@ def recall_server(scope: RecallScope, failed: Callable[[Exception], str]) -> Ser
     async def call(context: object, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
             return _result(await answers.get(params.name, _no_tool)(params.arguments or {}))
-        except _NotAnswered as refused:
+        except (_NotAnswered, QueryTooLong) as refused:
             return _result(str(refused), is_error=True)
         except Exception as error:  # noqa: BLE001 - the SDK would log it, with its words
             return _result(failed(error), is_error=True)

@@ -2,7 +2,7 @@
 
 from litellm_compaction.recall.answer import found_fields, message_fields, shown_to_people, told, written
 from litellm_compaction.recall.beside import BEGIN, END, Beside, beside
-from litellm_compaction.recall.hits import Found, Hit, Piece, search
+from litellm_compaction.recall.hits import Found, Hit, Piece, QueryTooLong, checked, search
 from litellm_compaction.recall.index import Index, Original
 from litellm_compaction.recall.lookup import KeptStretch, Lookup, indexed
 
@@ -17,7 +17,9 @@ __all__ = [
     "Lookup",
     "Original",
     "Piece",
+    "QueryTooLong",
     "beside",
+    "checked",
     "found_fields",
     "indexed",
     "message_fields",

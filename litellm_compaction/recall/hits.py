@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import regex
 
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.recall.index import PASSAGE_CHARS, Index, Original
 from litellm_compaction.recall.terms import Sought, sought
 
-# Whoever writes more quotes something; the terms that stand in the fewest passages count.
-_MOST_QUERY_CHARS, _MOST_TERMS = 4_000, 24
+# What somebody asks for. A person's whole message, which is looked up unasked, may be longer; of the terms those that
+# stand in the fewest passages count.
+MOST_QUERY_CHARS, _MOST_QUESTION_CHARS, _MOST_TERMS = 400, 4_000, 24
 # In more passages an id is no answer but a subject.
 _MOST_EXACT = 12
 # An excerpt that is mostly shown already is none.
@@ -36,6 +38,9 @@ _REGEX_LIMIT_S, _LITERAL_LIMIT_S = 0.2, 0.02
 _MOST_EXPRESSION_CHARS, _MOST_TIMES = 300, 10_000
 _TIMES = re.compile(r"(?<=[{,])\s{0,9}(\d{1,9})(?=\s{0,9}[,}])")
 GAP = "…"
+# The place of what is looked for in a text, -1 for none; it is given the seconds that are left, and may end with a
+# TimeoutError.
+_Find: TypeAlias = Callable[[str, float], int]
 
 
 class Piece(NamedTuple):
@@ -71,6 +76,24 @@ class Found(NamedTuple):
     words: Sequence[str]
 
 
+class QueryTooLong(CompactionError, ValueError):
+    """A query has more than `MOST_QUERY_CHARS` characters; the text is for whoever asks, and says what to change."""
+
+
+def checked(query: str) -> str:
+    """Returns a query that somebody asks.
+
+    Raises:
+        QueryTooLong: it is too long to be one.
+    """
+    if len(query) > MOST_QUERY_CHARS:
+        raise QueryTooLong(
+            f"The query has {len(query):,} characters, and at most {MOST_QUERY_CHARS} are searched: "
+            "ask with a few words, an id or a handle."
+        )
+    return query
+
+
 def search(
     index: Index,
     query: str,
@@ -93,10 +116,10 @@ def search(
     """
     allowed = index.allowed(within, visible)
     # Nothing that is redacted stands in the index, and the words are shown again.
-    query = index.redact(query[:_MOST_QUERY_CHARS]).strip()
+    query = index.redact(query[:_MOST_QUESTION_CHARS]).strip()
     expression = _expression(query)
     if expression is not None:
-        return Found(_matching(index, expression, allowed, limit, _REGEX_LIMIT_S), [query])
+        return Found(_matching(index, _place_of_match(expression), allowed, limit, _REGEX_LIMIT_S), [query])
     asked = sought(query)
     words = [each.written for each in asked]
     wanted = dict.fromkeys(term for each in asked for term in each.terms)
@@ -112,8 +135,7 @@ def search(
     ranked = [(share, passage) for share, passage in by_score if share >= least_share]
     if not ranked and query and not least_share:
         # A part of a word, or signs alone.
-        literal = regex.compile(regex.escape(query), regex.IGNORECASE)
-        return Found(_matching(index, literal, allowed, limit, _LITERAL_LIMIT_S), words)
+        return Found(_matching(index, _place_of_text(query), allowed, limit, _LITERAL_LIMIT_S), words)
     pool = _chosen(index, ranked, weights, allowed, _POOL * limit)
     return Found(_newest_first(index, pool, list(weights), exact)[:limit], words)
 
@@ -131,14 +153,41 @@ def _expression(query: str) -> regex.Pattern[str] | None:
         return None
 
 
-def _matching(
-    index: Index, expression: regex.Pattern[str], allowed: bytearray, limit: int, limit_s: float
-) -> list[Hit]:
-    found = ((1.0, passage) for passage in _matches(index, expression, allowed, limit_s))
+def _place_of_match(expression: regex.Pattern[str]) -> _Find:
+    def find(text: str, left_s: float) -> int:
+        match = expression.search(text, concurrent=True, timeout=left_s)
+        return -1 if match is None else match.start()
+
+    return find
+
+
+def _place_of_text(sought: str) -> _Find:
+    folded = sought.casefold()
+    return lambda text, _: folded_place(text, text.casefold().find(folded))
+
+
+def folded_place(text: str, at: int) -> int:
+    """Returns the position in a text of the character that stands at `at` in its case-folded form, which may be longer.
+
+    Each character is folded by itself (Unicode, 3.13, toCasefold), so halves have the lengths of the whole.
+    """
+    first, end = 0, len(text)
+    while at >= 0 and end - first > 1:
+        middle = (first + end) // 2
+        chars = len(text[first:middle].casefold())
+        if at < chars:
+            end = middle
+        else:
+            first, at = middle, at - chars
+    return first if at >= 0 else at
+
+
+def _matching(index: Index, find: _Find, allowed: bytearray, limit: int, limit_s: float) -> list[Hit]:
+    found = ((1.0, passage) for passage in _matches(index, find, allowed, limit_s))
     return [hit for _, hit in _chosen(index, found, {}, allowed, limit)]
 
 
-def _matches(index: Index, expression: regex.Pattern[str], allowed: bytearray, limit_s: float) -> Iterator[int]:
+def _matches(index: Index, find: _Find, allowed: bytearray, limit_s: float) -> Iterator[int]:
     """The passages in which a message's first match begins, the newest first, as far as the time suffices."""
     end_s = time.monotonic() + limit_s
     for at in range(len(index.originals) - 1, -1, -1):
@@ -147,12 +196,12 @@ def _matches(index: Index, expression: regex.Pattern[str], allowed: bytearray, l
         if first == end or not allowed[first]:
             continue
         try:
-            match = expression.search(original.text, concurrent=True, timeout=max(end_s - time.monotonic(), 0.001))
+            place = find(original.text, max(end_s - time.monotonic(), 0.001))
         except TimeoutError:
             return
-        if match is not None:
+        if place >= 0:
             parts = (each for each in range(end - 1, first - 1, -1) if index.passages[each].original == at)
-            yield next((each for each in parts if index.passages[each].start <= match.start()), first)
+            yield next((each for each in parts if index.passages[each].start <= place), first)
         if time.monotonic() > end_s:
             return
 

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.secrets import plain
-from litellm_compaction.recall.hits import Found, search
+from litellm_compaction.recall.hits import Found, checked, search
 from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
 
 _Result = TypeVar("_Result")
@@ -69,7 +69,12 @@ class Lookup:
     async def search(
         self, tenant: str, query: str, *, limit: int, within: Collection[str] | None = None, least_share: float = 0.0
     ) -> Found:
-        """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`."""
+        """Returns what is found for a query in what is kept of a tenant's conversations; arguments as `search`.
+
+        Raises:
+            QueryTooLong: with what to change.
+        """
+        checked(query)
 
         def handles(found: Found) -> list[str]:
             return [hit.original.handle for hit in found.hits]

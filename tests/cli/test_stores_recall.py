@@ -79,10 +79,16 @@ def test_json_and_the_number_of_hits(run: Run) -> None:
     assert found["words"] == ["fish", "bird"]
 
 
-@pytest.mark.parametrize("query", ["", " ", 'AND "', "x" * 100_000])
+@pytest.mark.parametrize("query", ["", " ", 'AND "', "x" * 400])
 def test_any_query_is_answered(run: Run, query: str) -> None:
-    """By a sentence, however long it is."""
+    """By a sentence, whatever it is."""
     assert run("recall", query).startswith("Nothing ")
+
+
+def test_a_query_that_is_too_long_is_told_so(run: Run) -> None:
+    """With what to change."""
+    said = run("recall", "x" * 100_000, code=1)
+    assert "has 100,000 characters, and at most 400 are searched: ask with a few words, an id or a handle." in said
 
 
 @pytest.mark.parametrize("written", ["sk-else", "os.environ/ELSE", None])

@@ -104,6 +104,19 @@ async def test_without_a_master_key_there_is_none() -> None:
     assert (await scene.sent(LONG)).tools is None
 
 
+async def test_a_model_whose_query_is_too_long_is_told_what_to_change(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is searched, and nothing has failed."""
+    scene = Scene()
+    asked = [*LONG, user("What does the bird answer to?")]
+    await scene.look_up(await scene.sent(asked), json.dumps({"query": "bird " * 81}), json.dumps({"query": "bird"}))
+    *_, refused, found = shown(await scene.sent(asked))
+    assert refused == (
+        "The query has 405 characters, and at most 400 are searched: ask with a few words, an id or a handle."
+    )
+    assert FACT in found
+    assert "recall_failed" not in caplog.text
+
+
 async def test_what_was_found_stands_behind_its_question_in_later_turns() -> None:
     """With the same bytes before it; and not in another tenant's conversation of the same words."""
     scene = Scene()

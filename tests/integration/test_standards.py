@@ -257,6 +257,26 @@ def test_compressed_bodies_are_read(running: Running) -> None:
     assert "I am packed." in str(running.last)
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/messages", "/v1/responses/compact"])
+def test_a_compressed_body_with_a_wrong_key_gets_litellms_own_answer(running: Running, path: str) -> None:
+    """The same as without compression, also if it is damaged, and larger than LiteLLM repairs: it is not looked at."""
+
+    def answer(content: bytes, **headers: str) -> tuple[int, str, dict[str, str]]:
+        headers |= {"Authorization": "Bearer sk-wrong", "content-type": "application/json"}
+        found = running.proxy.client.post(path, content=content, headers=headers)
+        left_out = ("date", "x-litellm-call-id")
+        return (
+            found.status_code,
+            found.text,
+            {name: found.headers[name] for name in found.headers if name not in left_out},
+        )
+
+    plain = answer(b'{"model": "small"}')
+    assert plain[0] == 401
+    assert answer(b"x" * 3_000_000, **{"content-encoding": "gzip"}) == plain
+    assert answer(gzip.compress(b'{"model": "small"}'), **{"content-encoding": "gzip"}) == plain
+
+
 def test_a_conversation_is_summarized_alone(running: Running) -> None:
     """The second generation: one block, and later requests begin with it."""
     asked = {"messages": said("second"), "max_tokens": 50, "compaction": {"type": "summarize"}}

@@ -119,4 +119,6 @@ def test_a_query_that_no_server_takes_is_refused(running: Running) -> None:
     with socket.create_connection((address.hostname, address.port or 80), timeout=_LIMIT_S) as connection:
         connection.sendall(b"GET /compaction/recall?q=" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: proxy\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 4")
-    assert running.get("/compaction/recall", q="x" * 50_000).json()["hits"] == []
+    refused = running.get("/compaction/recall", q="x" * 50_000)
+    assert (refused.status_code, "at most 400 are searched" in refused.text) == (400, True)
+    assert running.get("/compaction/recall", q="x" * 400).json()["hits"] == []

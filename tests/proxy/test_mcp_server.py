@@ -120,8 +120,18 @@ async def test_a_handle_that_has_expired_is_not_found(bench: Bench) -> None:
     assert await bench.ask("get_message", handle=handle) == ("not found", True)
 
 
+async def test_a_query_that_is_too_long_is_told_so(bench: Bench) -> None:
+    """As an error with what to change, which the model reads."""
+    answer = await bench.ask("search_history", query="whale " * 20_000)
+    assert answer == (
+        "The query has 120,000 characters, and at most 400 are searched: ask with a few words, an id or a handle.",
+        True,
+    )
+    assert not bench.failures
+
+
 @pytest.mark.parametrize(
-    "query", ["x" * 100_000, "whale " * 20_000, 'NOT " AND (', "/(/", "\x00", "' OR 1=1 --", "ฉลามวาฬ", "鯨鮫", "🦈"]
+    "query", ["x" * 400, "whale " * 66, 'NOT " AND (', "/(/", "\x00", "' OR 1=1 --", "ฉลามวาฬ", "鯨鮫", "🦈"]
 )
 async def test_any_query_is_answered(bench: Bench, query: str) -> None:
     """Long ones, operators and every script are words like others."""

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain
-from litellm_compaction.recall import Index, search
-from litellm_compaction.recall.hits import statements
+from litellm_compaction.recall import Index, QueryTooLong, checked, hits, search
+from litellm_compaction.recall.hits import folded_place, statements
 from litellm_compaction.recall.terms import sought
 from tests.builders import parsed, texts
 from tests.recall.test_index import assistant, called, indexed, made, result, talk, user
 
+# Before it is lifted for other tests.
+_LITERAL_LIMIT_S = hits._LITERAL_LIMIT_S
 _CHAT = [f"We talked about the weather in town {number} and about lunch." for number in range(60)]
 
 
@@ -173,13 +175,64 @@ def test_an_expression_that_never_ends_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "text"), [("ebr", "the zebra"), ("猫", "黒猫がいる"), ("=>", "a => b"), ("🦓", "a 🦓!")]
+    ("query", "text"),
+    [
+        ("ebr", "the zebra"),
+        ("EBR", "the zebra"),
+        ("猫", "黒猫がいる"),
+        ("=>", "a => b"),
+        (".*", "a.*b"),
+        ("🦓", "a 🦓!"),
+        ("TRASS", "die Straße"),
+        ("traß", "DIE STRASSE"),
+    ],
 )
 def test_what_no_term_finds_is_looked_up_as_it_stands(query: str, text: str) -> None:
     """A part of a word, one character of a script without spaces, signs; where nothing is to be shown unasked, none."""
     index = indexed(*talk([*_CHAT, text, *_CHAT]))
     assert text in shown(index, query)[0]
     assert not search(index, query, least_share=0.1).hits
+
+
+def test_a_literal_is_shown_where_it_stands() -> None:
+    """Behind letters that are longer without their case, too."""
+    index = indexed(user("ßİŉ " * 500 + "the zebra is striped " + "ßİŉ " * 500))
+    (first, *_) = shown(index, "ebra is strip")
+    assert "zebra" in first
+
+
+@given(st.text(st.sampled_from("aAßİŉΐſK🦓 "), max_size=40), st.text(st.sampled_from("aAßİŉΐſK🦓 "), min_size=1))
+def test_a_place_in_a_folded_text_is_one_in_the_text(before: str, behind: str) -> None:
+    """Of the character that it was made of; none stays none."""
+    text, start = before + behind, len(before.casefold())
+    for at in range(start, start + len(behind[0].casefold())):
+        assert folded_place(text, at) == len(before)
+    assert folded_place(text, -1) == -1
+
+
+def test_a_literal_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the limit that is in use: what was found before, in the newest messages, stays."""
+    index = indexed(*talk([f"The zebra {number} sleeps. {'x' * 700}" for number in range(60)]))
+    looked: list[float] = []
+
+    def now_s() -> float:
+        looked.append(0.0)
+        return len(looked) / 1000
+
+    monkeypatch.setattr(hits.time, "monotonic", now_s)
+    assert len(search(index, "ebra", limit=60).hits) == 60
+    looked.clear()
+    monkeypatch.setattr(hits, "_LITERAL_LIMIT_S", _LITERAL_LIMIT_S)
+    found = search(index, "ebra", limit=60).hits
+    assert 1 <= len(found) <= _LITERAL_LIMIT_S * 1000
+    assert found[0].original.handle == index.originals[-1].handle
+
+
+def test_a_query_that_somebody_asks_has_400_characters() -> None:
+    """Of a longer one it is said how long it is and what to change, and nothing of it."""
+    assert checked("z" * 400) == "z" * 400
+    with pytest.raises(QueryTooLong, match=r"has 4,001 characters, and at most 400 are searched: ask with a few words"):
+        checked("z" * 4_001)
 
 
 def test_an_older_result_with_the_id_comes_first() -> None:
@@ -192,8 +245,8 @@ def test_an_older_result_with_the_id_comes_first() -> None:
     assert first.later
 
 
-def test_a_query_of_100_kb_is_read_in_part() -> None:
-    """Its beginning counts, and it takes no longer than another."""
+def test_of_a_question_of_100_kb_the_beginning_is_looked_up() -> None:
+    """A person's whole message is looked up unasked, and takes no longer than another."""
     index = indexed(*talk(["the zebra sleeps", *_CHAT]))
     assert "zebra" in shown(index, "zebra " + "x9_y " * 25_000)[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from litellm_compaction.recall import Lookup, found_fields, indexed, message_fields, shown_to_people
+from litellm_compaction.recall import Lookup, QueryTooLong, found_fields, indexed, message_fields, shown_to_people
 from litellm_compaction.stores import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows
 from tests.recall.test_index import assistant, user
@@ -96,7 +96,7 @@ async def test_queries_of_any_kind_are_answered() -> None:
     for query in (
         "",
         " ",
-        "x" * 100_000,
+        "x" * 400,
         'AND OR NOT " * ( )',
         "/(/",
         "NEAR(a, 5)",
@@ -107,6 +107,8 @@ async def test_queries_of_any_kind_are_answered() -> None:
         found = await lookup.search("tenant", query, limit=5)
         assert len(found.hits) <= 5
         assert len(shown_to_people(found)) < 10_000
+    with pytest.raises(QueryTooLong):
+        await lookup.search("tenant", "x" * 401, limit=5)
 
 
 async def test_as_json_and_as_text() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.proxy import call, wire
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
+from litellm_compaction.recall import search
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
@@ -30,6 +32,7 @@ from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
 from tests.proxy.answer.wired import Wire
 from tests.proxy.test_metrics import FakeLibrary
+from tests.recall.test_index import indexed, talk
 from tests.security import patterns
 from tests.security.beside.identities import auth_of, metadata_of
 from tests.security.bounded import in_child
@@ -492,6 +495,34 @@ def test_names_that_clients_invent_make_no_new_metrics() -> None:
         assert len({labels[0] for labels in series}) <= MAX_MODELS + 1, name
         assert len(series) <= MAX_MODELS + 1, name
     assert len(library.made["litellm_compaction_compactions_total"]) == MAX_MODELS + 1
+
+
+_QUERIES = {
+    "one letter": "x",
+    "two letters": "ab",
+    "words": "walrus ",
+    "an id": "x9_y",
+    "ids": "x9_y ",
+    "umlauts": "ä",
+    "Chinese": "成文字",
+    "letters that are two without their case": "ŉ",
+    "signs": "=>",
+}
+
+
+@pytest.mark.parametrize("part", _QUERIES.values(), ids=_QUERIES.keys())
+def test_a_query_that_nothing_answers_takes_time_in_proportion_to_its_length(part: str) -> None:
+    """Twice the query takes about twice as long, with the limit of time that is in use."""
+    index = indexed(*talk(["abc " * 2_000, "ABC ẞa " * 2_000]))
+
+    def seconds(chars: int) -> float:
+        begun_s = time.thread_time()
+        assert not search(index, (part * chars)[:chars]).hits
+        return time.thread_time() - begun_s
+
+    seconds(8)
+    short_s, long_s = seconds(1_900), seconds(3_800)
+    assert long_s < 3 * max(short_s, _LEAST_TOLD_S)
 
 
 _EVERYTHING = "stream, streaming, stream_options and include_usage are unknown. "

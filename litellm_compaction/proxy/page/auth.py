@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Request
 
 from litellm_compaction.proxy.deployments import note_credential, tenant_of
-from litellm_compaction.proxy.litellm_api import may_use
+from litellm_compaction.proxy.litellm_api import key_owner, may_use
 
 # LiteLLM refuses a path that it does not know to all but administrators (auth/route_checks.py, 1.106.2). A key that may
 # list models may look here.
@@ -24,14 +23,6 @@ _KNOWN_PATH = "/v1/models"
 _WRITER, _VIEWER = "proxy_admin", "proxy_admin_viewer"
 _FORM_TYPE = "application/x-www-form-urlencoded"
 _MAX_BODY_BYTES = 64 * 1024
-_KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
-# LiteLLM's parameters for the keys in headers, which FastAPI fills in elsewhere.
-_KEY_HEADERS = {
-    "api_key": "authorization",
-    "azure_api_key_header": "api-key",
-    "anthropic_api_key_header": "x-api-key",
-    "custom_litellm_key_header": "x-litellm-api-key",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +58,9 @@ class Visitor:
 
 async def visitor_of(request: Request) -> Visitor | None:
     """The owner of the key in a request's headers, as LiteLLM sees it; None if it refuses."""
-    from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
-
     headers = _with_bearer({name: value for name, value in request.headers.items() if name != "cookie"})
-    # A parameter that is left out would be FastAPI's marker in place of a value.
-    names = [name for name in signature(user_api_key_auth).parameters if name != "request"]
-    given = {name: headers.get(_KEY_HEADERS.get(name, "")) for name in names}
     try:
-        auth = await user_api_key_auth(request=_as_known_path(request, headers), **given)
+        auth = await key_owner(request.scope, headers, _KNOWN_PATH)
     except Exception:  # noqa: BLE001 - whatever it raises is a no
         # Not only its own errors: without `prisma`, 1.106.2 ends with a ModuleNotFoundError at a wrong key.
         return None
@@ -135,29 +121,6 @@ def _with_bearer(headers: Mapping[str, str]) -> dict[str, str]:
     if isinstance(own := (proxy_server.general_settings or {}).get("litellm_key_header_name"), str):
         bearer[own.lower()] = bearer["authorization"]
     return {**headers, **bearer}
-
-
-def _as_known_path(request: Request, headers: Mapping[str, str]) -> Request:
-    scope = {name: request.scope[name] for name in _KEPT_IN_SCOPE if name in request.scope}
-    scope |= {
-        "type": "http",
-        "method": "GET",
-        "path": _KNOWN_PATH,
-        "raw_path": _KNOWN_PATH.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [
-            (name.encode("latin-1"), value.encode("latin-1", "replace"))
-            for name, value in headers.items()
-            if not name.startswith("content-")
-        ],
-        "state": {},
-    }
-
-    async def nothing() -> Mapping[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    return Request(scope, nothing)  # type: ignore[arg-type] # starlette's messages are mutable mappings
 
 
 def _metadata_of(auth: Any) -> Mapping[str, Any]:

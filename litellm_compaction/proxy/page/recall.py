@@ -13,7 +13,7 @@ from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.view import SECURITY_HEADERS
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.recall import Lookup, found_fields, message_fields
+from litellm_compaction.recall import Lookup, QueryTooLong, found_fields, message_fields
 
 RECALL_PATH, MESSAGES_PATH = "/compaction/recall", "/compaction/messages"
 _ACCESS_LOG = "uvicorn.access"
@@ -53,7 +53,11 @@ class RecallRoutes:
             return error_answer(HTTPStatus.BAD_REQUEST, "q is empty: words, an id, a handle, or /a regular expression/")
         if not (limit.isascii() and limit.isdecimal() and len(limit) < 3 and 1 <= int(limit) <= _MOST_HITS):
             return error_answer(HTTPStatus.BAD_REQUEST, f"limit is a number from 1 to {_MOST_HITS}")
-        return _json(HTTPStatus.OK, found_fields(await self._lookup.search(tenant, query, limit=int(limit))))
+        try:
+            found = await self._lookup.search(tenant, query, limit=int(limit))
+        except QueryTooLong as error:
+            return error_answer(HTTPStatus.BAD_REQUEST, str(error))
+        return _json(HTTPStatus.OK, found_fields(found))
 
     async def _one(self, request: Request, tenant: str) -> Response:
         parts = await self._lookup.find(tenant, request.path_params["handle"])

@@ -6,16 +6,23 @@ without one: no model reads or writes anything but a compaction. Requests for ot
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
-from litellm_compaction.concurrency import off_loop_if
+from litellm_compaction.concurrency import Shares, off_loop_if
 from litellm_compaction.proxy.standards import responses
-from litellm_compaction.proxy.standards.encodings import Unreadable, encoding_of, plain
+from litellm_compaction.proxy.standards.encodings import (
+    MOST_BYTES,
+    Plain,
+    Unreadable,
+    encoding_of,
+    most_plain_bytes,
+    plain,
+)
 
 _Application: TypeAlias = Callable[..., Awaitable[None]]
 Json: TypeAlias = dict[str, Any]
@@ -24,9 +31,11 @@ _count: ContextVar[Callable[[int], None] | None] = ContextVar("litellm_compactio
 # Above that no request is read here, and LiteLLM answers as it does without us.
 _MOST_BYTES = 256_000_000
 _LONG_BYTES = 200_000
-# A compressed body is read before anybody has looked at its key, so its size bounds what it may cost. JSON with text
-# of transcripts takes a fifth to a twentieth of its size.
-_MOST_UNPACKED_BYTES, _LEAST_UNPACKED_BYTES, _MOST_TIMES = 64_000_000, 1_000_000, 100
+# LiteLLM's routes for guarded models; bodies for others are handed on as they came.
+_ANSWERING = re.compile(
+    r"(?:/openai)?(?:/v1)?/(?:chat/completions|completions|messages|responses)"
+    r"|(?:/v1)?/(?:engines|openai/deployments)/.+/(?:chat/)?completions"
+)
 _CODE = re.compile(r"\((compaction_[a-z_]{1,60})\)")
 
 
@@ -52,12 +61,19 @@ def counting() -> Callable[[int], None] | None:
     return _count.get()
 
 
-def serving(application: _Application, is_guarded: Callable[[object], Awaitable[bool]]) -> _Application:
+def serving(
+    application: _Application,
+    is_guarded: Callable[[object], Awaitable[bool]],
+    key_owner: Callable[[Json, Mapping[str, str], str], Awaitable[object]],
+) -> _Application:
     """Returns an application that serves the protocols' routes for guarded models, and leaves others to `application`.
 
     Args:
         is_guarded: says if every deployment of a model is.
+        key_owner: of a request's scope, its headers, and the path that its key has to be good for; an error of it is
+            the answer of `application` to a wrong key.
     """
+    unpacking = Shares(MOST_BYTES)
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         root, path = scope.get("root_path", ""), scope.get("path", "")
@@ -66,12 +82,15 @@ def serving(application: _Application, is_guarded: Callable[[object], Awaitable[
             return
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         route = _ROUTES.get(path.removeprefix(root)) if is_post else None
-        if is_post and encoding_of(scope["headers"]):
-            content = await _read(receive)
+        asked_path = path.removeprefix(root) if route is None else route.path
+        if is_post and encoding_of(scope["headers"]) and _ANSWERING.fullmatch(asked_path):
+            # What is compressed costs far more than sending it, so nothing of it is read for whoever has no key.
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            await key_owner(scope, headers, asked_path)
             try:
-                scope, receive = await _uncompressed(scope, content, receive, is_guarded)
+                scope, receive = await _uncompressed(scope, receive, is_guarded, unpacking)
             except Unreadable as error:
-                await _refuse(send, str(error))
+                await _refuse(send, error)
                 return
         if route is None:
             is_messages = is_post and path.removeprefix(root) == _MESSAGES
@@ -125,24 +144,29 @@ async def _with_capabilities(
 
 async def _uncompressed(
     scope: Json,
-    content: bytes,
     receive: Callable[[], Awaitable[Json]],
     is_guarded: Callable[[object], Awaitable[bool]],
+    unpacking: Shares,
 ) -> tuple[Json, Callable[[], Awaitable[Json]]]:
     """A request for a guarded model without its body's encoding; others as they came."""
-    most_bytes = min(_MOST_UNPACKED_BYTES, _LEAST_UNPACKED_BYTES + _MOST_TIMES * len(content))
-    found = await asyncio.to_thread(plain, content, scope["headers"], most_bytes=most_bytes)
-    body = await off_loop_if(len(found.content) > _LONG_BYTES, lambda: _json(found.content))
-    if body is None or not await is_guarded(body.get("model")):
+    content = await _read(receive, MOST_BYTES)
+
+    def unpacked() -> tuple[Plain, object]:
+        found = plain(content, scope["headers"])
+        return found, (_json(found.content) or {}).get("model")
+
+    found, model = await unpacking.run(most_plain_bytes(len(content)), unpacked)
+    if not await is_guarded(model):
         return scope, _again(content, receive)
     headers = _with_length(found.headers, len(found.content))
     return {**scope, "headers": headers}, _again(found.content, receive)
 
 
-async def _refuse(send: Callable[[Json], Awaitable[None]], message: str) -> None:
-    body = json.dumps({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "415"}})
+async def _refuse(send: Callable[[Json], Awaitable[None]], refused: Unreadable) -> None:
+    error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": str(refused.status)}
+    body = json.dumps({"error": error})
     headers = _with_length([(b"content-type", b"application/json")], len(body.encode()))
-    await send({"type": "http.response.start", "status": 415, "headers": headers})
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body.encode()})
 
 
@@ -195,12 +219,15 @@ def _with_code(send: Callable[[Json], Awaitable[None]]) -> Callable[[Json], Awai
     return sent
 
 
-async def _read(receive: Callable[[], Awaitable[Json]]) -> bytes:
+async def _read(receive: Callable[[], Awaitable[Json]], most_bytes: int | None = None) -> bytes:
+    """A body; of one that has more than `most_bytes`, not much more."""
     parts: list[bytes] = []
+    left_bytes = most_bytes if most_bytes is not None else math.inf
     while True:
         message = await receive()
         parts.append(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body"):
+        left_bytes -= len(parts[-1])
+        if message["type"] != "http.request" or not message.get("more_body") or left_bytes < 0:
             return b"".join(parts)
 
 

@@ -94,7 +94,17 @@ async def test_a_limit_is_a_small_number(limit: str) -> None:
         assert answer.json()["error"]["message"] == "limit is a number from 1 to 50"
 
 
-@pytest.mark.parametrize("query", ["x" * 60_000, "whale " * 10_000, 'NOT " AND (', "/(/", "\x00", "' OR 1=1 --"])
+@pytest.mark.parametrize("query", ["x" * 401, "x" * 60_000, "whale " * 10_000])
+async def test_a_query_that_is_too_long_is_told_so(query: str) -> None:
+    """With its length and what to change, and without its words."""
+    async with await _client() as client:
+        answer = await client.get(RECALL_PATH, params={"q": query}, headers=_as("one"))
+    assert answer.status_code == 400
+    message = f"The query has {len(query):,} characters, and at most 400 are searched: "
+    assert answer.json()["error"]["message"] == message + "ask with a few words, an id or a handle."
+
+
+@pytest.mark.parametrize("query", ["x" * 400, "whale " * 66, 'NOT " AND (', "/(/", "\x00", "' OR 1=1 --"])
 async def test_any_query_is_answered(query: str) -> None:
     """Long ones and operators are words like others."""
     async with await _client() as client:

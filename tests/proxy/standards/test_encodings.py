@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from litellm_compaction.proxy.standards.encodings import Unreadable, encoding_of, plain
+from litellm_compaction.proxy.standards.encodings import TooLarge, Unreadable, encoding_of, most_plain_bytes, plain
 
 BODY = b'{"model": "small", "input": "Hi"}'
 
@@ -24,27 +24,40 @@ def test_a_body_is_read_as_it_was(name: str, pack: Callable[[bytes], bytes]) -> 
     """And the word for its encoding goes; a damaged or an endless one is refused."""
     headers = [(b"Content-Encoding", name.encode()), (b"accept", b"*/*")]
     assert encoding_of(headers) == name.encode()
-    assert plain(pack(BODY), headers, most_bytes=100) == (BODY, [(b"accept", b"*/*")])
-    with pytest.raises(Unreadable, match="more than"):
-        plain(pack(BODY * 9), headers, most_bytes=100)
+    assert plain(pack(BODY), headers) == (BODY, [(b"accept", b"*/*")])
+    most = b" " * 8_000_000
+    assert plain(pack(most), headers).content == most
+    with pytest.raises(TooLarge, match=r"has more than 8\.0 MB"):
+        plain(pack(most + b" "), headers)
     with pytest.raises(Unreadable, match=f"its content-encoding, {name}, says"):
-        plain(b"{" + pack(BODY), headers, most_bytes=100)
+        plain(b"{" + pack(BODY), headers)
 
 
 def test_a_cut_body_is_refused() -> None:
     """Half a request is none."""
     with pytest.raises(Unreadable):
-        plain(gzip.compress(BODY)[:-9], [(b"content-encoding", b"gzip")], most_bytes=100)
+        plain(gzip.compress(BODY)[:-9], [(b"content-encoding", b"gzip")])
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the package, and with the client's own way out."""
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(Unreadable, match=r"install `zstandard`.*enable_request_compression"):
-        plain(b"", [(b"content-encoding", b"zstd")], most_bytes=100)
+        plain(b"", [(b"content-encoding", b"zstd")])
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-encoding", b"br")], [(b"content-encoding", b"identity")]])
 def test_others_are_not_ours(headers: list[tuple[bytes, bytes]]) -> None:
     """LiteLLM has its own way with them."""
     assert encoding_of(headers) == b""
+
+
+@pytest.mark.parametrize(
+    ("packed_bytes", "most_bytes"),
+    [(0, 8_000_000), (400_000, 8_000_000), (1_000_000, 20_000_000), (9_000_000, 128_000_000)],
+)
+def test_the_most_that_a_body_may_have(packed_bytes: int, most_bytes: int) -> None:
+    """By what was sent; never more than all bodies may have together."""
+    assert most_plain_bytes(packed_bytes) == most_bytes
+    with pytest.raises(TooLarge, match=r"has more than 128\.0 MB"):
+        most_plain_bytes(128_000_001)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import random
+import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from litellm_compaction.proxy.standards import encodings, routes
 from litellm_compaction.proxy.standards.routes import counting, serving
 
 USER = {"type": "message", "role": "user", "content": "Hi."}
@@ -46,14 +51,25 @@ async def is_guarded(model: object) -> bool:
     return model == "small"
 
 
+class Unknown(Exception):
+    """What LiteLLM raises for a wrong key."""
+
+
+async def key_owner(scope: Any, headers: Mapping[str, str], path: str) -> object:
+    if headers.get("authorization") == "wrong":
+        raise Unknown(path)
+    return "somebody"
+
+
 async def asked(
-    application: Application, path: str, body: Any, *, root: str = "", **headers: str
+    application: Application, path: str, body: Any, *, root: str = "", serve: Any = None, **headers: str
 ) -> tuple[int, dict[str, Any]]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     parts = [content[:3], content[3:]]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
+        assert headers.get("authorization") != "wrong", "read before the key is known"
         return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
     async def send(message: dict[str, Any]) -> None:
@@ -61,7 +77,7 @@ async def asked(
 
     listed = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": root + path, "root_path": root, "headers": listed}
-    await serving(application, is_guarded)(scope, receive, send)
+    await (serve or serving(application, is_guarded, key_owner))(scope, receive, send)
     content = b"".join(message.get("body", b"") for message in sent)
     length = dict(sent[0]["headers"])[b"content-length"]
     assert int(length) in (1, len(content))
@@ -153,9 +169,92 @@ async def test_a_compressed_body_is_handed_on_as_it_was() -> None:
     assert "content-encoding" in told["error"]["message"]
 
 
-async def test_a_compressed_body_takes_no_more_than_a_few_times_its_size() -> None:
-    """Nobody has looked at its key yet."""
-    bomb = gzip.compress(b"0" * 30_000_000)
-    status, told = await asked(Application(), "/v1/responses", bomb, content_encoding="gzip")
-    assert status == 415
-    assert "more than" in told["error"]["message"]
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/chat/completions", "/chat/completions", "/completions", "/v1/messages", "/openai/v1/responses"),
+        *("/engines/small/chat/completions", "/openai/deployments/a/b/completions"),
+        *("/v1/responses/compact", "/v1/messages/count_tokens"),
+    ],
+)
+async def test_of_a_compressed_body_nothing_is_read_before_its_key_is_known(path: str) -> None:
+    """A wrong one is answered by LiteLLM, which is asked for the route that answers; so a right one is good for it."""
+    with pytest.raises(Unknown, match=r"/(completions|messages|responses)$"):
+        await asked(Application(), path, b"", root="/proxy", content_encoding="gzip", authorization="wrong")
+    body = gzip.compress(b'{"model": "small"}')
+    application = Application()
+    await asked(application, path, body, content_encoding="gzip", authorization="right")
+    assert application.asked[0][1]["model"] == "small"
+
+
+async def test_a_compressed_body_for_another_route_is_handed_on_as_it_came() -> None:
+    """No model that is guarded answers there; it may be a route that asks for no key."""
+    application = Application()
+    body = gzip.compress(b'{"model": "small"}')
+    await asked(application, "/public/upload", body, content_encoding="gzip")
+    assert application.asked == [("/public/upload", {"raw": body})]
+
+
+def _packed(megabytes: int, times: int) -> bytes:
+    """A body for a guarded model that is about so many times as large as it comes."""
+    noise = random.Random(7).randbytes(megabytes * 1_000_000 // times // 2).hex()
+    filled = {"model": "small", "noise": noise}
+    filled["space"] = " " * (megabytes * 1_000_000 - len(noise))
+    return gzip.compress(json.dumps(filled).encode(), 1)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "times", "expected"), [(7, 300, 200), (9, 12, 200), (9, 60, 413), (30, 300, 413)]
+)
+async def test_a_compressed_body_has_8_mb_or_20_times_its_size(megabytes: int, times: int, expected: int) -> None:
+    """Text of transcripts does; what is larger is refused with the numbers and what to change."""
+    body = _packed(megabytes, times)
+    status, told = await asked(Application(), "/v1/responses", body, content_encoding="gzip")
+    assert status == expected
+    if expected == 413:
+        assert told["error"]["code"] == "413"
+        assert told["error"]["message"] == (
+            f"The body came compressed with {len(body) / 1e6:.2f} MB and has more than "
+            f"{max(8.0, 20 * len(body) / 1e6):.1f} MB: above 8 MB it may be 20 times as large as it came, and it may "
+            "have 128 MB at most. Send less, or send it without compression."
+        )
+
+
+async def test_a_compressed_body_larger_than_all_that_is_unpacked_at_a_time_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once, and it is not read to its end."""
+    for module in (encodings, routes):
+        monkeypatch.setattr(module, "MOST_BYTES", 2)
+    status, told = await asked(Application(), "/v1/responses", b"1234" * 9, content_encoding="gzip")
+    assert status == 413
+    assert "Send less" in told["error"]["message"]
+
+
+async def test_bodies_that_come_together_share_the_memory_for_unpacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a thread; others wait until one is done, and all are answered."""
+    for module in (encodings, routes):
+        monkeypatch.setattr(module, "MOST_BYTES", 2 * 8_000_000)
+    loop, here, may_end = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
+    begun: asyncio.Queue[int] = asyncio.Queue()
+    unpacked = routes.plain
+
+    def slow(content: bytes, headers: Any) -> Any:
+        loop.call_soon_threadsafe(begun.put_nowait, threading.get_ident())
+        may_end.wait()
+        return unpacked(content, headers)
+
+    monkeypatch.setattr(routes, "plain", slow)
+    application = Application()
+    serve = serving(application, is_guarded, key_owner)
+    body = gzip.compress(b'{"model": "small"}')
+    asking = [
+        asyncio.ensure_future(asked(application, "/v1/responses", body, serve=serve, content_encoding="gzip"))
+        for _ in range(5)
+    ]
+    assert here not in [await begun.get(), await begun.get()]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert begun.empty()
+    may_end.set()
+    assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 5
