@@ -98,6 +98,7 @@ _LONGEST = (
     "test_replay_foreign",
     "test_up",
     "test_acceptance",
+    "test_ways_round",
     "test_demo",
     "test_strategies",
     "test_compactor_strategies",
