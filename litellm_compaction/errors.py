@@ -125,6 +125,16 @@ class NotServed(CompactionError):
         self.field = field
 
 
+class RouteNotServed(CompactionError):
+    """A guarded deployment is asked by a route that nobody makes a chat of."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This route is not served for this model, since its context would not be guarded there. Send a chat "
+            "completion, a message, a response, a completion or generateContent."
+        )
+
+
 class BadItem(CompactionError):
     """A request's own word about its context is none that can be followed; the message never quotes the client.
 

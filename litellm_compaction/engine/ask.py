@@ -317,6 +317,10 @@ class SummaryClient:
         media_tokens = math.ceil(counted.media_tokens * counted.media_factor)
         if max(counted.tokens + doubt_tokens, (told or 0) + media_tokens) > job.prompt_limit_tokens:
             return None
+        answer_tokens = job.summary_tokens + job.thinking_tokens
+        if told is None and counted.tokens + counted.margin_tokens + answer_tokens > measured.window.tokens:
+            # By the upper end of its own count.
+            return None
         # The client's other parameters are not sent here.
         return Upstream(
             messages=asked,

@@ -26,7 +26,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.stretches import without_data
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
-from litellm_compaction.engine.learning.usage import UsageFeedback, truncation
+from litellm_compaction.engine.learning.usage import UsageFeedback, is_whole, surely_fits
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.sharing.pool import Admission
 from litellm_compaction.engine.sharing.reservation import Reservation
@@ -41,9 +41,9 @@ logger = logging.getLogger("litellm_compaction")
 _PART_RATIO, _LEAST_SAMPLE_TOKENS = 0.95, 200
 # Each part that is asked for narrows what the whole may take.
 _MOST_ROUNDS, _MOST_CUTS = 6, 4
-# The server's count is at least this share of ours: for any text, for text like what it has counted, and for the rest
-# of a prompt that it has counted in part, which may be images (the matrix of tests/integration/test_replay_foreign.py).
-_LEAST_RATIO, _LEAST_KNOWN_RATIO, _LEAST_REST_RATIO = 0.45, 0.85, 0.7
+# The server's count is at least this share of ours: for any text, whatever was learned, and for the rest of a prompt
+# that it has counted in part, which may be images (the matrix of tests/integration/test_replay_foreign.py).
+_LEAST_RATIO, _LEAST_REST_RATIO = 0.45, 0.7
 # What a number before a text adds to it at most.
 _OTHER_TOKENS = 16
 # Some servers report no usage for an answer of one token.
@@ -159,7 +159,7 @@ class Prober:
             if count.is_told or await self._has_told(measured, request, count):
                 return await self._measurer.count_request(measured, request)
             hopeful_tokens = _hopeful_tokens(count, known)
-            if most_tokens(count) <= measured.window.tokens or not _certain(measured.budget).fits(hopeful_tokens):
+            if surely_fits(count, measured.window.tokens) or not _certain(measured.budget).fits(hopeful_tokens):
                 break
             part = None if is_floor else _beginning_of(measured, request, count)
             is_new = part is not None and not (await self._measurer.count_request(measured, part)).is_told
@@ -195,10 +195,10 @@ class Prober:
             if part is None:
                 return None
             counted = holding(await self._measurer.count_request(measured, part), known)
-            if (most := most_tokens(counted)) <= measured.window.tokens:
+            if surely_fits(counted, measured.window.tokens):
                 return part
             # Without the beginning that the server has counted there is more doubt.
-            limit_tokens = int(_PART_RATIO * limit_tokens * measured.window.tokens / most)
+            limit_tokens = int(_PART_RATIO * limit_tokens * measured.window.tokens / most_tokens(counted))
         return None
 
     async def has_recounted(self, measured: MeasuredRequest, prepared: PreparedRequest) -> bool:
@@ -227,11 +227,11 @@ class Prober:
             or measured.context.measure is None
         ):
             return False
-        if attempts.summary_calls_left < 1 or not prepared.budget.fits(prepared.count.tokens):
+        if attempts.summary_calls_left < 1 or not surely_fits(prepared.count, measured.window.tokens):
             return False
         attempts.summary_calls_left -= 1
         prompt_tokens = await measured.context.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
-        if prompt_tokens is None or truncation(prepared, prompt_tokens, 1, self._counter):
+        if prompt_tokens is None or await self._is_cut(measured, prepared.count, prompt_tokens):
             return False
         self._feedback.learn(measured.context.target.key, measured.context.label, prepared.count, prompt_tokens)
         return True
@@ -269,7 +269,7 @@ class Prober:
         is_confirmed = told is not None
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
         most = most_tokens(count)
-        if told is None and not is_free and most <= measured.window.tokens:
+        if told is None and not is_free and surely_fits(count, measured.window.tokens):
             told = await self._answered(measured, request, most)
             if told is not None and await self._is_cut(measured, count, told):
                 return False
@@ -287,6 +287,8 @@ class Prober:
 
         What is sent is then made for the window that was read.
         """
+        if not is_whole(count, measured.window.tokens, told):
+            return True
         if not measured.context.target.is_listed or not self._counter.may_be_cut(count, told):
             return False
         try:
@@ -405,13 +407,13 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
 
 
 def _hopeful_tokens(count: Count, known: Sequence[Count]) -> int:
-    """The least tokens of a prompt, by any vocabulary, or by one that has counted such text.
+    """The least tokens of a prompt; lessons alone refuse nothing.
 
     `known` is the server's count of its largest part; empty if nothing of it is known.
     """
     for part in known:
         return int(part.tokens * (1 + _LEAST_REST_RATIO * max(0.0, count.raw_tokens / part.raw_tokens - 1)))
-    return int(count.tokens * (_LEAST_KNOWN_RATIO if count.calibrated else _LEAST_RATIO))
+    return int(count.tokens * _LEAST_RATIO)
 
 
 def _floor(measured: MeasuredRequest) -> Request:

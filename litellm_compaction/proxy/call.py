@@ -531,14 +531,19 @@ class Calls:
         _, call = self._calls.get(id(owner), (None, None))
         return call
 
-    def refusal(self) -> CompactionError | None:
-        """The last refusal of the request that the running task serves; None without any."""
-        owner = _served_owner()
+    def begun(self, body: Mapping[str, Any]) -> Call | None:
+        """The request of a hook's `body`, or the one that LiteLLM has made of it, which no other hook may touch."""
+        owner = _owner(body) or _served_owner()
         for calls in (self._calls, self._inner):
             found = calls.get(id(owner))
             if found is not None and found[0]() is owner:
-                return found[1].refusal
+                return found[1]
         return None
+
+    def refusal(self) -> CompactionError | None:
+        """The last refusal of the request that the running task serves; None without any."""
+        call = self.begun({})
+        return call.refusal if call is not None else None
 
     def logged(self, details: Mapping[str, Any]) -> Call | None:
         """The request that LiteLLM logs, by the details that its logging object holds."""

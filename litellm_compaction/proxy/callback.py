@@ -55,7 +55,7 @@ from litellm_compaction.proxy.startup import (
     provide_master_key,
     spare_collections,
 )
-from litellm_compaction.proxy.wire import can_be_continued, with_details
+from litellm_compaction.proxy.wire import can_be_continued, from_chats_alone, with_details
 from litellm_compaction.stores import open_board, open_originals, open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -65,8 +65,15 @@ from litellm_compaction.windows.windows import Windows
 logger = logging.getLogger("litellm_compaction")
 # The calls that every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
-# Routes that LiteLLM turns into those, unless a provider has them itself.
+# Routes that LiteLLM turns into those, whose bodies may say how a client's context is to be treated.
 _BRIDGED_CALLS = frozenset({"anthropic_messages", "aresponses"})
+# Those and all others that it turns into chats for a server that has nothing else; "" is a kind that it does not name.
+_BECOME_CHATS = _BRIDGED_CALLS | {"_aresponses_websocket", "agenerate_content", "agenerate_content_stream", ""}
+# In the names of calls without a conversation (litellm/types/utils.py, `CallTypes`).
+_ASIDE = (
+    *("embedding", "rerank", "moderation", "transcription", "speech", "image", "video", "ocr", "search"),
+    *("batch", "file", "fine_tuning"),
+)
 _harmless = HarmlessRecords()
 _ROUTER_WAIT_S = 0.2
 _ROUTER_TRIES = 600
@@ -221,13 +228,18 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
-        kind = getattr(call_type, "value", call_type)
-        if kind not in _GUARDED_CALLS | _BRIDGED_CALLS or self._live.is_asleep:
+        # LiteLLM names no kind for some calls.
+        kind = str(getattr(call_type, "value", call_type) or "")
+        if self._live.is_asleep or any(word in kind for word in _ASIDE):
             return None
+        own = from_chats_alone(kwargs)
+        # Also if nothing else changes, or something fails: LiteLLM could not reach the server.
+        unchanged = None if own is kwargs else {**own}
         try:
-            if kind in _BRIDGED_CALLS:
-                return await self._gate.before_bridging(_router(), kwargs)
-            return await self._gate.before_deployment(_router(), kwargs)
+            if kind in _GUARDED_CALLS:
+                return await self._gate.before_deployment(_router(), own) or unchanged
+            becomes_chat = kind in _BECOME_CHATS
+            return await self._gate.before_bridging(_router(), own, becomes_chat=becomes_chat) or unchanged
         except CompactionError as error:
             raise self._refused(kwargs, error) from error
         except Exception as error:
@@ -236,7 +248,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             too_long = call.attempts.too_long if call is not None else None
             log_failure("deployment", error, too_long=too_long)
             if too_long is None:
-                return None
+                return unchanged
             raise self._refused(kwargs, too_long) from error
 
     def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
@@ -337,7 +349,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         LiteLLM asks for headers after the success hook and before a stream's first chunk: the last word on an
         answer that is not streamed.
         """
-        call = self._calls.get(data) if data.get("stream") else self._calls.close(data)
+        call = self._calls.begun(data) if data.get("stream") else self._calls.close(data)
         return call.headers if call is not None else None
 
     async def _probe_when_ready(self) -> None:

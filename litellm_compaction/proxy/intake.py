@@ -26,6 +26,7 @@ from litellm_compaction.errors import (
     CompactionError,
     DoesNotFit,
     ModelNotLoaded,
+    RouteNotServed,
     TooDeep,
     WindowUnknown,
 )
@@ -46,7 +47,7 @@ from litellm_compaction.proxy.deployments import (
 )
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
-from litellm_compaction.proxy.litellm_api import connect, keeps_responses
+from litellm_compaction.proxy.litellm_api import connect, keeps_responses, with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import (
     Deployment,
@@ -228,7 +229,10 @@ class Intake:
         if is_internal_call():
             name_call(router, kwargs)
             # A summary of half of a text, or a count of it, is as wrong as an answer to it.
-            extra = wire.with_extra(kwargs, refuses_by(self._deployment_of(kwargs, "").provider))
+            asked = self._deployment_of(kwargs, "")
+            extra = wire.with_extra(kwargs, refuses_by(asked.provider))
+            if asked.kind != "foreign" and carrier_of(asked, self._settings) == "transport":
+                extra |= wire.as_chat(kwargs)
             return {**kwargs, **extra} if extra else None
         received, kwargs = kwargs, self._as_deployed(router, kwargs)
         metadata = metadata_of(kwargs)
@@ -323,30 +327,41 @@ class Intake:
             changed["tools"] = list(prepared.tools)
         return {**kwargs, **changed}
 
-    async def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
+    async def before_bridging(
+        self, router: Any, kwargs: Mapping[str, Any], *, becomes_chat: bool = True
+    ) -> dict[str, Any] | None:
+        """The arguments of a call to a guarded deployment that is no chat, for LiteLLM to make one of it.
 
-        With a client's, LiteLLM would reach the same server by a way without a guard. None if nothing has to change.
+        Otherwise LiteLLM may reach the same server by another route of it, without a guard. None if nothing has to
+        change: for other deployments, and for what LiteLLM itself makes of a chat that has been prepared.
+
+        Args:
+            becomes_chat: LiteLLM can make one.
 
         Raises:
+            RouteNotServed: it cannot.
             BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
         """
         if is_internal_call() or router is None:
             return None
-        field = responses.field_of_item(kwargs.get("input"))
-        if field and self._calls.orders(kwargs) is None and await self._acts_on(kwargs):
-            raise BadItem(field, _UNREAD)
         changed = self._as_deployed(router, kwargs)
-        return None if changed is kwargs else {**changed}
-
-    async def _acts_on(self, kwargs: Mapping[str, Any]) -> bool:
-        guard = await self.guards.guard(self._deployment_of(kwargs, ""))
-        return guard is not None and guard.settings.mode == "guard"
+        deployment = self._deployment_of(changed, "")
+        guard = await self.guards.guard(deployment)
+        call = self._calls.get(kwargs)
+        is_prepared = call is not None and call.is_hooked and call.attempt.deployment == deployment.id
+        if guard is None or guard.settings.mode != "guard" or is_prepared:
+            return None if changed is kwargs else {**changed}
+        if not becomes_chat:
+            raise RouteNotServed
+        field = responses.field_of_item(kwargs.get("input"))
+        if field and self._calls.orders(kwargs) is None:
+            raise BadItem(field, _UNREAD)
+        return wire.to_chats_alone(changed, deployment.provider)
 
     def _deployment_of(self, kwargs: Mapping[str, Any], group: str) -> Deployment:
         info = kwargs.get("model_info")
         written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
-        return deployment_of(kwargs, written, group=group, environ=os.environ)
+        return deployment_of(with_credentials(kwargs), written, group=group, environ=os.environ)
 
     def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came."""
@@ -414,6 +429,7 @@ class Intake:
             **kwargs,
             **changed,
             **_slim_tools(call, kwargs),
+            **wire.as_chat(kwargs),
             "client": self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
 

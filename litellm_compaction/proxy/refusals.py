@@ -28,6 +28,7 @@ from litellm_compaction.errors import (
     NotServed,
     Overloaded,
     OwnTemplate,
+    RouteNotServed,
     ServerGone,
     ServerUnavailable,
     TooDeep,
@@ -152,7 +153,7 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
     is_down = _kind(error).status == 503
     # No other deployment could serve such a request either.
-    is_the_requests = isinstance(error, (TooDeep, OwnTemplate, NotServed, BadItem))
+    is_the_requests = isinstance(error, (TooDeep, OwnTemplate, NotServed, RouteNotServed, BadItem))
     kind = litellm.ServiceUnavailableError if (others or is_down) and not is_the_requests else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError

@@ -39,6 +39,8 @@ _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".hom
 _MODEL_MAP_FILE = "model_prices_and_context_window_backup.json"
 # LiteLLM asks these for text completions, all others for a chat (main.py, `text_completion`, 1.106.2).
 _TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "text-completion-codestral"})
+# LiteLLM reads these before a model's name, behind a provider's, as the route by which to ask for it.
+_ROUTE = re.compile(r"\A([^/]+/)?(?:responses|chat_completions)/")
 _MAX_GROUPS = 64
 _SHOWN_NAMES = 20
 # The ways of each to go on with an answer: LiteLLM's hooks know chats only.
@@ -125,6 +127,12 @@ def max_input_tokens(provider: str, model: str) -> int | None:
     return None
 
 
+def _is_openais(model: str) -> bool:
+    """LiteLLM takes a model of this name, without a provider, for OpenAI's."""
+    entry = _model_map().get(model)
+    return isinstance(entry, Mapping) and entry.get("litellm_provider") == "openai"
+
+
 def _model_map() -> Mapping[str, Any]:
     """The map of the running LiteLLM, which an operator may have extended, or else the one that it ships."""
     running = getattr(sys.modules.get("litellm"), "model_cost", None)
@@ -200,14 +208,17 @@ def deployment_of(
     full_name = _text(litellm_params.get("model"))
     prefix, slash, rest = full_name.partition("/")
     # Of `lm_studio/*` a client may ask for no model: LM Studio then answers with the one that is loaded.
-    provider = _text(litellm_params.get("custom_llm_provider")) or (prefix if slash else "")
-    model = rest if slash and prefix == provider else full_name
+    named = prefix if slash else "openai" if _is_openais(full_name) else ""
+    provider = _text(litellm_params.get("custom_llm_provider")) or named
+    model = without_route(rest if slash and prefix == provider else full_name)
     own = deployment_settings_from(model_info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
     api_base = _resolved(litellm_params.get("api_base") or litellm_params.get("base_url"), environ)
     api_key = _resolved(litellm_params.get("api_key"), environ)
     if provider == "lm_studio":
         api_base = api_base or environ.get("LM_STUDIO_API_BASE")
         api_key = api_key or environ.get("LM_STUDIO_API_KEY")
+    elif provider == "openai" and api_base is None and is_local_address(base := _openai_base(environ)):
+        api_base, api_key = base, api_key or environ.get("OPENAI_API_KEY")
     kind = _kind(provider, api_base, own)
     identity = _text(model_info.get("id")) or full_name
     target = Target(
@@ -229,6 +240,11 @@ def deployment_of(
         settings=own,
         other_target=other if kind == "maybe_lm_studio" else None,
     )
+
+
+def without_route(model: str) -> str:
+    """A model's name, with or without a provider's, without the route that LiteLLM would ask for it by."""
+    return _ROUTE.sub(lambda found: found[1] or "", model)
 
 
 def asked_deployment_of(
@@ -355,6 +371,11 @@ def as_entry(value: Any) -> Mapping[str, Any]:
         return value
     dumped = value.model_dump() if hasattr(value, "model_dump") else {}
     return dumped if isinstance(dumped, Mapping) else {}
+
+
+def _openai_base(environ: Mapping[str, str]) -> str:
+    """The address that LiteLLM takes for OpenAI's models without one (main.py, `_resolve_openai_api_base`)."""
+    return environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
 
 
 def _text(value: object) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 from litellm_compaction.errors import NotServed
+from litellm_compaction.proxy.routing import without_route
 
 # LiteLLM's additions to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
@@ -40,6 +41,16 @@ THOUGHTS_END = "reasoning_end"
 # Anthropic's stop reasons.
 _CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 _PROVIDER = "custom_llm_provider"
+# LiteLLM's name for a server of which it knows OpenAI's chat alone, an address where there is none, and the key of a
+# deployment's `model_info` for its own arguments meanwhile.
+_CHATS_ALONE = "custom_openai"
+_NOWHERE = "http://guarded.invalid/v1"
+_OWN = "litellm_compaction_own"
+_OF_DEPLOYMENTS = ("model", _PROVIDER, "api_base", "base_url", "api_key", "litellm_credential_name", "model_info")
+# By these of a deployment's `model_info` LiteLLM sends messages and responses as they came (llms/openai_like).
+_ENDPOINTS = "supported_endpoints"
+# LiteLLM's own word to itself, as it makes a chat of a response (main.py, 1.100.5 to 1.110.2).
+_SKIPS_RESPONSES = "_skip_responses_api_bridge"
 _NO_ROLE = "unknown"
 # The OpenAI client puts this into the body last, over the values of LiteLLM and its deployment.
 _EXTRA = "extra_body"
@@ -252,6 +263,44 @@ def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, An
         changed |= {key: value for key, value in extra.items() if key in _LIFTED}
         changed[_EXTRA] = {key: value for key, value in extra.items() if key not in theirs}
     return changed
+
+
+def to_chats_alone(body: Mapping[str, Any], provider: str) -> dict[str, Any]:
+    """The arguments of a call of any kind, as to a server that has chats alone: LiteLLM makes a chat of it, or fails.
+
+    It does not know where the deployment of this `provider` is: only the call to that chat does (`from_chats_alone`).
+    """
+    own = {key: body[key] for key in _OF_DEPLOYMENTS if key in body}
+    info = body.get("model_info")
+    kept = {key: value for key, value in info.items() if key != _ENDPOINTS} if isinstance(info, Mapping) else {}
+    name = without_route(str(body.get("model")).removeprefix(f"{provider}/"))
+    return {
+        **{key: value for key, value in body.items() if key not in own},
+        _PROVIDER: _CHATS_ALONE,
+        "model": f"{_CHATS_ALONE}/{name}",
+        "api_base": _NOWHERE,
+        "model_info": {**kept, _OWN: (name, own)},
+    }
+
+
+def from_chats_alone(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call that LiteLLM has made of such a one, with its deployment's own; others as they are.
+
+    A client that names another model meanwhile, as it can over a WebSocket, does not get this one's server.
+    """
+    info = body.get("model_info")
+    found = info.get(_OWN) if isinstance(info, Mapping) else None
+    if not isinstance(found, tuple) or str(body.get("model")).removeprefix(f"{_CHATS_ALONE}/") != found[0]:
+        return body
+    return {**{key: value for key, value in body.items() if key not in _OF_DEPLOYMENTS}, **found[1]}
+
+
+def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a call to a chat that keep LiteLLM from asking for a response in its place.
+
+    It would by the model's name or mode, or by the client's fields, and past the client that carries our transport.
+    """
+    return {"model": without_route(str(body.get("model"))), _SKIPS_RESPONSES: True}
 
 
 def is_same_request(body: Mapping[str, Any], request: Request) -> bool:

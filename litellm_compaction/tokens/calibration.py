@@ -31,6 +31,13 @@ _DOUBTS = 6
 # prompts that differ by a quarter are 5 % apart if the cut takes the same text from both.
 _OTHER_SIZE, _SAME_RATIO, _MIN_CUT_RATIO = 1.25, 0.02, 0.5
 _MIN_RATIO, MAX_RATIO = 0.3, 4.0
+# One number moves the ratio of a model whose vocabulary and template we have by no more than this until another one
+# confirms it: it may be a cut prompt's, or the difference of two large numbers that were not counted alike. A
+# stand-in's stays within its bounds.
+_KNOWN_ERROR, _STEP_RATIO = 0.05, 1.05
+_STAND_IN_RATIOS = 0.5, 2.0
+# Kinds of text differ by less at one server: a ratio so far from what it says when asked is another's, or was wrong.
+_OTHER_RATIO = 1.5
 # Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
 # than the request says nothing about it; one with less errs high.
 _SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
@@ -87,6 +94,11 @@ class _Sample(NamedTuple):
     def mix(self) -> Mix:
         return Mix(self.other_share, self.digit_share)
 
+    def confirms(self, other: _Sample) -> bool:
+        """Returns True for the same ratio on a prompt of clearly different size, which no cut leaves."""
+        is_other_size = max(self.raw_tokens, other.raw_tokens) >= _OTHER_SIZE * min(self.raw_tokens, other.raw_tokens)
+        return is_other_size and abs(self.ratio / other.ratio - 1) <= _SAME_RATIO
+
 
 def _sample(numbers: Sequence[float]) -> _Sample | None:
     if len(numbers) != len(_Sample._fields):
@@ -113,6 +125,7 @@ class Calibration:
         media: what images and sound took, if no stand-in counts; of the whole deployment.
         growths: what new messages took, if a stand-in counts.
         kept: all that it has learned, by name.
+        whole: the ratios of whole prompts, if this one is of new messages: a difference by itself proves little.
         since_us: when it was last found that this server counts otherwise than its samples said; 0 for never. Samples
             from before are another template's or server's, whichever process still has them.
     """
@@ -122,8 +135,9 @@ class Calibration:
         self.media = media or MediaPrices(stamps)
         self.growths = Growths(stamps)
         self.since_us = 0
+        self.whole: Samples[_Sample] | None = None
         self._stamps = stamps
-        self._samples = Samples(stamps, _KEPT, _sample, digits=5)
+        self.samples = Samples(stamps, _KEPT, _sample, digits=5)
         self._extra_tokens = Samples(stamps, _KEPT, _extra, digits=1)
         self._tools_ratios = Samples(stamps, _KEPT, _tools, digits=4)
         self._doubts: tuple[_Sample, ...] = ()
@@ -132,7 +146,7 @@ class Calibration:
     @property
     def kept(self) -> dict[str, Samples[Any]]:
         return {
-            "samples": self._samples,
+            "samples": self.samples,
             "extra_tokens": self._extra_tokens,
             "tools_ratios": self._tools_ratios,
             "growths": self.growths.samples,
@@ -140,43 +154,43 @@ class Calibration:
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The correction of a request; `family_error`, the family's own, holds for all that no sample covers."""
-        found = self._by_samples(raw_tokens, mix, family_error)
-        if family_error <= EXACT_ERROR and abs(found.factor - 1) <= EXACT_ERROR:
-            # The server agrees, so few samples are no reason for doubt.
-            return found._replace(error_ratio=min(found.error_ratio, EXACT_ERROR))
-        return found
-
-    def _by_samples(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         # The model's own vocabulary fits all scripts about equally: a sample with a little more of one misleads less.
         more_share = _NEAR_SHARE if family_error <= EXACT_ERROR else _SAME_SHARE
-        everything = self._samples.values
+        everything = self.samples.values
         usable = [sample for sample in everything if not sample.mix.says_nothing_of(mix, more_share)]
         near = [sample for sample in usable if sample.mix.is_near(mix)]
-        usable = near or usable
+        usable = like = near or usable
         if not usable:
             # A tiny prompt shows what the template adds, never how well the vocabulary fits.
             extra_tokens = max((0.0, *(tokens for (tokens,) in self._extra_tokens.values)))
             factor = 1 + extra_tokens / max(1.0, raw_tokens)
             # Text of another kind may not be so dear: a doubt, about which the server is asked.
             dearest = max((sample.ratio for sample in everything), default=1.0)
-            return Prediction(factor, max(family_error, dearest / factor - 1), calibrated=False)
+            has_agreed = family_error <= EXACT_ERROR and abs(factor - 1) <= EXACT_ERROR
+            error = family_error if has_agreed else max(family_error, dearest / factor - 1)
+            return Prediction(factor, error, calibrated=False)
         # Constants blow up the ratios of prompts far shorter than this one.
         usable = [sample for sample in usable if 4 * sample.raw_tokens >= raw_tokens] or usable
         ratios = [sample.ratio for sample in usable]
-        factor = max(ratios)
-        spread = factor - min(ratios)
+        others = like if self.whole is None else [*like, *self.whole.values]
+        factor, is_confirmed = _believed(usable, family_error, others)
+        dearest = max(ratios)
+        spread = dearest - min(ratios)
         # The factor is already the highest seen; a wild spread says no more than the family's own bound does.
         spread_error = min(2 * spread, max(family_error, _FIRST_ERROR))
         error = max(_SETTLED_ERROR if len(usable) >= _SETTLED_SAMPLES else _FIRST_ERROR, spread_error)
         # A factor below one was seen on texts that the stand-in counts too high; the next text may be of another kind,
-        # and the stand-in's own count errs high already.
-        error = max(error, 1 / factor - 1)
+        # and the stand-in's own count errs high already. It may also be as dear as any was, believed or not.
+        error = max(error, 1 / factor - 1, dearest * (1 + error) / factor - 1)
         covered = min(raw_tokens, max(sample.raw_tokens for sample in usable))
         if covered < raw_tokens:
             # An unconfirmed part may be text of another kind: there the family's own bound holds.
-            bound = covered * factor * (1 + error) + (raw_tokens - covered) * max(1.0, factor) * (1 + family_error)
+            bound = covered * factor * (1 + error) + (raw_tokens - covered) * max(1.0, dearest) * (1 + family_error)
             error = max(error, bound / (raw_tokens * factor) - 1)
-        return Prediction(factor, error, calibrated=bool(near))
+        if family_error <= EXACT_ERROR and max(abs(factor - 1), abs(dearest - 1)) <= EXACT_ERROR:
+            # The server agrees, so few samples are no reason for doubt.
+            error = min(error, EXACT_ERROR)
+        return Prediction(factor, error, calibrated=bool(near) and is_confirmed)
 
     def add(
         self,
@@ -190,7 +204,7 @@ class Calibration:
         doubts = (-allowance_tokens, left_out_tokens)
         # Either all of it was really used or none: the reading that is nearest to what we knew.
         readings = [raw_tokens + doubt for doubt in doubts if 0.1 * raw_tokens < abs(doubt) and raw_tokens + doubt > 0]
-        known = median([sample.ratio for sample in self._samples.values] or [1.0])
+        known = median([sample.ratio for sample in self.samples.values] or [1.0])
         ratio = min(
             (prompt_tokens / reading for reading in (*readings, raw_tokens)),
             key=lambda reading: abs(log(max(reading, 1e-9) / known)),
@@ -200,8 +214,23 @@ class Calibration:
         if min(prompt_tokens, raw_tokens) < TINY_TOKENS:
             self._extra_tokens.add((prompt_tokens - raw_tokens,))
         else:
-            self._samples.add(_Sample(ratio, raw_tokens, *mix))
+            self.samples.add(_Sample(ratio, raw_tokens, *mix))
         return ratio
+
+    def leave_behind(self, raw_tokens: float, mix: Mix, prompt_tokens: int) -> None:
+        """Drops the ratios that the server's own count of a prompt contradicts; arguments as in `Count`."""
+        if min(prompt_tokens, raw_tokens) < TINY_TOKENS:
+            return
+        ratio, known = prompt_tokens / raw_tokens, self.samples.values
+        kept = [
+            sample
+            for sample in known
+            if 1 / _OTHER_RATIO <= sample.ratio / ratio <= _OTHER_RATIO or sample.mix.says_nothing_of(mix)
+        ]
+        if len(kept) < len(known):
+            # Under new stamps: the store, and other processes, still have all of them.
+            self.since_us = self.samples.add(*kept) if kept else self._stamps.stamp()
+            self.samples.forget_before(self.since_us)
 
     def explains(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> bool:
         """Learns a number so low that the prompt seems cut, and returns True, if it is how this server counts.
@@ -213,22 +242,19 @@ class Calibration:
         doubt = _Sample(prompt_tokens / raw_tokens, raw_tokens, *mix)
         if doubt.ratio < _MIN_CUT_RATIO or allowance_tokens > 0.1 * raw_tokens:
             return False
-        known = self._samples.values
+        known = self.samples.values
         short = [sample for sample in known if TINY_TOKENS <= sample.raw_tokens < MIN_TRUNCATED_TOKENS]
         others = [
             other
             for other in (*short, *self._doubts)
-            if max(doubt.raw_tokens, other.raw_tokens) >= _OTHER_SIZE * min(doubt.raw_tokens, other.raw_tokens)
-            and abs(doubt.ratio / other.ratio - 1) <= _SAME_RATIO
-            and not other.mix.says_nothing_of(mix)
-            and not mix.says_nothing_of(other.mix)
+            if doubt.confirms(other) and not other.mix.says_nothing_of(mix) and not mix.says_nothing_of(other.mix)
         ]
         if not others:
             self._doubts = (*self._doubts, doubt)[-_DOUBTS:]
             return False
         # The higher ratios are those of another template or server under this name.
-        self.since_us = self._samples.add(*(*others, doubt)[-_KEPT:])
-        self._samples.forget_before(self.since_us)
+        self.since_us = self.samples.add(*(*others, doubt)[-_KEPT:])
+        self.samples.forget_before(self.since_us)
         self._doubts = ()
         return True
 
@@ -262,7 +288,7 @@ class Calibration:
         for name, samples in self.kept.items():
             samples.merge(facts.get(name))
         self.since_us = max(self.since_us, self._stamps.see(facts.get("since")))
-        self._samples.forget_before(self.since_us)
+        self.samples.forget_before(self.since_us)
 
     @property
     def newest_us(self) -> int:
@@ -271,7 +297,7 @@ class Calibration:
 
     def change_key(self) -> tuple[int, ...]:
         """Changes only if the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
-        samples = self._samples.values
+        samples = self.samples.values
         ratios = [sample.ratio for sample in samples] or [1.0]
         longest = max((sample.raw_tokens for sample in samples), default=1.0)
         shares = max((max(sample.mix) for sample in samples), default=0.0)
@@ -285,6 +311,25 @@ class Calibration:
             round(20 * (self.tools_ratio if self.tools_ratio is not None else -1)),
             *self.growths.change_key(),
         )
+
+
+def _believed(samples: Sequence[_Sample], family_error: float, others: Sequence[_Sample]) -> tuple[float, bool]:
+    """The highest ratio of like requests that is more than a single number's, and if any number has confirmed it.
+
+    Args:
+        samples: of like requests, oldest first.
+        family_error: as in `predict`.
+        others: samples that may confirm them, of prompts of any size.
+    """
+    if family_error > _KNOWN_ERROR:
+        least, most = _STAND_IN_RATIOS
+        return min(max(least, *(sample.ratio for sample in samples)), most), True
+    believed, reached = 1.0, list[float]()
+    for sample in samples:
+        step = min(max(sample.ratio, believed / _STEP_RATIO), believed * _STEP_RATIO)
+        believed = sample.ratio if any(map(sample.confirms, others)) else step
+        reached += [believed] if believed == sample.ratio else []
+    return max([believed, *reached]), bool(reached)
 
 
 def is_between_plausible(prompt_tokens: float, least_raw: float, most_raw: float) -> bool:
@@ -321,7 +366,9 @@ class Calibrations:
 
     def of_new(self, counting_method: str) -> Calibration:
         """Of new messages by themselves, without the server's additions to every prompt."""
-        return self.of(counting_method + _NEW)
+        found = self.of(counting_method + _NEW)
+        found.whole = self.of(counting_method).samples
+        return found
 
     def change_key(self) -> tuple[object, ...]:
         """Changes only if the lessons have changed noticeably."""

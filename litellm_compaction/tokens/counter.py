@@ -293,6 +293,9 @@ class TokenCounter:
             # Of a prompt with another end some templates leave out the system messages: true of it, and of no other.
             _has_added(calibrations.of(count.counting_method), count, prompt_tokens)
             anchored.learn(count, prompt_tokens)
+            if not (count.media_tokens or count.allowance_tokens or count.doubtful_tools_tokens):
+                for each in (calibrations.of(count.counting_method), calibrations.of_new(count.counting_method)):
+                    each.leave_behind(count.raw_tokens, count.mix, prompt_tokens)
         self._note_anchor(target_key, count, prompt_tokens, is_sure=True)
         return True
 
@@ -435,6 +438,9 @@ def _note_tools(calibrations: Calibrations, count: Count, prompt_tokens: int) ->
     if count.rendered and count.doubtful_tools_tokens and not count.allowance_tokens and count.anchor is None:
         calibration = calibrations.of(count.counting_method.removesuffix(_WITH_TOOLS))
         sure_tokens = count.raw_tokens - count.doubtful_tools_tokens
+        if sure_tokens > count.doubtful_tools_tokens:
+            # The text may be off by more than the tools take.
+            return
         calibration.note_tools((prompt_tokens - sure_tokens) / count.doubtful_tools_tokens, sure_tokens)
 
 

@@ -227,12 +227,12 @@ def turns(name: str, tokens: int) -> list[dict[str, object]]:
     return [{"role": "system", "content": "Rules."}, *talk]
 
 
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "nobody-knows"])
-async def test_a_first_prompt_that_may_be_cut_is_asked_about(model: str) -> None:
-    """By our count it fills 60 % of the window, by the server's all of it; once that is known nothing is asked."""
+@pytest.mark.parametrize(("model", "later_questions"), [("llama-3.1-8b", 1), ("nobody-knows", 0)])
+async def test_a_first_prompt_that_may_be_cut_is_asked_about(model: str, later_questions: int) -> None:
+    """By our count it fills 60 % of the window, by the server's all of it; one number alone is not believed."""
     server, engine = Server(1.9), bench()
     target = engine.target(WINDOW, model=model)
-    for name, most_questions in (("one", 3), ("two", 0)):
+    for name, most_questions in (("one", 3), ("two", later_questions)):
         asked = len(server.asked)
         talk = turns(name, WINDOW * 11 // 20)
         prepared = await engine.guard(talk, WINDOW, target=target, measure=server)
@@ -291,7 +291,9 @@ async def test_recounting_is_an_option_with_an_end() -> None:
         for talk in (long_talk(), turns("other", 2 * WINDOW)):
             prepared = await engine.guard(talk, WINDOW, measure=server, attempts=attempts, count="probe")
             assert prepared.action == "compacted"
-        assert (server.answer_tokens, attempts.summary_calls_left) == ([16] * recounts, 0)
+        # One number confirms no ratio: the second conversation may be asked about besides.
+        recounted = [tokens for tokens in server.answer_tokens if tokens == 16]
+        assert (recounted, attempts.summary_calls_left) == ([16] * recounts, 0)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from litellm_compaction.proxy.routing import Deployment, deployment_of, max_inpu
 from litellm_compaction.windows.windows import Target, Windows
 
 ON = {"compaction": {"enabled": True}}
-LOCAL = "http://127.0.0.1:8080/v1"
+LOCAL, HOSTED = "http://127.0.0.1:8080/v1", "https://api.example.com/v1"
 
 
 def deployment(model: str, info: dict[str, Any] | None = None, **params: Any) -> Deployment:
@@ -167,3 +167,26 @@ def test_a_long_list_is_cut() -> None:
     """An error is no catalog."""
     many = {"model_list": [{"model_name": f"m{number}"} for number in range(50)]}
     assert unknown_model(many, "nobody").endswith("m18, m19, …, and __same__")
+
+
+@pytest.mark.parametrize(
+    ("params", "environ", "provider", "model", "api_base", "kind"),
+    [
+        ({"model": "openai/responses/x"}, {}, "openai", "x", LOCAL, "maybe_lm_studio"),
+        ({"model": "openai/chat_completions/x"}, {}, "openai", "x", LOCAL, "maybe_lm_studio"),
+        ({"model": "lm_studio/responses/x"}, {}, "lm_studio", "x", LOCAL, "lm_studio"),
+        ({"model": "responses/x", "custom_llm_provider": "openai"}, {}, "openai", "x", LOCAL, "maybe_lm_studio"),
+        ({"model": "gpt-4o"}, {}, "openai", "gpt-4o", LOCAL, "maybe_lm_studio"),
+        ({"model": "claude-sonnet-4-5"}, {}, "", "claude-sonnet-4-5", LOCAL, "foreign"),
+        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": LOCAL}, "openai", "x", LOCAL, "maybe_lm_studio"),
+        ({"model": "openai/x", "api_base": None}, {"OPENAI_API_BASE": LOCAL}, "openai", "x", LOCAL, "maybe_lm_studio"),
+        ({"model": "openai/x", "api_base": None}, {"OPENAI_BASE_URL": HOSTED}, "openai", "x", None, "foreign"),
+        ({"model": "openai/x", "api_base": HOSTED}, {"OPENAI_BASE_URL": LOCAL}, "openai", "x", HOSTED, "foreign"),
+    ],
+)
+def test_a_deployment_is_read_as_litellm_reads_it(
+    params: dict[str, Any], environ: dict[str, str], provider: str, model: str, api_base: str | None, kind: str
+) -> None:
+    """Its route is no part of its name; a name that LiteLLM knows needs no provider; variables have addresses."""
+    found = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ=environ)
+    assert (found.provider, found.target.model, found.target.api_base, found.kind) == (provider, model, api_base, kind)

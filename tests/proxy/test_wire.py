@@ -10,7 +10,15 @@ import pytest
 from litellm.types.llms.openai import ResponseAPIUsage
 
 from litellm_compaction.proxy.answer.sse import json_object
-from litellm_compaction.proxy.wire import asked_thoughts_tokens, decode, is_same_request, usage_of, with_details
+from litellm_compaction.proxy.wire import (
+    asked_thoughts_tokens,
+    decode,
+    from_chats_alone,
+    is_same_request,
+    to_chats_alone,
+    usage_of,
+    with_details,
+)
 
 _END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
 
@@ -152,3 +160,33 @@ def test_a_body_in_other_words_is_the_same_request(body: dict[str, Any], is_same
     request = decode({"messages": [{"role": "user", "content": "Go."}]})
     assert request is not None
     assert is_same_request(body, request) is is_same
+
+
+def test_a_call_to_chats_alone_hides_its_server_and_gets_it_back() -> None:
+    """LiteLLM sees no provider, address, key or route of the deployment until it makes a chat of the call."""
+    kwargs = {
+        "model": "openai/responses/x",
+        "api_base": "http://10.0.0.7:1234/v1",
+        "api_key": "secret",
+        "litellm_credential_name": "local",
+        "model_info": {"id": "a", "supported_endpoints": ["/v1/responses"]},
+        "input": "text",
+    }
+    sent = to_chats_alone(kwargs, "openai")
+    assert {key: value for key, value in sent.items() if key != "model_info"} == {
+        "model": "custom_openai/x",
+        "custom_llm_provider": "custom_openai",
+        "api_base": "http://guarded.invalid/v1",
+        "input": "text",
+    }
+    assert "supported_endpoints" not in sent["model_info"]
+    chat = {
+        "messages": [],
+        "model": "x",
+        **{key: sent[key] for key in ("custom_llm_provider", "api_base", "model_info")},
+    }
+    own = {key: value for key, value in kwargs.items() if key != "input"}
+    assert from_chats_alone(chat) == {**own, "messages": []}
+    assert from_chats_alone(kwargs) is kwargs
+    another = {**chat, "model": "openai/another"}
+    assert from_chats_alone(another) is another

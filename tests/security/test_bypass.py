@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from litellm import Router as LiteLLMRouter
 from litellm.caching.caching import DualCache
+from litellm.exceptions import BadRequestError
 from litellm.proxy._types import UserAPIKeyAuth
 from litellm.proxy.hooks.parallel_request_limiter_v3 import _PROXY_MaxParallelRequestsHandler_v3
 from litellm.proxy.utils import InternalUsageCache
+from litellm.types.utils import CallTypes
 
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
@@ -297,6 +299,48 @@ async def test_no_shape_of_a_message_switches_the_guard_off(
     left = [*client.sent, *scene.server.bodies]
     assert all(len(json.dumps(body)) < 6 * WINDOW for body in left)
     assert left or client.error is not None or "error" in client.read
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+async def test_no_kind_of_call_but_a_chat_knows_where_a_guarded_server_is(
+    monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    """Of all kinds that LiteLLM has, and of one that it does not name; calls without a conversation are left alone."""
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    entry, alone = scene.router.entries[group], scene.router.entries["foreign"]
+    asked = {"messages": _LONG, "input": "x", "metadata": {}, "supported_endpoints": ["/v1/messages"]}
+    changed: set[str] = set()
+    refused: dict[str, str] = {}
+    for kind in [*CallTypes, None]:
+        hook = partial(scene.handler.async_pre_call_deployment_hook, call_type=kind)
+        assert await hook({**alone["litellm_params"], "model_info": alone["model_info"], **asked}) is None
+        if kind in (CallTypes.acompletion, CallTypes.atext_completion):
+            continue
+        kwargs = {**entry["litellm_params"], "model_info": entry["model_info"], **asked}
+        try:
+            found = await hook(dict(kwargs))
+        except BadRequestError as error:
+            refused[str(kind and kind.value)] = str(error)
+            continue
+        if found is None:
+            continue
+        changed.add(str(kind and kind.value))
+        assert found["api_base"] == "http://guarded.invalid/v1"
+        assert "api_key" not in found
+        # What LiteLLM makes of it reaches the server again, if it is a chat, and also if the guard fails.
+        with monkeypatch.context() as broken:
+            broken.setattr(scene.handler._gate, "before_deployment", _fails)
+            assert await scene.handler.async_pre_call_deployment_hook(dict(found), CallTypes.acompletion) == kwargs
+    routes = {"anthropic_messages", "aresponses", "_aresponses_websocket", "agenerate_content"}
+    assert changed == {*routes, "agenerate_content_stream", "None"}
+    assert {"_arealtime", "allm_passthrough_route"} <= refused.keys()
+    assert all("This route is not served for this model" in said for said in refused.values())
+    assert refused.keys().isdisjoint(("aembedding", "arerank", "amoderation", "aspeech", "atranscription"))
+
+
+async def _fails(*_: Any) -> None:
+    raise RuntimeError
 
 
 @pytest.mark.proxy

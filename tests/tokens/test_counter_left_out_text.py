@@ -112,7 +112,7 @@ async def test_tools_that_a_server_leaves_out_make_no_text_cheap() -> None:
     """Prompts with tools take fewer tokens than text by itself, as a summary's; new messages show what text takes."""
     counter, family = TokenCounter(), RENDERING[0]
     tools = ({"type": "function", "function": {"name": "look", "description": THOUGHT * 40, "parameters": {}}},)
-    for rounds in (4, 12, 20):
+    for rounds in (4, 12, 24):
         request = session(rounds)
         told = round(1.7 * (await TokenCounter().count("t", family, request)).tokens)
         counter.learn("t", await counter.count("t", family, replace(request, tools=tools)), told)

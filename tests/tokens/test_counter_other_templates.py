@@ -36,7 +36,7 @@ async def told(counter: TokenCounter, asked: Request, factor: float) -> bool:
 
 
 @pytest.mark.parametrize("factor", [1.2, 0.8])
-@pytest.mark.parametrize("words", [10, 100], ids=["short", "long"])
+@pytest.mark.parametrize("words", [20, 100], ids=["short", "long"])
 async def test_a_family_that_is_counted_otherwise_is_followed(factor: float, words: int) -> None:
     """After two replies of different size the count is the server's, for this conversation and for others."""
     counter = TokenCounter()

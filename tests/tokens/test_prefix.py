@@ -11,7 +11,7 @@ from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens import prefix
 from litellm_compaction.tokens.calibration import PLAIN, Mix
-from litellm_compaction.tokens.count import Anchor
+from litellm_compaction.tokens.count import Anchor, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.tokens.prefix import Anchors, fingerprints
 
@@ -109,7 +109,7 @@ async def test_one_script_says_nothing_of_another() -> None:
     assert english.text_ratio == 1.0
     assert not english.calibrated
     again = await counted(counter, LLAMA31, request(*chinese, *chinese))
-    assert again.tokens >= 1.7 * again.raw_tokens
+    assert most_tokens(again) >= 1.7 * again.raw_tokens
 
 
 async def test_an_anchor_narrows_the_promise_for_its_own_conversation() -> None:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
 from litellm_compaction.concurrency import Bounded, Tasks, ended
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.stores import FACTS_SCOPE, Facts
+from litellm_compaction.tokens.count import most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter, joined
 from litellm_compaction.windows.windows import Windows
 
@@ -209,6 +211,8 @@ class ReplyReader:
         if completion_tokens > 0:
             self._windows.served(context.target, prompt_tokens)
         reason = truncation(prepared, prompt_tokens, completion_tokens, self._counter)
+        if not reason and not is_whole(prepared.count, prepared.window.tokens, prompt_tokens):
+            return
         if not reason:
             # A reply that was itself truncated is not learned: it would teach the counter a wrong ratio.
             if context.target.is_listed and self._counter.may_be_cut(prepared.count, prompt_tokens):
@@ -279,6 +283,16 @@ class ReplyReader:
             # In the middle of an answer the number has what was generated in it, which makes no anchor.
             count = replace(prepared.count, prints=(), anchor=None)
             self._feedback.learn(context.target.key, context.label, count, overflow.prompt_tokens)
+
+
+def surely_fits(count: Count, window_tokens: int) -> bool:
+    """Returns True if a prompt is shorter than its window even by the upper end of its count."""
+    return most_tokens(count) + MARGIN_MIN_TOKENS <= window_tokens
+
+
+def is_whole(count: Count, window_tokens: int, prompt_tokens: int) -> bool:
+    """Returns True if a server's number is certainly of all the prompt: one that may have been cut teaches nothing."""
+    return surely_fits(count, window_tokens) and prompt_tokens < _FULL_WINDOW_RATIO * window_tokens
 
 
 def truncation(prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:

@@ -1,0 +1,135 @@
+"""The lessons of one client's requests, and of numbers that were wrong, move the counts of all others only so far."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+
+from litellm_compaction.tokens.calibration import PLAIN
+from litellm_compaction.tokens.count import most_tokens
+from litellm_compaction.tokens.counter import TokenCounter
+from tests.builders import JsonDict, assistant, calls, prose, result, system, tools, user
+from tests.engine.bench import Bench
+from tests.engine.test_compactor_ask_server import KNOWN, UNKNOWN, Server, lm_studio
+
+WINDOW = 32_768
+# A known vocabulary's ratio moves by 5 %, which tokens round up.
+MODELS = pytest.mark.parametrize(("key", "most_ratio"), [(KNOWN, 1.051), (UNKNOWN, 2.0)], ids=["known", "unknown"])
+
+
+def code(seed: int, lines: int) -> str:
+    """So many lines, each of about 40 tokens."""
+    made = random.Random(seed)
+    return "".join(
+        f"    def method_{made.randrange(9999)}(self, value_{made.randrange(99)}: int) -> str:\n"
+        f'        return f"{{self.name}} {made.random():.4f} {{value}}"\n'
+        for _ in range(lines)
+    )
+
+
+def written(number: int, lines: int) -> list[JsonDict]:
+    """A call that writes a file, and its result."""
+    arguments = json.dumps({"file_path": f"/src/part{number}.py", "content": code(number, lines)})
+    return [calls(f"{number:09d}", name="Write", arguments=arguments), result(f"{number:09d}", "Written.")]
+
+
+async def turn(server: Server, messages: Sequence[JsonDict], schemas: Sequence[JsonDict]) -> None:
+    """One request as it is sent, and its answer."""
+    prepared = await server.guard(messages, schemas, asked_tokens=8192)
+    sent = messages if prepared.messages is None else [dict(message.raw) for message in prepared.messages]
+    told = await server.post(sent, schemas, max_tokens=1)  # type: ignore[arg-type]
+    replies = server.bench.compactor.replies
+    replies.learn(server.context(), prepared, prompt_tokens=told, completion_tokens=1)
+    await asyncio.gather(*replies._asking)
+
+
+@pytest.mark.parametrize("usage", ["kept", "sent"])
+@pytest.mark.parametrize("lines", [360, 420])
+async def test_a_protocol_that_is_disbelieved_poisons_no_counts(usage: Literal["kept", "sent"], lines: int) -> None:
+    """Its numbers are 1.5 % off; a call that was cut, and one that passes: nothing of ours is cut after them."""
+    async with lm_studio(KNOWN, architecture="qwen3", factor=1.2, window=WINDOW) as server:
+        server.simulator.sdk.tokens_factor, server.simulator.truncated_usage = 1.015, usage
+        schemas, start = tools(60), [system(prose("rules", 8000)), user("Write the file.")]
+        session = [*start]
+        for number, size in enumerate((14, lines)):
+            await turn(server, session, schemas)
+            session += written(number, size)
+        for number in range(3):
+            await turn(server, [*session, assistant("Done."), user(f"Thanks {number}.")], schemas)
+        assert not any(record.truncated for record in server.simulator.requests)
+        [instance] = server.simulator.instances
+        for size in (0, 100):
+            fresh = [start[0], user(f"Another session. {code(7, size)}")]
+            prepared = await server.guard(fresh, schemas)
+            assert prepared.messages is None
+            truth = server.simulator.count_chat(instance, fresh, schemas)
+            assert prepared.count.tokens == pytest.approx(truth, rel=0.15)
+
+
+@MODELS
+@pytest.mark.parametrize("ratio", [0.36, 0.7, 1.4, 2.3, 3.9])
+async def test_one_number_moves_counts_only_so_far(key: str, most_ratio: float, ratio: float) -> None:
+    """Whatever it says of one prompt; as far as it was seen reaches the doubt, about which the server is asked."""
+    async with lm_studio(key, architecture="qwen3" if key == KNOWN else "strange", asks=False, window=WINDOW) as server:
+        learned, other = talk(9000), talk(5000)
+        prepared = await server.guard(learned)
+        before = (await server.guard(other)).count
+        told = round(ratio * prepared.count.tokens)
+        server.bench.compactor.replies.learn(server.context(), prepared, prompt_tokens=told, completion_tokens=1)
+        await asyncio.gather(*server.bench.compactor.replies._asking)
+        after = (await server.guard(other)).count
+        assert 1 / most_ratio <= after.tokens / before.tokens <= most_ratio
+        assert most_tokens(after) >= min(ratio, 2.0) * before.tokens or after.tokens == before.tokens
+
+
+@pytest.mark.parametrize("usage_tokens", [WINDOW + 1300, WINDOW - 100])
+async def test_a_number_near_the_window_teaches_nothing(usage_tokens: int) -> None:
+    """It may be what was left of a prompt."""
+    engine = Bench(counter=TokenCounter())
+    target = engine.target(WINDOW, model=KNOWN)
+    prepared = await engine.guard(talk(9000), WINDOW, target=target)
+    context = engine.context(WINDOW, target=target)
+    engine.compactor.replies.learn(context, prepared, prompt_tokens=usage_tokens, completion_tokens=5)
+    assert engine.counter.change_key(target.key) == ()
+
+
+async def test_a_number_of_a_prompt_that_may_be_longer_than_the_window_teaches_nothing() -> None:
+    """Nothing has confirmed its count, and the server may not be asked."""
+    engine = Bench(counter=TokenCounter())
+    target = engine.target(WINDOW, model=KNOWN)
+    context = engine.context(WINDOW, target=target)
+    for tokens, is_learned in ((20_000, False), (9000, True)):
+        prepared = await engine.guard(talk(tokens), WINDOW, target=target)
+        replies, told = engine.compactor.replies, round(0.95 * prepared.count.tokens)
+        replies.learn(context, prepared, prompt_tokens=told, completion_tokens=5)
+        assert (engine.counter.change_key(target.key) != ()) == is_learned
+
+
+async def test_lessons_of_the_store_refuse_nothing_and_are_left_behind() -> None:
+    """A store holds that all prompts take 2.3 times our count: the server is asked, and that is forgotten for good."""
+    key, messages = f"id-{KNOWN}", [system("Be brief."), user(code(3, 400))]
+    async with lm_studio(KNOWN, architecture="qwen3", asks=False, window=WINDOW) as server:
+        truth = server.simulator.count_chat(server.simulator.instances[0], messages)
+        wrong = TokenCounter()
+        family = (await server.guard([user("hello")])).count.counting_method
+        for raw_tokens in (4000, 8000, 13_000):
+            wrong._of(key).of(family).add(raw_tokens, 0.0, PLAIN, round(2.3 * raw_tokens))
+        server.bench.counter.take_over(key, wrong.as_json(key))
+        prepared = await server.guard(messages)
+        assert prepared.messages is None
+        assert prepared.count.tokens == truth
+        assert all(record.prompt_tokens < WINDOW for record in server.simulator.inference_requests())
+        # What the store has does not come back.
+        server.bench.counter.take_over(key, wrong.as_json(key))
+        again = await server.guard([system("Be brief."), user(code(4, 200))])
+        assert again.count.tokens == pytest.approx(again.count.raw_tokens, rel=0.3)
+
+
+def talk(tokens: int) -> list[JsonDict]:
+    """A request of about so many tokens."""
+    return [system("Be brief."), user(code(tokens, tokens // 45))]

@@ -1,0 +1,196 @@
+"""Every route that takes a conversation, to each way of writing a guarded deployment: none goes round the guard.
+
+LiteLLM serves a route by a server's own one if it believes that the server has it, and then no chat leaves that a guard
+could look at. The simulator records what comes on such a route, too, and counts what comes as a chat.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from websockets.sync.client import connect
+
+from litellm_compaction.simulator import Model, RequestRecord
+from tests.builders import talk
+from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.harness import CHAT, MASTER_KEY
+
+pytestmark = pytest.mark.proxy
+
+_WINDOW = 4096
+# A model that LiteLLM knows by its name alone, and one of a mode, which LiteLLM notes for all of its provider's.
+_KNOWN, _OF_A_MODE = "gpt-4o", "glm-4-32b-0414"
+_ROUTES = (CHAT, "/v1/messages", "/v1/responses", "/v1/completions", "generateContent")
+_SEEN = {CHAT, "/v1/completions"}
+_ENDPOINTS = {"supported_endpoints": ["/v1/chat/completions", "/v1/messages", "/v1/responses"]}
+_ENABLED = {"compaction": {"enabled": True, "context_length": _WINDOW}}
+
+
+class _Way(NamedTuple):
+    """How a deployment is written: `litellm_params` beside an address and a key, and `model_info`."""
+
+    params: Mapping[str, Any]
+    info: Mapping[str, Any] = {}
+
+
+# By `model_name`. Those of "other" are no LM Studio, and opted in; all others are found out as LM Studio.
+_WAYS = {
+    "lm_studio": _Way({"model": f"lm_studio/{KEY}"}),
+    "lm_studio as a provider": _Way({"model": KEY, "custom_llm_provider": "lm_studio"}),
+    "lm_studio with its routes": _Way({"model": f"lm_studio/{KEY}"}, _ENDPOINTS),
+    "lm_studio of a mode": _Way({"model": f"lm_studio/{_OF_A_MODE}"}, {"mode": "responses"}),
+    "lm_studio by a route": _Way({"model": f"lm_studio/responses/{KEY}"}),
+    "wild-lm_studio/*": _Way({"model": "lm_studio/*"}),
+    "openai": _Way({"model": f"openai/{KEY}"}),
+    "openai as a provider": _Way({"model": KEY, "custom_llm_provider": "openai"}),
+    "openai by a name": _Way({"model": _KNOWN}),
+    "openai by a credential": _Way({"model": f"openai/{KEY}", "litellm_credential_name": "local"}),
+    "openai with its routes": _Way({"model": f"openai/{KEY}"}, _ENDPOINTS),
+    "openai of a mode": _Way({"model": f"openai/{_OF_A_MODE}"}, {"mode": "responses"}),
+    "openai by a route": _Way({"model": f"openai/responses/{KEY}"}),
+    "openai by another route": _Way({"model": f"openai/chat_completions/{KEY}"}),
+    "openai that is bridged": _Way({"model": f"openai/{KEY}", "use_chat_completions_api": True}),
+    "openai enabled": _Way({"model": f"openai/{KEY}"}, _ENABLED),
+    "custom_openai": _Way({"model": f"custom_openai/{KEY}"}),
+    "wild-openai/*": _Way({"model": "openai/*"}),
+    # Their providers have a responses or messages route of their own in LiteLLM, or ask another server for a text.
+    **{
+        f"other {provider}": _Way({"model": f"{provider}/{KEY}"}, _ENABLED)
+        for provider in ("openai", "hosted_vllm", "llamafile", "deepseek", "text-completion-openai")
+    },
+}
+_CASES = [("auto", name) for name in (*_WAYS, "alias")]
+_CASES += [("hooks", name) for name in ("lm_studio", "openai", "other hosted_vllm")]
+# LiteLLM makes a list of one text of a chat for it, which this server does not take, and has no stream of a response.
+_FOR_TEXTS = "other text-completion-openai"
+# The oldest LiteLLM asks no callback for the headers of generateContent.
+_HAS_HEADERS = not version("litellm").startswith("1.100.")
+
+
+@pytest.fixture(scope="module")
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A proxy for each carrier."""
+    with open_ways(tmp_path_factory.mktemp("ways"), request.param) as running:
+        yield running
+
+
+@contextmanager
+def open_ways(folder: Path, carrier: str) -> Iterator[Bench]:
+    """A proxy with each way to write a deployment."""
+    groups = [
+        Group("lms", _WINDOW),
+        Group("local", _WINDOW, provider="openai", simulator={"api": "openai"}, **_ENABLED),
+    ]
+    credential: dict[str, Any] = {"credential_name": "local", "credential_info": {}, "credential_values": {}}
+
+    def entries(urls: Mapping[str, str]) -> list[dict[str, Any]]:
+        credential["credential_values"] |= {"api_base": f"{urls['lms']}/v1", "api_key": "k"}
+        return [_entry(name, way, urls["local" if name.startswith("other") else "lms"]) for name, way in _WAYS.items()]
+
+    with open_bench(
+        folder,
+        groups,
+        {"carrier": carrier, "notices": "off", "window_cache_s": 0.2},
+        make_entries=entries,
+        router_settings={"num_retries": 0, "disable_cooldowns": True, "model_group_alias": {"alias": "openai"}},
+        credential_list=[credential],
+    ) as bench:
+        simulator = bench.simulators["lms"]
+        simulator.models = [*simulator.models, *map(Model, (_KNOWN, _OF_A_MODE))]
+        for key in (_KNOWN, _OF_A_MODE):
+            simulator.load(key, _WINDOW)
+        yield bench
+
+
+def _entry(name: str, way: _Way, url: str) -> dict[str, Any]:
+    own = {} if "litellm_credential_name" in way.params else {"api_base": f"{url}/v1", "api_key": "k"}
+    return {"model_name": name, "litellm_params": {**own, **way.params}, "model_info": dict(way.info)}
+
+
+def _asked(route: str, model: str, messages: list[dict[str, Any]], stream: bool) -> tuple[str, dict[str, Any]]:
+    """The path and the body of a client on a route."""
+    body: dict[str, Any] = {"model": model, "stream": stream, "max_tokens": 300}
+    if route == "generateContent":
+        contents = [
+            {"role": "model" if each["role"] == "assistant" else "user", "parts": [{"text": each["content"]}]}
+            for each in messages
+        ]
+        method = "streamGenerateContent?alt=sse" if stream else route
+        return f"/v1beta/models/{model}:{method}", {"contents": contents}
+    if route == "/v1/responses":
+        return route, {"model": model, "stream": stream, "input": messages}
+    if route == "/v1/completions":
+        return route, {**body, "prompt": "\n".join(each["content"] for each in messages)}
+    if route == "/v1/messages":
+        return route, {**body, "messages": messages[1:], "system": messages[0]["content"]}
+    return route, {**body, "messages": messages}
+
+
+def outcome(bench: Bench, route: str, name: str, *, stream: bool) -> str:
+    """ "guarded" or "refused" of a conversation that is too long, or else what went wrong."""
+    messages = talk(f"{route} {name} {stream}", 6000)
+    path, body = _asked(route, name.replace("*", KEY), messages, stream)
+    watch = bench.watch("local" if name.startswith("other") else "lms")
+    answer = bench.proxy.post(body, path)
+    posts = [record for record in watch.records if record.method == "POST"]
+    if elsewhere := sorted({record.path for record in posts} - _SEEN):
+        return f"round the guard: {', '.join(elsewhere)}"
+    if over := [problem for record in posts if (problem := _over(record))]:
+        return f"over the window: {', '.join(over)}"
+    if answer.status_code != 200:
+        return f"refused: {answer.json()['error']['message']}"
+    # A stream may part the word "Understood".
+    if "stood" not in answer.text:
+        return f"no answer: {answer.text[:300]}"
+    return "guarded" if "x-litellm-compaction" in answer.headers else "guarded without a header"
+
+
+def _over(record: RequestRecord) -> str:
+    bound = (record.body or {}).get("max_tokens")
+    tokens = record.prompt_tokens + (bound if isinstance(bound, int) else 0)
+    return f"{tokens} tokens on {record.path}" if record.truncated or tokens > _WINDOW else ""
+
+
+@pytest.mark.parametrize(("bench", "name"), _CASES, indirect=["bench"], scope="module")
+def test_no_route_leads_round_the_guard(bench: Bench, name: str) -> None:
+    """The server is asked for chats and texts that fit, and the client has our headers, or a refusal in our words."""
+    found = {
+        (route, stream): outcome(bench, route, name, stream=stream) for route in _ROUTES for stream in (False, True)
+    }
+    for (route, _), said in found.items():
+        if route == "/v1/completions":
+            # A text is one message.
+            assert said.startswith(f"refused: This model's maximum context length is {_WINDOW} tokens."), found
+        elif name == _FOR_TEXTS:
+            # It refuses inside of a stream, too.
+            assert not said.startswith(("round the guard", "over the window")), found
+        elif route == "generateContent" and not _HAS_HEADERS:
+            assert said in ("guarded", "guarded without a header"), found
+        else:
+            assert said == "guarded", found
+
+
+@pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
+@pytest.mark.parametrize("name", ["lm_studio with its routes", "openai", "other openai"])
+def test_no_websocket_leads_round_the_guard(bench: Bench, name: str) -> None:
+    """LiteLLM would open one to the server, for as many responses as the client asks for."""
+    watch = bench.watch("local" if name.startswith("other") else "lms")
+    address = f"{bench.proxy.base_url.replace('http', 'ws', 1)}/v1/responses"
+    asked = {"type": "response.create", "model": name, "input": talk(f"socket {name}", 6000)}
+    with connect(address, additional_headers={"Authorization": f"Bearer {MASTER_KEY}"}, max_size=None) as socket:
+        socket.send(json.dumps(asked))
+        while (event := json.loads(socket.recv(60)))["type"] not in ("response.completed", "error"):
+            pass
+        assert event["type"] == "response.completed", event
+        # As LiteLLM has it, a later one may name any model, for the same server.
+        socket.send(json.dumps({**asked, "model": f"openai/{KEY}"}))
+        assert json.loads(socket.recv(60))["type"] == "error"
+    assert {record.path for record in watch.records if record.method == "POST"} <= _SEEN
+    assert [each.namespace for each in watch.simulator.sdk.sockets if "responses" in each.namespace] == []
+    assert [problem for record in watch.records if (problem := _over(record))] == []
