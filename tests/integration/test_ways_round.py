@@ -6,7 +6,6 @@ could look at. The simulator records what comes on such a route, too, and counts
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -14,14 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from websockets.sync.client import connect
 
 from litellm_compaction.simulator import Model, RequestRecord
 from tests.builders import talk
 from tests.integration.bench import KEY, Bench, Group, open_bench
-from tests.integration.harness import CHAT, MASTER_KEY
-
-pytestmark = pytest.mark.proxy
+from tests.integration.harness import CHAT
 
 _WINDOW = 4096
 # A model that LiteLLM knows by its name alone, and one of a mode, which LiteLLM notes for all of its provider's.
@@ -81,7 +77,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @contextmanager
-def open_ways(folder: Path, carrier: str) -> Iterator[Bench]:
+def open_ways(folder: Path, carrier: str, *, process: bool = False) -> Iterator[Bench]:
     """A proxy with each way to write a deployment."""
     groups = [
         Group("lms", _WINDOW),
@@ -98,6 +94,7 @@ def open_ways(folder: Path, carrier: str) -> Iterator[Bench]:
         groups,
         {"carrier": carrier, "notices": "off", "window_cache_s": 0.2},
         make_entries=entries,
+        process=process,
         router_settings={"num_retries": 0, "disable_cooldowns": True, "model_group_alias": {"alias": "openai"}},
         credential_list=[credential],
     ) as bench:
@@ -174,23 +171,3 @@ def test_no_route_leads_round_the_guard(bench: Bench, name: str) -> None:
             assert said in ("guarded", "guarded without a header"), found
         else:
             assert said == "guarded", found
-
-
-@pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
-@pytest.mark.parametrize("name", ["lm_studio with its routes", "openai", "other openai"])
-def test_no_websocket_leads_round_the_guard(bench: Bench, name: str) -> None:
-    """LiteLLM would open one to the server, for as many responses as the client asks for."""
-    watch = bench.watch("local" if name.startswith("other") else "lms")
-    address = f"{bench.proxy.base_url.replace('http', 'ws', 1)}/v1/responses"
-    asked = {"type": "response.create", "model": name, "input": talk(f"socket {name}", 6000)}
-    with connect(address, additional_headers={"Authorization": f"Bearer {MASTER_KEY}"}, max_size=None) as socket:
-        socket.send(json.dumps(asked))
-        while (event := json.loads(socket.recv(60)))["type"] not in ("response.completed", "error"):
-            pass
-        assert event["type"] == "response.completed", event
-        # As LiteLLM has it, a later one may name any model, for the same server.
-        socket.send(json.dumps({**asked, "model": f"openai/{KEY}"}))
-        assert json.loads(socket.recv(60))["type"] == "error"
-    assert {record.path for record in watch.records if record.method == "POST"} <= _SEEN
-    assert [each.namespace for each in watch.simulator.sdk.sockets if "responses" in each.namespace] == []
-    assert [problem for record in watch.records if (problem := _over(record))] == []

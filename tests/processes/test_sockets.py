@@ -1,4 +1,4 @@
-"""Clients that manage their own context, as Anthropic's own library and a WebSocket do it."""
+"""What needs a socket: Anthropic's own library, and WebSockets, whose requests LiteLLM shows to no plug-in."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 from websockets.sync.client import connect
 
 from litellm_compaction.simulator import serve
-from tests.integration.harness import proxy
+from tests.builders import talk
+from tests.integration.bench import Bench
+from tests.integration.harness import MASTER_KEY, proxy
 from tests.integration.page_forms import ANNA
 from tests.integration.test_standards import RULE, TRIGGER, Running, items, opened, said, scripted
+from tests.integration.test_ways_round import open_ways
 
 __all__ = ["scripted"]
 
@@ -96,3 +99,28 @@ def test_a_compaction_block_comes_with_the_answer(running: Running, claude: Any)
     assert [block.type for block in alone.content] == ["compaction"]
     assert alone.stop_reason == "compaction"
     assert [each["type"] for each in alone.to_dict()["usage"]["iterations"]] == ["compaction"]
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with open_ways(tmp_path_factory.mktemp("ways"), "auto", process=True) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", ["lm_studio with its routes", "openai", "other openai"])
+def test_no_websocket_leads_round_the_guard(ways: Bench, name: str) -> None:
+    """LiteLLM would open one to the server, for as many responses as the client asks for."""
+    watch = ways.watch("local" if name.startswith("other") else "lms")
+    address = f"{ways.proxy.base_url.replace('http', 'ws', 1)}/v1/responses"
+    asked = {"type": "response.create", "model": name, "input": talk(f"socket {name}", 6000)}
+    with connect(address, additional_headers={"Authorization": f"Bearer {MASTER_KEY}"}, max_size=None) as socket:
+        socket.send(json.dumps(asked))
+        while (event := json.loads(socket.recv(60)))["type"] not in ("response.completed", "error"):
+            pass
+        assert event["type"] == "response.completed", event
+        # As LiteLLM has it, a later one may name any model, for the same server.
+        socket.send(json.dumps({**asked, "model": f"openai/{KEY}"}))
+        assert json.loads(socket.recv(60))["type"] == "error"
+    assert {record.path for record in watch.records if record.method == "POST"} <= _SEEN
+    assert [each.namespace for each in watch.simulator.sdk.sockets if "responses" in each.namespace] == []
+    assert [problem for record in watch.records if (problem := _over(record))] == []
