@@ -23,7 +23,7 @@ _WINDOW = 4096
 # A model that LiteLLM knows by its name alone, and one of a mode, which LiteLLM notes for all of its provider's.
 _KNOWN, _OF_A_MODE = "gpt-4o", "glm-4-32b-0414"
 _ROUTES = (CHAT, "/v1/messages", "/v1/responses", "/v1/completions", "generateContent")
-_SEEN = {CHAT, "/v1/completions"}
+SEEN = {CHAT, "/v1/completions"}
 _ENDPOINTS = {"supported_endpoints": ["/v1/chat/completions", "/v1/messages", "/v1/responses"]}
 _ENABLED = {"compaction": {"enabled": True, "context_length": _WINDOW}}
 
@@ -136,9 +136,9 @@ def outcome(bench: Bench, route: str, name: str, *, stream: bool) -> str:
     watch = bench.watch("local" if name.startswith("other") else "lms")
     answer = bench.proxy.post(body, path)
     posts = [record for record in watch.records if record.method == "POST"]
-    if elsewhere := sorted({record.path for record in posts} - _SEEN):
+    if elsewhere := sorted({record.path for record in posts} - SEEN):
         return f"round the guard: {', '.join(elsewhere)}"
-    if over := [problem for record in posts if (problem := _over(record))]:
+    if over := [problem for record in posts if (problem := over(record))]:
         return f"over the window: {', '.join(over)}"
     if answer.status_code != 200:
         return f"refused: {answer.json()['error']['message']}"
@@ -148,7 +148,7 @@ def outcome(bench: Bench, route: str, name: str, *, stream: bool) -> str:
     return "guarded" if "x-litellm-compaction" in answer.headers else "guarded without a header"
 
 
-def _over(record: RequestRecord) -> str:
+def over(record: RequestRecord) -> str:
     bound = (record.body or {}).get("max_tokens")
     tokens = record.prompt_tokens + (bound if isinstance(bound, int) else 0)
     return f"{tokens} tokens on {record.path}" if record.truncated or tokens > _WINDOW else ""

@@ -11,11 +11,11 @@ from websockets.sync.client import connect
 
 from litellm_compaction.simulator import serve
 from tests.builders import talk
-from tests.integration.bench import Bench
+from tests.integration.bench import KEY, Bench
 from tests.integration.harness import MASTER_KEY, proxy
 from tests.integration.page_forms import ANNA
 from tests.integration.test_standards import RULE, TRIGGER, Running, items, opened, said, scripted
-from tests.integration.test_ways_round import open_ways
+from tests.integration.test_ways_round import SEEN, open_ways, over
 
 __all__ = ["scripted"]
 
@@ -121,6 +121,6 @@ def test_no_websocket_leads_round_the_guard(ways: Bench, name: str) -> None:
         # As LiteLLM has it, a later one may name any model, for the same server.
         socket.send(json.dumps({**asked, "model": f"openai/{KEY}"}))
         assert json.loads(socket.recv(60))["type"] == "error"
-    assert {record.path for record in watch.records if record.method == "POST"} <= _SEEN
+    assert {record.path for record in watch.records if record.method == "POST"} <= SEEN
     assert [each.namespace for each in watch.simulator.sdk.sockets if "responses" in each.namespace] == []
-    assert [problem for record in watch.records if (problem := _over(record))] == []
+    assert [problem for record in watch.records if (problem := over(record))] == []
