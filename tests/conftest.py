@@ -93,7 +93,6 @@ _SLOW_PLACES = (
     "cli/test_compact.py",
     "cli/test_count.py",
     "cli/test_up.py",
-    "core/continuation/test_joiner_seeded.py",
     "engine/test_compactor_long_conversations.py",
     "engine/test_compactor_strategies.py",
     "engine/test_compactor_unknown_models.py",

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import edited
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import Conversation, applied_tokens
 from litellm_compaction.core.cut_points import is_injected, legal_cuts, request_indices
 from litellm_compaction.core.messages import Message, chain, normal_text
-from litellm_compaction.core.plan import Edit, Prune, Reuse, Summarize
+from litellm_compaction.core.plan import Edit, Reuse, Summarize
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     DEPTH,
@@ -120,16 +119,6 @@ def test_images_of_old_results_go_before_the_persons(kind: str) -> None:
     assert tokens <= decision.predicted_tokens
 
 
-def test_none_is_kept_where_none_is_wanted() -> None:
-    """With 0, results show none; the person's own stay where there is room, since nothing asks for their place."""
-    weighed, decision = planned(agent(9), 12288, 0)
-    assert isinstance(decision, Edit)
-    assert shown(apply(weighed.messages, decision.compaction)) == ["photo1"]
-    weighed, decision = planned(agent(2, words=3000), 8192, 0)
-    assert isinstance(decision, Summarize)
-    assert decision.images == ()
-
-
 def test_the_persons_images_go_when_nothing_else_does() -> None:
     """Six photos of a thousand tokens do not fit a target of three thousand: the oldest go."""
     raw = [system()]
@@ -183,14 +172,6 @@ def test_kept_messages_show_their_images_and_count() -> None:
     assert [part.get("text", "") for part in carrier][-2:] == ["Last request from user was: ", "And?"]
 
 
-def test_a_pruning_shows_the_kept_ones_too() -> None:
-    """What a model does not drop has lost its old images, but for the newest."""
-    weighed, decision = planned(agent(4, words=2000), 12288, 2, strategy=STRATEGIES["prune"], edits=False)
-    assert isinstance(decision, Prune)
-    sent = apply(weighed.messages, decision.compaction)
-    assert shown(sent) == ["photo1", "shot3"]
-
-
 def test_the_next_turns_send_the_same_bytes() -> None:
     """A stored compaction says which images it keeps; another one brings back none that is gone."""
     raw = agent(6)
@@ -234,13 +215,6 @@ def test_images_that_litellm_takes_out_of_results_are_nobodys_request(words: str
     carrier = apply(weighed.messages, replace(summarized(weighed, summary), images=((3, 0),)))[1]
     assert "[An image from earlier in the conversation, result of screenshot(page: shot0)]" in carrier.text
     assert not is_injected(parsed([photo("photo1", f"{words} And what do you say?")])[0])
-
-
-def test_parts_of_no_known_shape_stay() -> None:
-    """What only looks like an image is not for us to take apart."""
-    odd: list[Any] = [{"type": {"image": 1}}, {"type": ["image"]}, 7, None, picture("photo1")]
-    (message,) = edited(parsed([{"role": "user", "content": odd}]), ())
-    assert message.raw["content"] == [*odd[:4], {"type": "text", "text": "[An image was here; it was removed.]"}]
 
 
 @given(raw=raw_conversations(repeats=5), data=st.data())

@@ -111,14 +111,6 @@ def test_a_window_to_load_is_never_one_that_is_loaded() -> None:
     assert error.needed_tokens == limits.needed_window_tokens(weighed.floor_tokens) > 8192
 
 
-def test_a_refusal_reads_like_an_overflow() -> None:
-    """Agents compact by themselves when they recognize the wording, and so do we."""
-    weighed = conversation(parsed([user(BIG)]))
-    error = refusal("qwen", weighed, budget(8192, weighed), tools_tokens=0)
-    assert overflow_from_text(str(error)) == (weighed.floor_tokens, 8192)
-    assert "context_length_exceeded" in str(error)
-
-
 def test_only_what_may_be_cut_is_cut() -> None:
     """Each kind of excerpt is allowed by its own setting."""
     raw = [system(), user(BIG), calls("1"), result("1", BIG)]

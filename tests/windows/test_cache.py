@@ -69,24 +69,6 @@ async def test_a_value_is_as_old_as_its_reading_began(server: FakeLMStudio, wind
     assert (await windows.resolve(target())).tokens == 4096
 
 
-async def test_an_old_absence_is_not_served(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """A model that was loaded in the meantime is found by the very next request."""
-    server.list_v1(v1_model())
-    with pytest.raises(ModelNotLoaded):
-        await windows.resolve(target())
-    server.list_v1(v1_model(_=4096))
-    clock.now_s += CACHE_S
-    assert (await windows.resolve(target())).tokens == 4096
-
-
-async def test_fresh_reads_are_shared(server: FakeLMStudio, windows: Windows) -> None:
-    """Callers at the same time share one read."""
-    server.list_v1(v1_model(_=8192))
-    found = await asyncio.gather(*(windows.resolve(target(), fresh=True) for _ in range(20)))
-    assert {window.tokens for window in found} == {8192}
-    assert len(server.requests) == 1
-
-
 async def test_fresh_means_begun_after_the_call(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
     """A read that was already under way does not count as fresh: it may have seen the model before it was loaded."""
     server.list_v1(v1_model())

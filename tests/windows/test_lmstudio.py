@@ -1,18 +1,18 @@
-"""LM Studio's API: shapes, failures, and which instance a name reaches."""
+"""LM Studio's API: shapes, failures, keys, and which instance a name reaches."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.windows import lmstudio
+from litellm_compaction.windows.fetch import unfolds_slowly
 from litellm_compaction.windows.lmstudio import (
     Instance,
-    Listing,
-    WantedModel,
     answers_as_lmstudio,
     list_models,
     match,
@@ -54,24 +54,6 @@ async def test_v0_is_asked_when_v1_answers_200_with_an_error(server: FakeLMStudi
     assert listing.models[1].instances == ()
 
 
-@pytest.mark.parametrize(("models", "holds_up"), [(200, True), (201, False)])
-async def test_a_long_listing_is_read_beside_the_event_loop(
-    server: FakeLMStudio, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, models: int, holds_up: bool
-) -> None:
-    """One of thousands of models would keep all other answers waiting; a short one is not worth a thread."""
-    threads: list[int] = []
-    parse = lmstudio._parse_v1
-
-    def noting(answer: object) -> Listing:
-        threads.append(threading.get_ident())
-        return parse(answer)
-
-    monkeypatch.setattr(lmstudio, "_parse_v1", noting)
-    server.list_v1(*(v1_model(f"a/{number}") for number in range(models)))
-    assert len((await list_models(http, BASE, None)).models) == models
-    assert (threads == [threading.get_ident()]) is holds_up
-
-
 async def test_missing_optional_fields_are_accepted(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
     """Only key and loaded_instances are needed; nulls, odd types and unknown fields do not hurt."""
     server.list_v1(
@@ -108,13 +90,6 @@ async def test_another_api_is_refused(server: FakeLMStudio, http: httpx.AsyncCli
         await list_models(http, BASE, None)
 
 
-async def test_v0_may_answer_where_v1_refuses_the_key(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """A token without permission for v1 still gets the window from v0."""
-    server.answers["/api/v1/models"] = httpx.Response(403)
-    server.list_v0(v0_model())
-    assert (await list_models(http, BASE, "sk-lm-1")).api == "v0"
-
-
 async def test_the_greeting_identifies_lmstudio(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
     """One request is enough where LM Studio greets."""
     server.answers["/lmstudio-greeting"] = {"lmstudio": True}
@@ -139,11 +114,6 @@ async def test_no_is_not_unknown(server: FakeLMStudio, http: httpx.AsyncClient) 
         await answers_as_lmstudio(http, BASE, None)
 
 
-async def _listing(server: FakeLMStudio, http: httpx.AsyncClient, *models: dict[str, object]) -> Listing:
-    server.list_v1(*models)
-    return await list_models(http, BASE, None)
-
-
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -158,55 +128,104 @@ async def _listing(server: FakeLMStudio, http: httpx.AsyncClient, *models: dict[
         ("idle", ("x/idle", None)),
         ("qwen", None),
         ("", None),
+        # A key that is also an instance's id is that one; of two publishers' models the one that is loaded.
+        ("q/q", ("q/q", "q/q")),
+        ("twin", ("b/twin", "b/twin")),
     ],
 )
 async def test_names_reach_models_in_order(
     server: FakeLMStudio, http: httpx.AsyncClient, model: str, expected: tuple[str, str | None] | None
 ) -> None:
     """Instance id, key, variant, without quantisation, without publisher, without case; else the smallest instance."""
-    listing = await _listing(
-        server, http, v1_model("x/idle"), v1_model("qwen/qwen3-8b", mine=32768, silent=None, small=4096)
+    server.list_v1(
+        v1_model("x/idle"),
+        v1_model("qwen/qwen3-8b", mine=32768, silent=None, small=4096),
+        v1_model("q/q", _=16384, other=4096),
+        v1_model("a/twin"),
+        v1_model("b/twin", _=8192),
     )
-    found = match(listing, model)
+    found = match(await list_models(http, BASE, None), model)
     assert (found and (found[0].key, found[1].id if found[1] else None)) == expected
 
 
-async def test_an_exact_id_wins_over_a_smaller_instance(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """A key that is also an instance id reaches that instance, however small the others are."""
-    listing = await _listing(server, http, v1_model("q/q", _=16384, other=4096))
-    found = match(listing, "q/q")
-    assert found is not None
-    assert found[1] == Instance(id="q/q", context_length=16384, parallel=4)
+# ------------------------------------------------------------------ one document from a server
 
 
-async def test_a_loaded_namesake_wins(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """A bare name that two publishers share reaches the one that is loaded."""
-    listing = await _listing(server, http, v1_model("a/m"), v1_model("b/m", _=8192))
-    found = match(listing, "m")
-    assert found is not None
-    assert found[0].key == "b/m"
+@pytest.mark.parametrize(
+    ("failure", "text", "tries"),
+    [
+        (httpx.ConnectError("refused"), "no connection", 1),
+        (httpx.ReadTimeout("slow"), "timeout", 1),
+        (httpx.ReadError("broken"), "no usable answer", 2),
+    ],
+)
+async def test_no_answer_is_told_apart(
+    server: FakeLMStudio, http: httpx.AsyncClient, failure: Exception, text: str, tries: int
+) -> None:
+    """A dead server is reported at once, by kind; only a connection that ended says nothing, and is tried again."""
+    server.down = failure
+    with pytest.raises(ServerUnavailable, match=text):
+        await list_models(http, BASE, None)
+    assert len(server.requests) == tries
 
 
-async def test_a_listing_says_what_finds_the_models_file(http: httpx.AsyncClient, server: FakeLMStudio) -> None:
-    """Publisher, variant, quantization and format are carried along, from either version of the API."""
-    server.list_v1(v1_model("qwen/qwen3-8b") | {"format": "gguf"})
-    [listed] = (await list_models(http, BASE, None)).models
-    assert listed.wanted == WantedModel(
-        key="qwen/qwen3-8b",
-        publisher="qwen",
-        variant="qwen/qwen3-8b@q4_k_m",
-        quantization="Q4_K_M",
-        file_format="gguf",
-    )
-    server.answers.clear()
-    server.list_v0(v0_model() | {"publisher": "qwen", "compatibility_type": "mlx", "quantization": "4bit"})
-    [older] = (await list_models(http, BASE, None)).models
-    assert older.wanted == WantedModel(key="qwen3-8b", publisher="qwen", quantization="4bit", file_format="mlx")
+async def test_a_server_that_never_answers_times_out(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
+    """The limit covers the whole exchange, whatever the client's own limits are."""
+    server.gate = asyncio.Event()
+    with pytest.raises(ServerUnavailable, match=r"timeout, no answer within 0\.01 s"):
+        await list_models(http, BASE, None, timeout_s=0.01)
 
 
-@pytest.mark.parametrize("odd", [None, 7, {"bits": 4}, ["Q4_K_M"]])
-async def test_odd_file_fields_say_nothing(http: httpx.AsyncClient, server: FakeLMStudio, odd: object) -> None:
-    """A field of another shape never hides a model."""
-    server.list_v1(v1_model("a/b") | {"quantization": odd, "format": odd, "selected_variant": odd})
-    [listed] = (await list_models(http, BASE, None)).models
-    assert listed.wanted == WantedModel(key="a/b", publisher="a")
+async def test_a_refused_key_is_named(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
+    """401 and 403 say that it is the key."""
+    server.answers = {"/api/v1/models": httpx.Response(401), "/api/v0/models": httpx.Response(403)}
+    with pytest.raises(ServerUnavailable, match=r"HTTP 401, the API key was refused.*HTTP 403"):
+        await list_models(http, BASE, "sk-lm-1")
+
+
+async def test_a_bad_address_is_unavailable(http: httpx.AsyncClient) -> None:
+    """A malformed api_base raises our error, not httpx's, and hides credentials."""
+    with pytest.raises(ServerUnavailable) as caught:
+        await list_models(http, "ftp://user:secret@host/v1", None)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ServerUnavailable):
+        await list_models(http, "http://[::bad", None)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "sent"),
+    [
+        (None, None),
+        ("", None),
+        ("fake-api-key", None),
+        ("sk-lm-1", "Bearer sk-lm-1"),
+        ("schlüssel", "Bearer schlüssel"),
+    ],
+)
+async def test_only_real_keys_are_sent(
+    server: FakeLMStudio, http: httpx.AsyncClient, api_key: str | None, sent: str | None
+) -> None:
+    """Placeholders are not sent as bearer tokens."""
+    server.list_v1()
+    await list_models(http, BASE, api_key)
+    got = dict(server.requests[0].headers.raw).get(b"Authorization")
+    assert (got.decode() if got is not None else None) == sent
+
+
+async def test_a_compressed_answer_is_closed_with_its_connection() -> None:
+    """A server that sends more than is read would keep one of the few for good."""
+
+    class Body(httpx.AsyncByteStream):
+        is_closed = False
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield gzip.compress(b"[]")
+
+        async def aclose(self) -> None:
+            self.is_closed = True
+
+    body = Body()
+    response = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=body)
+    assert unfolds_slowly(response)
+    await response.aclose()
+    assert body.is_closed

@@ -12,7 +12,7 @@ from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.orders import Orders
 from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import parsed
-from tests.core.test_clear_order import RAW
+from tests.core.test_clearing import RAW
 from tests.core.test_portable import COMPACTION
 from tests.engine.bench import Bench
 
