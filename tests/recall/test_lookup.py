@@ -91,7 +91,7 @@ async def test_what_is_gone_is_not_shown() -> None:
 async def test_a_query_over_the_bound_is_refused() -> None:
     """At 400 characters it is searched, at one more it is not."""
     lookup = Lookup(Counting())
-    assert (await lookup.search("tenant", "x" * 400, limit=5)).hits == ()
+    assert (await lookup.search("tenant", "x" * 400, limit=5)).hits == []
     with pytest.raises(QueryTooLong):
         await lookup.search("tenant", "x" * 401, limit=5)
 
@@ -115,7 +115,7 @@ async def test_as_json_and_as_text() -> None:
         "parts": [{"role": "assistant", "call": "", "text": FISH[1]["content"]}],
     }
     assert shown_to_people(await lookup.search("tenant", "zebra", limit=1)).endswith("zebra")
-    for query in ("x" * 100_000, 'AND OR NOT " * ( )', "/(/", "\x00", "\ud800"):
+    for query in ("x" * 400, 'AND OR NOT " * ( )', "/(/", "\x00", "\ud800"):
         assert len(shown_to_people(await lookup.search("tenant", query, limit=5))) < 10_000
 
 
