@@ -1,6 +1,6 @@
 """Settings from config.yaml: checked at start; `tokenizer` is followed for each deployment.
 
-That a real proxy then does not start: `tests/integration/test_config_start.py`.
+That a real proxy then does not start: `tests/processes/test_config_start.py`.
 """
 
 from __future__ import annotations
