@@ -1,12 +1,14 @@
-"""What becomes of a compaction whose summary does not come, or comes from another model."""
+"""What becomes of a compaction whose summary does not come, comes from another model, or may not be asked for."""
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 
 from litellm_compaction.core.messages import chain
+from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
@@ -123,3 +125,24 @@ async def test_covered_messages_are_kept() -> None:
     assert (await bench.guard(later, keep_originals="compacted")).action == "reused"
     await originals.settle()
     assert {row.key: row.body for row in await rows.scan()} == {row.key: row.body for row in before}
+
+
+async def test_a_client_request_has_one_budget_of_summaries() -> None:
+    """P5: over pruning models, phases, retries and fallbacks; with none left, the verbatim record has to do."""
+    bench = Bench(ask=FakeAsk(SummaryFailed("error")))
+    attempts = Attempts(summary_calls_left=3)
+    models = [bench.pruning_model(bench.ask, label=f"m{n}") for n in range(2)]
+    for turn in range(4):
+        raw = copy.deepcopy(LONG)
+        raw[1]["content"] += f" variant {turn}"
+        sent(raw, await bench.guard(raw, pruning_models=models, attempts=attempts))
+    assert len(bench.ask.prompts) == 3
+    assert attempts.summary_calls_left == 0
+    assert [event.reason for event in bench.events] == ["error", "error", "attempts", "attempts"]  # type: ignore[union-attr]
+
+
+async def test_zero_summary_calls_compact_without_a_model() -> None:
+    """`max_summary_calls: 0` is a way to run."""
+    bench = Bench()
+    sent(LONG, await bench.guard(LONG, max_summary_calls=0))
+    assert (bench.ask.prompts, bench.outcomes) == ([], ["fallback"])

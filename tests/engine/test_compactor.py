@@ -136,6 +136,17 @@ async def test_a_canary_adds_no_system_text() -> None:
     assert "<|im_start|>" not in bench.ask.prompts[0]
 
 
+async def test_a_broken_store_hurts_no_request() -> None:
+    """Without it every turn is compacted anew, and that is all."""
+    bench = Bench()
+    bench.store.broken = True
+    for _ in range(2):
+        prepared = await bench.guard(LONG)
+        assert prepared.action == "compacted"
+        sent(LONG, prepared)
+    assert len(bench.ask.prompts) == 2
+
+
 # ------------------------------------------------------------------ several at a time
 
 

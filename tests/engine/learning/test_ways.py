@@ -10,7 +10,7 @@ from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.learning.ways import ALL_WAYS, KnownWays
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
-from tests.engine.bench import Bench, RecordingStore
+from tests.engine.bench import Bench, Clock, RecordingStore
 
 DAY_S = 24 * 3600.0
 BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260)) + "\nThe "
@@ -19,14 +19,6 @@ BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." f
 def target(name: str = "m", **changes: Any) -> Target:
     known: dict[str, Any] = {"key": name, "model": name, "api_base": "http://here:1/v1", "api_key": None}
     return Target(**{**known, "context_length": None, **changes})
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1e9
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 async def test_the_best_way_of_each_kind_of_server() -> None:
@@ -42,7 +34,7 @@ async def test_the_best_way_of_each_kind_of_server() -> None:
 
 async def test_a_way_that_fails_is_left_for_a_day() -> None:
     """At once where it never led on, after two in a row where it had; an update of the server may change that."""
-    clock = Clock()
+    clock = Clock(1e9)
     known_ways = KnownWays(RecordingStore(), clock)
     one = target()
     await known_ways.learn(one, "m", "raw", "refused")
