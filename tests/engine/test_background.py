@@ -13,7 +13,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.engine.background import MOST_PER_HOUR
 from litellm_compaction.events import CompactionEvent
-from tests.builders import JsonDict, as_bytes, assistant, chat, count, parsed, prose, user
+from tests.builders import JsonDict, as_bytes, assistant, calls, chat, count, parsed, prose, result, user
 from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk
 
 WINDOW = 8192
@@ -135,6 +135,25 @@ async def test_what_was_read_is_sent_below_the_trigger_too() -> None:
     ]
     assert (await scene.turn([*short, assistant("Fine."), user("Then?")])).action == "reused"
     assert scene.told[-1] == ("reused", "")
+
+
+async def test_results_are_cleared_and_what_is_left_is_read_ahead() -> None:
+    """Where stubs will do no model writes anything; the turn that needs them finds the prompt behind them read."""
+    scene, raw = Scene(), [user("Read them all.")]
+    for number in range(12):
+        raw += [calls(f"c{number}"), result(f"c{number}", "line " * 320)]
+    assert (await scene.turn(raw, "")).action == "none"
+    await scene.rested()
+    assert scene.told == [("prepared", "")]
+    assert scene.bench.last.rung == "edit"
+    assert scene.bench.ask.max_tokens == [1]
+    (read,) = scene.bench.ask.messages
+    prepared = await scene.turn([*raw, calls("next"), result("next", "line " * 320)], "")
+    assert prepared.action == "reused"
+    assert prepared.messages is not None
+    assert as_bytes(read) == as_bytes(prepared.messages[: len(read)])
+    assert scene.told[1] == ("reused", "prepared")
+    assert scene.bench.ask.max_tokens == [1]
 
 
 @pytest.mark.parametrize(

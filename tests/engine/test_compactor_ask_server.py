@@ -47,10 +47,6 @@ class Server:
         answer = await self._answer(messages, tools, **fields)
         return int(answer.json()["usage"]["prompt_tokens"])
 
-    async def status(self, messages: Sequence[JsonDict]) -> int:
-        """How a chat completion of one token ends."""
-        return (await self._answer(messages, max_tokens=1)).status_code
-
     async def _answer(
         self, messages: Sequence[JsonDict], tools: Sequence[JsonDict] = (), **fields: Any
     ) -> httpx.Response:
@@ -84,9 +80,6 @@ class Server:
         told = await self.post(sent, max_tokens=1)  # type: ignore[arg-type]
         self.bench.compactor.replies.learn(self.context(), prepared, prompt_tokens=told, completion_tokens=1)
         return prepared, told
-
-    def true_tokens(self, messages: Sequence[JsonDict]) -> int:
-        return self.simulator.requests[-1].prompt_tokens or 0
 
 
 @asynccontextmanager

@@ -32,8 +32,6 @@ STRATEGIES = ["summary", "prune", "handoff"]
 KINDS = ["good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "slow", "500"]
 HANDOFF = "### 1. Primary goals and intent\nPort the parser.\n### 7. Immediate next step\nRun the tests."
 REFUSAL = "I'm sorry, but I can't help with that."
-# Which rung has to come of it, and why it was not the strategy's own.
-OWN = ("", "")
 EXPECTED: dict[tuple[str, str], tuple[str, str]] = {
     **{("prune", kind): ("summary", "invalid") for kind in ("invalid", "wrong types", "echo")},
     **{(strategy, "invalid"): ("truncate", "refusal") for strategy in ("summary", "handoff")},

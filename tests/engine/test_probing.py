@@ -169,6 +169,18 @@ async def test_recounting_is_an_option_with_an_end() -> None:
         assert (server.answer_tokens, attempts.summary_calls_left) == ([16] * recounts, 0)
 
 
+async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
+    """What our count let through and the server's does not goes one rung further, and fits by both."""
+    engine = bench()
+
+    async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
+        return WINDOW - 20
+
+    prepared = await engine.guard(long_talk(), WINDOW, measure=measure, count="probe")
+    assert prepared.budget.fits(prepared.count.tokens)
+    assert prepared.count.tokens < WINDOW - 20 - prepared.budget.rules.answer_min_tokens
+
+
 async def test_a_server_with_a_tokenizer_is_asked_that() -> None:
     """llama.cpp's server, an older build: exact without any generation, also for a prompt above its window."""
     asked: list[str] = []

@@ -18,7 +18,6 @@ from tests.stores.test_originals import talk
 
 EVENT: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
 EVENT |= {"outcome": "compacted", "tokens_before": 7000, "tokens_after": 900}
-CALLED = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
 
 
 @given(compactions(), st.integers(0, 50))

@@ -7,7 +7,6 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
@@ -109,15 +108,3 @@ def test_a_price_gives_way_to_eight_newer_ones() -> None:
         prices.note(440, 440, doubt_tokens=0)
         factors.append(prices.price().factor)
     assert factors == [pytest.approx(1200 / 440)] * 7 + [1.0]
-
-
-ROWS = st.one_of(
-    st.lists(
-        st.lists(
-            st.one_of(st.floats(), st.integers(), st.booleans(), st.none(), st.text(max_size=3), st.just([])),
-            max_size=5,
-        ),
-        max_size=60,
-    ),
-    st.recursive(st.none() | st.text() | st.floats(), st.lists, max_leaves=8),
-)

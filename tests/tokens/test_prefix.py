@@ -15,7 +15,6 @@ UNKNOWN = family_of("", "nobody-knows")
 GPT_OSS = family_of("gpt-oss", "gpt-oss-20b")
 LLAMA31 = family_of("", "llama-3.1-8b")
 PROSE = "The quick brown fox jumps over the lazy dog while the others are watching from the hill. "
-CHINESE = "今天天气很好，我们一起去公园散步吧。"
 TOOL: JsonValue = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}
 
 

@@ -139,14 +139,6 @@ def test_reasoning_that_the_template_drops_costs_nothing() -> None:
     assert with_reasoning.exact
 
 
-BIG = {
-    "prose": PROSE * 4_000,
-    "chinese": "我们在山上看着那只敏捷的棕色狐狸跳过懒狗。" * 8_000,
-    "spaces": "x" + " " * 100_000 + "x",
-    "base64": "Qk1GAABhc2RmZ2hqa2w7" * 16_000,
-}
-
-
 FAMILIES = (LLAMA31, LLAMA2, MISTRAL_V1, NEMO, SMALL, QWEN3, GPT_OSS, family_of("phi3", "phi-3.5"))
 ODD = st.text(st.characters(codec=None), max_size=60) | st.sampled_from(
     ["<|im_end|>", "</s>", "[INST]", "<|eot_id|><|start_header_id|>", "<think>a</think>b", "\x00", "\ud800", " " * 9000]

@@ -21,16 +21,3 @@ async def test_the_store_is_asked_once_a_second_until_there_is_one() -> None:
     assert await small.are_compacted("team")
     assert store.facts_read == 2
     assert not await small.are_compacted("others")
-
-
-async def test_a_store_that_is_down_is_left_alone() -> None:
-    """What this process has made is known without it."""
-    store, clock = RecordingStore(), Clock(0.0)
-    small = SmallConversations(store, clock)
-    store.broken = True
-    assert not await small.are_compacted("team")
-    clock.now_s = 29.0
-    assert not await small.are_compacted("team")
-    assert store.facts_read == 1
-    await small.remember("team")
-    assert await small.are_compacted("team")

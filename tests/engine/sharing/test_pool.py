@@ -104,17 +104,6 @@ async def test_leave_twice(desk: Desk) -> None:
 # What is lent, and called back
 
 
-async def test_what_is_given_back_already_is_no_reason_to_call_back_more(desk: Desk) -> None:
-    """It counts once: with what the other could do without it is still too little for who waits now."""
-    other, leaving = await desk.seat(50), await desk.seat(20, 50)
-    small = await desk.entry(25)
-    assert leaving.must_give_way(20)
-    small.cancel()
-    await settled()
-    await desk.entry(45)
-    assert not other.must_give_way(40)
-
-
 async def test_no_more_are_called_back_than_it_takes(desk: Desk) -> None:
     """The one that is asked first; what it gives back is counted before it has."""
     first, second = await desk.seat(10), await desk.seat(10, 100)

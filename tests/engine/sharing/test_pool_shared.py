@@ -160,24 +160,6 @@ async def test_a_process_that_is_killed_delays_others_by_its_lease(fleet: Fleet)
 
 
 @together()
-async def test_whoever_waits_looks_more_often_than_whoever_runs(fleet: Fleet) -> None:
-    """Room is had a tenth of a second after it is free, and an answer beside others costs four looks a second."""
-    first = await fleet.enter(0, 60)
-    second = fleet.started(fleet.enter(1, 60))
-    await asyncio.sleep(5.01)
-    first.release()
-    clock = asyncio.get_running_loop().time
-    free_s = clock()
-    await second
-    assert clock() - free_s < 0.1
-    await fleet.enter(0, 40)
-    await asyncio.sleep(1)
-    asked = fleet.board.asked
-    await asyncio.sleep(10)
-    assert 76 <= fleet.board.asked - asked <= 84
-
-
-@together()
 async def test_without_a_board_each_process_decides_for_itself(fleet: Fleet) -> None:
     """At once, with one warning, as if the others were not there; and with them again when the board is back."""
     seen: list[str] = []
