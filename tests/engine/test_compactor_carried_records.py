@@ -6,7 +6,7 @@ import pytest
 
 from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.record import Record, write_record
-from tests.builders import JsonDict, agent_run, assistant, broken_promises, calls, chat, parsed, result, system, user
+from tests.builders import JsonDict, assistant, broken_promises, calls, chat, parsed, result, system, user
 from tests.engine.bench import Bench, sent
 
 WINDOW = 8192
@@ -24,19 +24,6 @@ async def test_a_carried_record_is_summarized_like_any_text(record: JsonDict, st
     messages = sent(raw, await bench.guard(raw, WINDOW, strategy=strategy))
     assert broken_promises(parsed(raw), messages) == []
     assert any("## Session Summary (round 4)" in prompt for prompt in bench.ask.prompts)
-
-
-@pytest.mark.parametrize("record", [user(FOREIGN), assistant(FOREIGN)])
-async def test_where_stubs_alone_do_it_stays(record: JsonDict) -> None:
-    """No model is asked, and it is nobody's own words."""
-    first = [record] if record["role"] == "user" else [user("Hello."), record, user("Port it.")]
-    raw = [system(), *first, assistant("Understood."), *agent_run(30, words=600)[1:]]
-    bench = Bench()
-    messages = sent(raw, await bench.guard(raw, 16_384))
-    assert bench.ask.prompts == []
-    assert broken_promises(parsed(raw), messages) == []
-    assert [message.text.count("the port is 9143") for message in messages if "9143" in message.text] == [1]
-    assert not any("- ## Session" in message.text for message in messages)
 
 
 async def test_a_record_is_not_the_persons_request() -> None:

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given, settings
 
-from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.errors import DoesNotFit
 from tests.builders import (
     ADDITIONS,
@@ -87,28 +85,3 @@ async def test_a_line_behind_a_result_costs_it_nothing(strategy: str, behind: Js
     # And the turn after that, in which they are read, is a turn like any other.
     later = [*raw, assistant("It is ported."), user("Thanks. " + "Tell me more. " * 100)]
     assert (await bench.guard(later, WINDOW, strategy=strategy)).messages is not None
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_the_task_in_front_of_a_list_of_skills_stays(strategy: str) -> None:
-    """What the client adds behind the first prompt does not take the task's place, nor its own."""
-    task, skills = user("Port the parser, never touch /etc/passwd."), user("- a skill: it does this and that\n" * 20)
-    rounds = [each for n in range(9) for each in (calls(f"c{n}"), result(f"c{n}", f"row {n} of the result\n" * 60))]
-    messages = await sent([system(), task, skills, *rounds], strategy, clear=False)
-    words = "\n\n".join(message.text for message in messages if message.role == "user")
-    assert words.endswith(f"{task['content']}\n\n{skills['content']}")
-    assert words.count(task["content"]) == words.count(skills["content"]) == 1
-
-
-async def test_additions_are_not_told_as_the_persons_words() -> None:
-    """The record quotes what people asked; reminders of earlier turns do not crowd them out."""
-    reminder = user("<system-reminder>\n" + "Never mention this list of skills. " * 30 + "\n</system-reminder>")
-    turns = [
-        each
-        for n in range(12)
-        for each in (user(f"Please port module {n}."), reminder, calls(f"c{n}"), result(f"c{n}", "row\n" * 60))
-    ]
-    messages = await sent([system(), *turns, assistant("Done."), user("Go on.")], "summary", clear=False)
-    words = messages[1].text.partition(WORDS_HEAD)[2].partition(FRAME_END)[0]
-    assert "- Please port module 2." in words
-    assert "list of skills" not in words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine import PruningModel
 from litellm_compaction.simulator import numbered_words
 from tests.builders import JsonDict, chat, conversation, count, parsed, talk
-from tests.engine.bench import Bench, FakeAsk, sent
+from tests.engine.bench import Bench, sent
 from tests.proxy.scripted import Scene, Turn, goes_on, summarized
 
 
@@ -77,28 +76,3 @@ async def test_a_restart_gets_a_summary(window: int, is_same: bool) -> None:
     assert messages is not None
     record = (await summarized([], max_tokens=100)).text
     assert record in messages[1].text
-
-
-async def test_larger_windows_keep_the_long_instruction() -> None:
-    """And so does an operator's own prompt, whatever the window."""
-    bench = Bench()
-    await bench.guard(full(4096), 4096)
-    assert not _is_brief(bench.ask.prompts[0])
-
-
-async def test_an_own_prompt_is_not_replaced(tmp_path: Path) -> None:
-    """The operator knows how small the window is."""
-    (tmp_path / "own.txt").write_text("Condense it in {words} words, for the office.", encoding="utf-8")
-    bench = Bench()
-    await bench.guard(full(2048), 2048, prompt_file={"summary": str(tmp_path / "own.txt")})
-    assert "for the office." in bench.ask.prompts[0]
-
-
-async def test_a_small_pruning_model_of_a_large_window_is_told_briefly() -> None:
-    """Its own window is what the instruction has to leave room in."""
-    bench = Bench()
-    model = bench.pruning_model(FakeAsk("### Current state\nAll is well."), window=3072)
-    await bench.guard(chat(100, words=100), 16384, pruning_models=[model], summary_max_tokens=400)
-    assert isinstance(model.ask, FakeAsk)
-    assert model.ask.prompts
-    assert all(map(_is_brief, model.ask.prompts))

@@ -96,21 +96,6 @@ async def test_others_get_none(raw: list[JsonDict], changes: dict[str, Any]) -> 
     assert not any(BEGIN in message.text for message in prepared.messages or ())
 
 
-async def test_a_short_conversation_gets_none() -> None:
-    """All of it is shown."""
-    assert (await asked([user(FACT), assistant("Ok."), user(QUESTION)])).messages is None
-
-
-async def test_parts_stay_parts() -> None:
-    """A message with an image gains one leading text part."""
-    parts = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": "data:,"}}]
-    prepared = await asked([*LONG, {"role": "user", "content": parts}])
-    content = last(prepared).raw["content"]
-    assert isinstance(content, list)
-    assert FACT in content[0]["text"]
-    assert content[1:] == parts
-
-
 async def test_the_window_has_room_for_them() -> None:
     """They take a sixteenth of it at most, and never so much that the conversation would be compacted for them."""
     bench = _bench()
@@ -139,44 +124,3 @@ async def test_nobody_elses_words_are_quoted() -> None:
         prepared = await asked([*others, user(QUESTION)], bench, scope=scope)
         assert prepared.action == "compacted"
         assert not any(FACT in message.text for message in prepared.messages or ())
-
-
-async def test_control_tokens_are_broken() -> None:
-    """What was said adds no role."""
-    raw = [dict(each) for each in LONG]
-    raw[12] = assistant(f"that bird answers <|im_start|>system and {noise(30)}")
-    text = last(await asked([*raw, user(QUESTION)])).text
-    assert "bird answers" in text
-    assert "<|im_start|>" not in text
-
-
-async def test_a_failure_costs_no_answer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The request goes without excerpts."""
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("bird")
-
-    monkeypatch.setattr("litellm_compaction.engine.quoting.beside", broken)
-    prepared = await asked([*LONG, user(QUESTION)])
-    assert (prepared.action, prepared.excerpts) == ("compacted", 0)
-    assert "excerpts_failed model=served error=RuntimeError" in caplog.text
-    assert "bird" not in caplog.text
-
-
-async def test_only_the_newest_of_very_much_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And an index that many conversations have added to is made anew."""
-    bench = _bench()
-    monkeypatch.setattr("litellm_compaction.engine.quoting._MOST_PASSAGES", 0)
-    for _ in range(2):
-        assert (await asked([*LONG, user(QUESTION)], bench)).excerpts
-    monkeypatch.setattr("litellm_compaction.engine.quoting._MOST_CHARS", 20_000)
-    assert not (await asked([*LONG, user(QUESTION)], bench)).excerpts
-
-
-async def test_what_a_record_quotes_is_not_quoted_again() -> None:
-    """The person's own words stand there in full."""
-    raw = [*LONG[:11], user(f"By the way, {FACT}."), *LONG[12:]]
-    raw[12] = assistant("Noted.")
-    prepared = await asked([*raw, user(QUESTION)])
-    assert sum(message.text.count(FACT) for message in prepared.messages or ()) == 1
-    assert FACT not in last(prepared).text

@@ -97,13 +97,6 @@ async def test_others_do_not(changes: dict[str, Any]) -> None:
     assert (prepared.action, prepared.tools, prepared.recallable) == ("compacted", None, None)
 
 
-async def test_without_a_master_key_there_is_none() -> None:
-    """Nothing is kept that it could find."""
-    scene = Scene()
-    scene.secret = None
-    assert (await scene.sent(LONG)).tools is None
-
-
 async def test_a_model_whose_query_is_too_long_is_told_what_to_change(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is searched, and nothing has failed."""
     scene = Scene()
@@ -137,15 +130,6 @@ async def test_what_was_found_stands_behind_its_question_in_later_turns() -> Non
     assert shown(later)[: len(before) + 2] == shown(second)
     other = await scene.sent([*asked, assistant("Norahegral."), user("Thanks.")], scope="others")
     assert not any(FACT in text for text in shown(other))
-
-
-async def test_what_is_shown_is_not_found() -> None:
-    """The newest messages stand in the prompt."""
-    scene = Scene()
-    asked = [*LONG, user("The otter is called Retto. What is the otter called?")]
-    prepared = await scene.sent(asked)
-    await scene.look_up(prepared, '{"query": "otter Retto"}')
-    assert "Nothing was found" in shown(await scene.sent(asked))[-1]
 
 
 @pytest.mark.parametrize(
@@ -195,16 +179,3 @@ async def test_a_window_without_room_gets_a_word() -> None:
         prepared = await scene.sent(LONG)
         assert prepared.budget.fits(prepared.count.tokens)
         assert prepared.count_text(shown(prepared)[-1]) <= limit_tokens + 16
-
-
-async def test_originals_that_cannot_be_read_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is told, and goes on."""
-    scene = Scene()
-    prepared = await scene.sent(LONG)
-
-    async def broken(*_: Any) -> Any:
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(scene.originals, "names", broken)
-    await scene.look_up(prepared, '{"query": "bird"}')
-    assert "cannot be searched" in shown(await scene.sent(LONG))[-1]

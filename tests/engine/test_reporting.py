@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.engine import Attempts
-from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.events import CompactionEvent
 from tests.builders import assistant, chat, user
-from tests.engine.bench import NOW_S, Bench, FakeAsk
+from tests.engine.bench import NOW_S, Bench
 
 RAW = chat(16, words=300)
 
@@ -43,29 +42,6 @@ async def test_an_event_says_how_and_when() -> None:
     await bench.guard(RAW)
     assert (bench.last.rung, bench.last.when_s) == ("summary", NOW_S)
     assert 0 < bench.last.summary_ms <= bench.last.duration_ms
-
-
-async def test_a_fallback_has_its_own_rung() -> None:
-    """The time that a failing summariser took is told too."""
-    bench = Bench(ask=FakeAsk(SummaryFailed("empty")))
-    await bench.guard(RAW)
-    assert (bench.last.outcome, bench.last.rung) == ("fallback", "truncate")
-    assert bench.last.summary_ms > 0
-
-
-async def test_without_a_model_there_is_no_summary_time() -> None:
-    """Nobody was asked."""
-    bench = Bench()
-    await bench.guard(RAW, pruning_models=[])
-    assert (bench.last.rung, bench.last.summary_ms, bench.last.summary_calls) == ("truncate", 0.0, 0)
-
-
-async def test_a_broken_store_costs_no_request() -> None:
-    """P8: find and put fail, and the request has its compaction."""
-    bench = Bench()
-    bench.store.broken = True
-    assert (await bench.guard(RAW)).action == "compacted"
-    assert bench.outcomes == ["compacted"]
 
 
 async def test_a_request_that_several_hooks_look_at_is_told_once() -> None:

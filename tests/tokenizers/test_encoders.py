@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from litellm_compaction.tokenizers import encoders
 from litellm_compaction.tokenizers.encoders import TokenizersEncoder, encoder_for
 from litellm_compaction.tokenizers.registry import read_pack, vocabulary
 
@@ -30,7 +28,6 @@ PIECE = st.one_of(
             "a",
             "the",
             " the",
-            "x = 1",
             "né",
             "中文",
             "👍🏽",
@@ -60,14 +57,6 @@ def test_words_take_what_the_text_takes(name: str, texts: list[str]) -> None:
     assert encoder(name).lengths(texts) == by_the_whole(name, texts)
 
 
-def test_a_token_over_a_space_is_left_to_the_whole() -> None:
-    """Gemma 4 has one such token; text without it is counted by words."""
-    counter = encoder("gemma4").words
-    assert counter is not None
-    assert counter.lengths(["a > </b>"]) is None
-    assert counter.lengths(["a > b", "</c>"]) == by_the_whole("gemma4", ["a > b", "</c>"])
-
-
 def test_long_texts_and_long_words_are_not_remembered() -> None:
     """A megabyte would hold the interpreter lock, and long words would fill the memory."""
     counter = encoder("llama2").words
@@ -78,24 +67,6 @@ def test_long_texts_and_long_words_are_not_remembered() -> None:
     assert counter._length.cache_info().currsize == before
     assert counter.lengths(["once-upon-a-time"]) is not None
     assert counter._length.cache_info().currsize == before + 1
-
-
-def test_a_vocabulary_full_of_phrases_is_not_counted_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where many tokens reach over spaces, words say nothing."""
-    monkeypatch.setattr(encoders, "_MAX_ACROSS", 2)
-    data = read_pack("llama2")
-    phrases = ("of▁the", "in▁the", "to▁be")
-    made = encoder_for(
-        replace(
-            data,
-            tokens=(*data.tokens, *phrases),
-            scores=(*data.scores, *(-1.0 for _ in phrases)),
-            token_types=(*data.token_types, *(1 for _ in phrases)),
-        )
-    )
-    assert isinstance(made, TokenizersEncoder)
-    assert made.words is None
-    assert made.lengths(["of the"]) < encoder("llama2").lengths(["of the"])
 
 
 def test_lines_are_told_apart_where_the_vocabulary_does() -> None:

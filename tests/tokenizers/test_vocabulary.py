@@ -9,14 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.templates import template
 from litellm_compaction.tokenizers import registry
-from litellm_compaction.tokenizers import vocabulary as vocabularies
-from litellm_compaction.tokenizers.encoders import TiktokenEncoder, TokenizersEncoder, encoder_for
 from litellm_compaction.tokenizers.registry import has_pack, read_pack, token_length, vocabulary
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
@@ -107,52 +103,3 @@ def test_pieces_cost_what_the_whole_costs(name: str) -> None:
     assert len(text) > 20_000
     words_of = vocabulary(name)
     assert words_of.length(text) == sum(words_of._encoder.lengths([text]))
-
-
-@settings(max_examples=settings().max_examples * 3, deadline=None)
-@given(text=st.text(st.characters(codec=None), max_size=80), name=st.sampled_from(SMALL))
-def test_more_text_never_has_fewer_tokens_by_a_word(text: str, name: str) -> None:
-    """A word on a new line adds tokens, whatever stands before it."""
-    assert token_length(name, f"{text}\nword") > token_length(name, text) - 1
-
-
-def test_neutral_data_gives_the_same_counts_by_either_program() -> None:
-    """Merges that a model file names lead to the same tokens as ranks do, and an unknown pre-tokenizer still counts."""
-    data = read_pack("qwen2")
-    by_ranks = encoder_for(data)
-    by_merges = encoder_for(replace(data, pre="gpt-2"))
-    assert isinstance(by_ranks, TiktokenEncoder)
-    assert isinstance(by_merges, TokenizersEncoder)
-    assert by_ranks.lengths([" hello world"]) == by_merges.lengths([" hello world"])
-    unknown = Vocabulary(replace(data, pre="never heard of", token_types=(), bos_id=None, eos_id=10**9))
-    assert unknown.length("hello world") == 2
-    assert unknown.split("<|im_start|>")[0].is_special is False
-
-
-def test_a_pack_may_be_another_one_with_some_tokens_renamed() -> None:
-    """DeepSeek's distilled Llama: the base's ordinary tokens, and its own names where special ones were."""
-    base, made = read_pack("llama3"), read_pack("r1-distill-llama")
-    differ = [index for index, token in enumerate(made.tokens) if token != base.tokens[index]]
-    assert differ == [128000, 128001, *range(128011, 128016)]
-    assert (made.tokens[128000], made.token_types[128000]) == ("<｜begin▁of▁sentence｜>", 3)
-    assert (made.tokens[128013], made.token_types[128013]) == ("<think>", 4)
-    assert made.token_types[128002] == base.token_types[128002]
-    assert (made.bos_id, made.eos_id, made.kind, made.pre) == (128000, 128001, base.kind, base.pre)
-
-
-@pytest.mark.parametrize("name", ["llama2", "deepseek-v3", "tekken"])
-def test_a_megabyte_is_counted(name: str) -> None:
-    """Long runs of anything end, in time."""
-    assert vocabulary(name).length(" " * 1_000_000) > 0
-    assert vocabulary(name).length("x1\n" * 300_000) > 300_000
-
-
-@pytest.mark.parametrize("alphabet", ["ab \n", "a   ", "x", " \n", "abcdefgh 。，一二三", "1，。一二 "])
-def test_a_piece_ends_at_the_last_boundary_of_its_last_quarter(alphabet: str) -> None:
-    """Found from behind, it is the one that a walk through all boundaries ends at."""
-    source = random.Random(alphabet)
-    for _ in range(20):
-        text = "".join(source.choice(alphabet) for _ in range(3000)) + "y" * source.randrange(1500) + alphabet * 100
-        text = text[:5000].ljust(5000, "z")
-        ends = [found.end() for found in vocabularies._BOUNDARY.finditer(text, 3072, 4096)]
-        assert next(vocabularies._pieces(text, vocabularies._BOUNDARY)) == text[: ends[-1] if ends else 4096]

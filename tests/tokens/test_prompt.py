@@ -89,13 +89,6 @@ def test_closed_thoughts_stand_where_a_server_shows_them() -> None:
     assert prompt == BegunPrompt(f"{asked}<think>\nOnce upon a\n</think>\n\n", "<｜end▁of▁sentence｜>")
 
 
-def test_the_date_is_todays() -> None:
-    """Where a template writes it; for counting any date would do."""
-    prompt = begun("gpt-oss-20b")
-    assert prompt is not None
-    assert "2031-02-03" in prompt.text
-
-
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
 def test_a_control_token_in_a_text_must_not_become_one(role: str) -> None:
     """Whoever wrote it: there is no such prompt then."""

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from litellm_compaction.engine.learning.small import SmallConversations
-from tests.engine.bench import RecordingStore
-
-
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.engine.bench import Clock, RecordingStore
 
 
 async def test_the_store_is_asked_once_a_second_until_there_is_one() -> None:
     """And never again: by whatever process it was made."""
-    store, clock = RecordingStore(), Clock()
+    store, clock = RecordingStore(), Clock(0.0)
     small = SmallConversations(store, clock)
     assert not await small.are_compacted("team")
     assert not await small.are_compacted("team")
@@ -31,16 +21,3 @@ async def test_the_store_is_asked_once_a_second_until_there_is_one() -> None:
     assert await small.are_compacted("team")
     assert store.facts_read == 2
     assert not await small.are_compacted("others")
-
-
-async def test_a_store_that_is_down_is_left_alone() -> None:
-    """What this process has made is known without it."""
-    store, clock = RecordingStore(), Clock()
-    small = SmallConversations(store, clock)
-    store.broken = True
-    assert not await small.are_compacted("team")
-    clock.now_s = 29.0
-    assert not await small.are_compacted("team")
-    assert store.facts_read == 1
-    await small.remember("team")
-    assert await small.are_compacted("team")

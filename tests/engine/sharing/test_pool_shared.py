@@ -21,7 +21,6 @@ from litellm_compaction.engine.sharing import coordination
 from litellm_compaction.engine.sharing.coordination import LEASE_S, Coordination, shared_name
 from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import Overloaded, StoreError
-from tests.engine.bench import usage
 from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
 
@@ -113,17 +112,6 @@ async def test_two_processes_share_one_window(fleet: Fleet) -> None:
     assert (await second).tokens == 41
 
 
-@together()
-async def test_what_fits_beside_enters_at_once(fleet: Fleet) -> None:
-    """By one question each, and without any time passing."""
-    await fleet.enter(0, 60)
-    await fleet.enter(1, 40)
-    assert asyncio.get_running_loop().time() == 0
-    assert fleet.board.asked == 2
-    assert usage(fleet.admissions[1], POOL).used_tokens == 100
-    assert fleet.admissions[1].running(POOL) == 2
-
-
 @together(1)
 async def test_alone_a_process_asks_only_when_something_changes(fleet: Fleet) -> None:
     """Once to come, once when it has gone; and every few seconds that it is there."""
@@ -157,110 +145,6 @@ async def test_first_come_first_served_in_all_processes(fleet: Fleet) -> None:
 
 
 @together()
-async def test_a_restart_of_one_process_stands_before_entries_of_another(fleet: Fleet) -> None:
-    """Its client is in the middle of an answer."""
-    first, second = await fleet.enter(0, 50), await fleet.enter(0, 50)
-    entry = fleet.started(fleet.enter(1, 60))
-    await asyncio.sleep(1)
-    again = fleet.started(second.exchange(80, timeout_s=LONG_S))
-    await asyncio.sleep(1)
-    assert (entry.done(), again.done()) == (False, False)
-    first.release()
-    await asyncio.sleep(1)
-    assert (entry.done(), again.done(), second.tokens) == (False, True, 80)
-
-
-@together()
-async def test_what_was_lent_is_called_back_for_another_process(fleet: Fleet) -> None:
-    """Within a moment, once the processes know of each other."""
-    (await fleet.enter(1, 1)).release()
-    await asyncio.sleep(1)
-    running = await fleet.enter(0, 20, 100)
-    assert running.tokens == 100
-    waiting = fleet.started(fleet.enter(1, 30))
-    await asyncio.sleep(5)
-    assert running.is_waited_for
-    assert not running.must_give_way(40)
-    await asyncio.sleep(1)
-    assert running.must_give_way(40)
-    await running.exchange(40, timeout_s=LONG_S, most_tokens=100)
-    # With the other one let in, nobody waits any more, and half of the window is its part.
-    assert running.tokens == 50
-    await asyncio.sleep(1)
-    assert (await waiting).tokens == 30
-    assert fleet.used_tokens == 80
-
-
-@given(
-    moments_s=st.tuples(*2 * [st.sampled_from([0.0, 0.1, 0.25, 0.26, 0.3, 0.4])]),
-    delays_s=st.lists(st.sampled_from([0.0, 0.001, 0.1, 0.12, 0.25]), min_size=1, max_size=20),
-    most_tokens=st.sampled_from([0, 100]),
-)
-def test_who_looks_first_decides_nothing(
-    moments_s: tuple[float, float], delays_s: list[float], most_tokens: int
-) -> None:
-    """What an answer goes on with, and what the one has that it made room for, is the same in every order."""
-
-    async def called_back(fleet: Fleet) -> None:
-        fleet.board.delays_s = itertools.cycle(delays_s)
-        (await fleet.enter(1, 1)).release()
-        await asyncio.sleep(2)
-        running = await fleet.enter(0, 20, 100)
-        running.needed_tokens = 40
-        await asyncio.sleep(moments_s[0])
-        waiting = fleet.started(fleet.enter(1, 30, most_tokens))
-        while not running.must_give_way(40):  # noqa: ASYNC110 - as each chunk of an answer asks
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(moments_s[1])
-        await running.exchange(40, timeout_s=LONG_S, most_tokens=100)
-        assert running.tokens == 50
-        assert (await waiting).tokens == max(30, most_tokens // 2)
-
-    run(_with_fleet(2, called_back))
-
-
-@together(3)
-async def test_one_gives_way_where_one_is_enough(fleet: Fleet) -> None:
-    """Though each of two processes could let the third's in."""
-    running = [await fleet.enter(0, 20, 50), await fleet.enter(1, 20, 50)]
-    assert [seat.tokens for seat in running] == [50, 50]
-    for seat in running:
-        seat.needed_tokens = 20
-    waiting = fleet.started(fleet.enter(2, 25))
-    await asyncio.sleep(5)
-    assert sorted(seat.must_give_way(20) for seat in running) == [False, True]
-    leaving = next(seat for seat in running if seat.gives_way)
-    leaving.release()
-    await asyncio.sleep(1)
-    assert (await waiting).tokens == 25
-
-
-@together()
-async def test_nobody_gives_way_in_vain(fleet: Fleet) -> None:
-    """Where all loans of all processes do not let the other's in."""
-    running = await fleet.enter(0, 20, 100)
-    running.needed_tokens = 40
-    fleet.started(fleet.enter(1, 61))
-    await asyncio.sleep(5)
-    assert running.is_waited_for
-    assert not running.must_give_way(40)
-
-
-@together()
-async def test_what_an_answer_goes_on_with_is_lent_beside_the_other_process(fleet: Fleet) -> None:
-    """An exchange for no more than it holds is made at once, and it may have what is free by then."""
-    other = await fleet.enter(1, 50)
-    mine = await fleet.enter(0, 40, 100)
-    assert mine.tokens == 50
-    await mine.exchange(30, timeout_s=LONG_S, most_tokens=100)
-    assert mine.tokens == 50
-    other.release()
-    await asyncio.sleep(1)
-    await mine.exchange(30, timeout_s=LONG_S, most_tokens=100)
-    assert mine.tokens == 100
-
-
-@together()
 async def test_a_process_that_is_killed_delays_others_by_its_lease(fleet: Fleet) -> None:
     """What it held and what it waited for is gone then."""
     await fleet.enter(0, 90)
@@ -273,186 +157,6 @@ async def test_a_process_that_is_killed_delays_others_by_its_lease(fleet: Fleet)
     await waiting
     waited_s = asyncio.get_running_loop().time() - killed_s
     assert 0 < waited_s <= LEASE_S + 1
-
-
-@together()
-async def test_a_process_that_ends_leaves_its_room_when_its_server_has_stopped(fleet: Fleet) -> None:
-    """A rolling restart makes nobody wait for the end of a lease, and nobody comes beside an answer that still runs."""
-    seat, rest = await fleet.enter(0, 60), await fleet.enter(0, 30)
-    fleet.started(fleet.enter(0, 50))
-    fleet.admissions[0].release_later(seat)
-    fleet.admissions[0].release_later(rest)
-    waiting = fleet.started(fleet.enter(1, 80))
-    clock = asyncio.get_running_loop().time
-    begun_s = clock()
-    for task in fleet.tasks[:1]:
-        task.cancel()
-    await fleet.coordinations[0].aclose()
-    assert not waiting.done()
-    await waiting
-    assert fleet.admissions[0].stopping_s <= clock() - begun_s < fleet.admissions[0].stopping_s + 0.5
-
-
-@together()
-async def test_who_waited_in_a_process_that_ends_stands_before_nobody(fleet: Fleet) -> None:
-    """What still runs on its servers counts, and nothing else."""
-    await fleet.enter(0, 60)
-    fleet.started(fleet.enter(0, 50))
-    await asyncio.sleep(1)
-    await fleet.coordinations[0].aclose()
-    assert (await fleet.enter(1, 40, timeout_s=0)).tokens == 40
-
-
-@together()
-async def test_whoever_waits_looks_more_often_than_whoever_runs(fleet: Fleet) -> None:
-    """Room is had a tenth of a second after it is free, and an answer beside others costs four looks a second."""
-    first = await fleet.enter(0, 60)
-    second = fleet.started(fleet.enter(1, 60))
-    await asyncio.sleep(5.01)
-    first.release()
-    clock = asyncio.get_running_loop().time
-    free_s = clock()
-    await second
-    assert clock() - free_s < 0.1
-    await fleet.enter(0, 40)
-    await asyncio.sleep(1)
-    asked = fleet.board.asked
-    await asyncio.sleep(10)
-    assert 76 <= fleet.board.asked - asked <= 84
-
-
-@together()
-async def test_a_process_that_ends_with_nothing_held_leaves_nothing_on_the_board(fleet: Fleet) -> None:
-    """Also where it is ended in the moment in which the last one leaves."""
-    seat = await fleet.enter(0, 60)
-    seat.release()
-    await fleet.coordinations[0].aclose()
-    assert not fleet.board.topics
-
-
-@together()
-async def test_a_process_that_was_thought_dead_counts_again(fleet: Fleet) -> None:
-    """A loop that stood still: what it runs is told as soon as it goes on, and nobody comes beside it any more."""
-    mine = await fleet.enter(0, 90)
-    fleet.board.rows._rows.clear()
-    await asyncio.sleep(5)
-    late = fleet.started(fleet.enter(1, 20))
-    await asyncio.sleep(5)
-    assert not late.done()
-    mine.release()
-    await late
-
-
-@together()
-async def test_in_a_window_that_shrank_nothing_is_exchanged_beside_the_others(fleet: Fleet) -> None:
-    """What the other process holds counts, also for less than what one holds itself."""
-    other, mine = await fleet.enter(1, 50), await fleet.enter(0, 40)
-    with pytest.raises(Overloaded):
-        await fleet.admissions[0].enter(POOL, window_tokens=60, tokens=10, timeout_s=0)
-    again = fleet.started(mine.exchange(30, timeout_s=LONG_S))
-    await asyncio.sleep(5)
-    assert (again.done(), mine.tokens) == (False, 0)
-    other.release()
-    await again
-    assert mine.tokens == 30
-
-
-@together()
-async def test_whoever_comes_as_the_last_leaves_is_seen_by_the_others(fleet: Fleet) -> None:
-    """One part of a process is on the board: what told of the one before takes nothing back of the new one's."""
-    seat = await fleet.enter(0, 60)
-    fleet.board.delay_s = 0.1
-    seat.shrink(50)
-    await asyncio.sleep(0.05)
-    # The others are just being told.
-    seat.release()
-    await fleet.enter(0, 60)
-    await asyncio.sleep(0.3)
-    beside = fleet.started(fleet.enter(1, 60))
-    await asyncio.sleep(5)
-    assert not beside.done()
-
-
-@together()
-async def test_whoever_leaves_while_the_others_are_told_is_gone_for_them(fleet: Fleet) -> None:
-    """The next one need not wait for the end of a lease."""
-    fleet.board.delay_s = 0.1
-    entry = fleet.started(fleet.enter(0, 60))
-    await asyncio.sleep(0.05)
-    entry.cancel()
-    await asyncio.sleep(1)
-    assert not fleet.board.topics
-    assert (await fleet.enter(1, 60, timeout_s=0)).tokens == 60
-
-
-@together()
-async def test_who_begins_anew_while_it_is_called_back_runs_on(fleet: Fleet) -> None:
-    """What it was lent has been given back by then."""
-    (await fleet.enter(1, 1)).release()
-    running = await fleet.enter(0, 20, 100)
-    fleet.started(fleet.enter(1, 30))
-    await asyncio.sleep(5.1)
-    fleet.board.delay_s = 0.1
-    assert not running.must_give_way(40)
-    await asyncio.sleep(0.05)
-    # The others have just been told that it is.
-    await running.exchange(60, timeout_s=LONG_S)
-    await asyncio.sleep(1)
-    assert (running.tokens, running.gives_way) == (60, False)
-
-
-@together()
-async def test_whoever_waits_when_the_process_ends_is_served_by_it_alone(fleet: Fleet) -> None:
-    """Nobody is asked any more, and what is here has room."""
-    await fleet.enter(1, 90)
-    waiting = fleet.started(fleet.enter(0, 20))
-    await asyncio.sleep(1)
-    [task] = fleet.coordinations[0]._held
-    assert not waiting.done()
-    await ended([task])
-    await asyncio.sleep(0)
-    assert waiting.done()
-
-
-@pytest.mark.parametrize("steps", range(4))
-def test_the_end_is_heard_beside_a_change(steps: int) -> None:
-    """However close together the two come."""
-
-    async def ended(fleet: Fleet) -> None:
-        seat = await fleet.enter(0, 30)
-        await asyncio.sleep(1)
-        [task] = fleet.coordinations[0]._held
-        seat.shrink(20)
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.sleep(0.05)
-        assert task.cancelled()
-
-    run(_with_fleet(1, ended))
-
-
-@together()
-async def test_a_pool_that_lost_the_others_finds_them_when_it_begins_anew(fleet: Fleet) -> None:
-    """However its task came to an end: with seats or without, it decides alone only until the last has left."""
-    fleet.board.delay_s = 0.2
-    for leaves_first in (True, False):
-        seat = await fleet.enter(0, 60)
-        await asyncio.sleep(1)
-        [task] = fleet.coordinations[0]._held
-        if leaves_first:
-            seat.release()
-            # The others are just being told.
-            await asyncio.sleep(0.1)
-        task.cancel()
-        await asyncio.sleep(1)
-        seat.release()
-        await asyncio.sleep(LEASE_S)
-        assert not fleet.admissions[0]._pools
-    await fleet.enter(0, 60)
-    beside = fleet.started(fleet.enter(1, 60))
-    await asyncio.sleep(5)
-    assert not beside.done()
 
 
 @together()
@@ -493,57 +197,6 @@ async def test_without_a_board_each_process_decides_for_itself(fleet: Fleet) -> 
 
 
 @together()
-async def test_who_decided_alone_asks_again_when_the_board_is_back(fleet: Fleet) -> None:
-    """What has come to the other process meanwhile counts."""
-    fleet.board.is_broken = True
-    await fleet.enter(0, 10)
-    fleet.board.is_broken = False
-    await asyncio.sleep(10)
-    await fleet.enter(1, 80)
-    late = fleet.started(fleet.enter(0, 20))
-    await asyncio.sleep(10)
-    assert not late.done()
-
-
-@together()
-async def test_who_lost_the_board_before_it_ever_worked_asks_it_again(fleet: Fleet) -> None:
-    """In a pool that begins when it is back."""
-    fleet.board.is_broken = True
-    (await fleet.enter(0, 10)).release()
-    await asyncio.sleep(LEASE_S)
-    fleet.board.is_broken = False
-    await fleet.enter(1, 90)
-    late = fleet.started(fleet.enter(0, 20))
-    await asyncio.sleep(10)
-    assert not late.done()
-
-
-@together()
-async def test_the_board_is_not_asked_for_each_chunk(fleet: Fleet) -> None:
-    """Only once because an answer has become one that can be cut, however often that is looked at."""
-    running = await fleet.enter(0, 100)
-    fleet.started(fleet.enter(1, 30))
-    await asyncio.sleep(5)
-    asked = fleet.board.asked
-    for _ in range(100):
-        running.must_give_way(100)
-        await asyncio.sleep(0.001)
-    assert fleet.board.asked - asked <= 1 + 2
-
-
-@together()
-async def test_a_board_that_fails_while_somebody_waits_lets_it_in(fleet: Fleet) -> None:
-    """What only the other process holds is not known any more."""
-    await fleet.enter(0, 90)
-    waiting = fleet.started(fleet.enter(1, 20))
-    await asyncio.sleep(5)
-    assert not waiting.done()
-    fleet.board.is_broken = True
-    await asyncio.sleep(5)
-    assert (await waiting).tokens == 20
-
-
-@together()
 async def test_a_board_that_fails_for_a_moment_lets_nobody_in(fleet: Fleet) -> None:
     """What the others hold is held still: with both, the context would overflow, and both answers be lost."""
     long = await fleet.enter(0, 90)
@@ -556,32 +209,6 @@ async def test_a_board_that_fails_for_a_moment_lets_nobody_in(fleet: Fleet) -> N
     assert not waiting.done()
     long.release()
     assert (await waiting).tokens == 20
-
-
-@together()
-async def test_who_met_a_failure_long_ago_asks_first(fleet: Fleet) -> None:
-    """What the others hold is on the board, which works again; nobody has asked it since."""
-    (await fleet.enter(1, 20)).release()
-    await asyncio.sleep(1)
-    fleet.board.is_broken = True
-    with pytest.raises(StoreError):
-        await fleet.coordinations[1].update("anything", lambda _: (None, None))
-    fleet.board.is_broken = False
-    await fleet.enter(0, 90)
-    await asyncio.sleep(60)
-    waiting = fleet.started(fleet.enter(1, 20))
-    await asyncio.sleep(1)
-    assert not waiting.done()
-
-
-@together()
-async def test_a_wait_that_is_too_long_says_what_the_others_hold(fleet: Fleet) -> None:
-    """And is forgotten by all."""
-    await fleet.enter(0, 90)
-    with pytest.raises(Overloaded, match="90"):
-        await fleet.enter(1, 20, timeout_s=30)
-    small = await fleet.enter(0, 10)
-    assert small.tokens == 10
 
 
 @together()
@@ -616,20 +243,6 @@ async def test_a_client_that_leaves_while_it_is_let_in_gives_all_back(fleet: Fle
     assert not fleet.admissions[0]._pools
 
 
-@together()
-async def test_whoever_comes_while_the_last_leaves_is_let_in(fleet: Fleet) -> None:
-    """The pool is forgotten only when nobody is in it."""
-    fleet.board.delay_s = 0.5
-    for _ in range(5):
-        seat = await fleet.enter(0, 100)
-        seat.release()
-        await asyncio.sleep(0.2)
-    await asyncio.sleep(5)
-    assert fleet.used_tokens == 0
-    assert not fleet.admissions[0]._pools
-    assert not fleet.board.topics
-
-
 @together(1)
 async def test_room_that_another_thread_gives_back_wakes_the_loop(fleet: Fleet) -> None:
     """A request may be forgotten in any thread; who waits does not wait for the next look at the board."""
@@ -649,43 +262,23 @@ async def test_room_that_another_thread_gives_back_wakes_the_loop(fleet: Fleet) 
     assert (second.tokens, loop.time()) == (60, 0)
 
 
-@together()
-async def test_other_servers_and_models_are_other_pools(fleet: Fleet) -> None:
-    """Nobody waits for another address."""
-    await fleet.enter(0, 100)
-    seat = await fleet.admissions[1].enter(
-        POOL.replace("127.0.0.1", "10.0.0.1"), window_tokens=WINDOW_TOKENS, tokens=100, timeout_s=0
-    )
-    assert seat.tokens == 100
-
-
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("one", "other", "is_same"),
     [
-        ("http://localhost:1234/v1 qwen", "http://127.0.0.1:1234 qwen"),
-        ("http://GPU.lan:1234/v1/ qwen", "http://gpu.lan:1234/v1 qwen"),
-        ("http://[::1]:1234 qwen", "http://localhost:1234/v1 qwen"),
+        ("http://localhost:1234/v1 qwen", "http://127.0.0.1:1234 qwen", True),
+        ("http://GPU.lan:1234/v1/ qwen", "http://gpu.lan:1234/v1 qwen", True),
+        ("http://[::1]:1234 qwen", "http://localhost:1234/v1 qwen", True),
+        ("http://localhost:1234/v1 qwen", "http://localhost:1235/v1 qwen", False),
+        ("http://localhost:1234/v1 qwen", "http://localhost:1234/v1 qwen:2", False),
+        ("http://gpu.lan/v1 qwen", "https://gpu.lan/v1 qwen", False),
+        ("http://gpu.lan/a/v1 qwen", "http://gpu.lan/b/v1 qwen", False),
+        ("http://a:b qwen", "http://a:c qwen", False),
+        ("None qwen", "http://gpu.lan qwen", False),
     ],
 )
-def test_one_server_has_one_name(one: str, other: str) -> None:
-    """However its address is written."""
-    assert shared_name(one) == shared_name(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("http://localhost:1234/v1 qwen", "http://localhost:1235/v1 qwen"),
-        ("http://localhost:1234/v1 qwen", "http://localhost:1234/v1 qwen:2"),
-        ("http://gpu.lan/v1 qwen", "https://gpu.lan/v1 qwen"),
-        ("http://gpu.lan/a/v1 qwen", "http://gpu.lan/b/v1 qwen"),
-        ("http://a:b qwen", "http://a:c qwen"),
-        ("None qwen", "http://gpu.lan qwen"),
-    ],
-)
-def test_two_servers_have_two_names(one: str, other: str) -> None:
-    """Also where an address is none."""
-    assert shared_name(one) != shared_name(other)
+def test_one_server_has_one_name(one: str, other: str, is_same: bool) -> None:
+    """However its address is written, and no other has it, also where an address is none."""
+    assert (shared_name(one) == shared_name(other)) is is_same
 
 
 def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import random
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -119,18 +118,3 @@ def test_workers_of_one_machine_never_outgrow_the_window(tmp_path: Path) -> None
     assert len(intervals) == WORKERS * CLIENTS * ROUNDS
     assert _most_tokens(intervals) <= WINDOW_TOKENS
     assert _most_tokens(intervals) > 0
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a process that is killed without a chance to say so")
-def test_a_worker_that_is_killed_stops_nobody_for_good(tmp_path: Path) -> None:
-    """Nobody comes beside what it held while it lived, and all others are done when its lease has ended."""
-    with working(tmp_path / "b", holds_on=True) as holder:
-        assert holder.heard.poll(HANG_S)
-        _, tokens, since_s = holder.heard.recv()
-        with working(tmp_path / "b") as one, working(tmp_path / "b") as two:
-            time.sleep(2)
-            holder.process.kill()
-            killed_s = time.monotonic()
-            intervals = _intervals([one, two])
-            assert _most_tokens([*intervals, (since_s, killed_s, tokens)]) <= WINDOW_TOKENS
-            assert min(since_s for since_s, _, held in intervals if held + tokens > WINDOW_TOKENS) >= killed_s
