@@ -6,14 +6,12 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import litellm
 import pytest
-from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
 
 from litellm_compaction.proxy.litellm_api import before_end, connect, is_within_budgets, keeps_responses
 
@@ -80,24 +78,6 @@ async def test_proxies_of_the_environment_are_passed_by(
         assert (proxy.connected, server.connected) == (0, 1)
 
 
-async def test_unreachable_server_is_an_error_of_httpx(transport: httpx.AsyncBaseTransport) -> None:
-    """The carrier tells a broken connection by httpx's errors, whatever lies below."""
-    async with serving() as server:
-        url = server.url
-    with pytest.raises(httpx.ConnectError):
-        await transport.handle_async_request(httpx.Request("GET", url))
-
-
-async def test_operator_chooses_httpx(transport: httpx.AsyncBaseTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where LiteLLM is told not to use aiohttp, neither do we."""
-    assert isinstance(transport, LiteLLMAiohttpTransport)
-    with monkeypatch.context() as patched:
-        patched.setenv("DISABLE_AIOHTTP_TRANSPORT", "True")
-        assert isinstance(connect(), httpx.AsyncHTTPTransport)
-    monkeypatch.setattr(litellm, "disable_aiohttp_transport", True)
-    assert isinstance(connect(), httpx.AsyncHTTPTransport)
-
-
 _MODULE = "litellm.proxy.proxy_server"
 
 
@@ -117,21 +97,6 @@ async def test_litellms_own_end_does_ours_first(monkeypatch: pytest.MonkeyPatch)
     assert before_end(ours)
     assert await module.proxy_shutdown_event(worker="heart") == "ended"
     assert done == ["ours", "heart"]
-
-
-@pytest.mark.parametrize("module", [None, SimpleNamespace(), SimpleNamespace(proxy_shutdown_event=print)])
-async def test_where_litellm_has_no_such_moment_nothing_is_changed(
-    monkeypatch: pytest.MonkeyPatch, module: Any
-) -> None:
-    """Leases then end by themselves."""
-    monkeypatch.setitem(sys.modules, _MODULE, module)
-
-    async def ours() -> None:
-        raise AssertionError("done all the same")
-
-    before = getattr(module, "proxy_shutdown_event", None)
-    assert not before_end(ours)
-    assert getattr(module, "proxy_shutdown_event", None) is before
 
 
 @pytest.mark.parametrize(
@@ -177,9 +142,3 @@ def test_a_database_without_prompts_keeps_no_response(
     monkeypatch.setitem(sys.modules, "litellm.proxy.spend_tracking.spend_tracking_utils", module)  # type: ignore[arg-type]
     monkeypatch.setattr(litellm, "cold_storage_custom_logger", cold_storage)
     assert keeps_responses() is keeps
-
-
-def test_litellm_has_the_function_that_says_so() -> None:
-    """Without it a database alone would count again."""
-    source = Path(litellm.__file__).parent / "proxy" / "spend_tracking" / "spend_tracking_utils.py"
-    assert f"def {_KEEPER}(" in source.read_text("utf-8")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, TruncationAlarm
-from litellm_compaction.proxy import metrics
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
 from tests.test_events import event
 
@@ -91,15 +90,6 @@ def test_what_is_held_is_shown_at_each_look() -> None:
     assert library.looks["litellm_compaction_room_answers"]() == 0
 
 
-def test_what_is_held_needs_no_library() -> None:
-    """A proxy without it starts all the same."""
-
-    def missing() -> Any:
-        raise ImportError
-
-    Metrics(missing).show_held(lambda: (0, 0))
-
-
 def test_a_compaction_is_counted() -> None:
     """By model, phase and outcome; its tokens, how full the window was, and what the summary took."""
     library = FakeLibrary()
@@ -140,30 +130,6 @@ def test_answers_that_the_window_has_cut_are_counted() -> None:
     }
 
 
-def test_records_written_ahead_are_no_decisions_about_prompts() -> None:
-    """What became of them is counted by itself, and what they cost with all summaries."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    metrics.observe(event("prepared"))
-    metrics.observe(event("given_up", summary_calls=0, reason="arrived"))
-    metrics.observe(event("reused", summary_calls=0, reason="prepared"))
-    metrics.observe(event("reused", summary_calls=0, reason="early"))
-    assert library.of("ahead_total") == {
-        ("qwen", "prepared"): [1],
-        ("qwen", "given_up"): [1],
-        ("qwen", "used"): [1, 1],
-    }
-    assert sum(map(len, library.of("compactions_total").values())) == 2
-    assert sum(map(len, library.of("summary_duration_seconds").values())) == 1
-
-
-def test_reuse_takes_no_summary() -> None:
-    """A stored compaction costs no call and no time of one."""
-    library = FakeLibrary()
-    Metrics(lambda: library).observe(event("reused", summary_calls=0))
-    assert library.of("summary_calls_total") == library.of("summary_duration_seconds") == {}
-
-
 def test_models_are_bounded() -> None:
     """Clients invent names behind a wildcard; from a certain number on they are one label."""
     library = FakeLibrary()
@@ -192,15 +158,6 @@ def test_without_the_library_nothing_happens() -> None:
     assert tried == [1]
 
 
-def test_nothing_is_registered_before_the_first_event() -> None:
-    """LiteLLM chooses the registry's mode while it starts."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    assert library.made == {}
-    metrics.observe(ALARM)
-    assert len(library.made) == 11
-
-
 def test_a_second_registration_shares_the_first() -> None:
     """The module may be loaded twice in one process: both count on the same instruments."""
     library = FakeLibrary()
@@ -227,9 +184,3 @@ def test_the_real_library_takes_them() -> None:
     labels = '{model="qwen",outcome="compacted",phase="pre_request"}'
     assert f"litellm_compaction_compactions_total{labels} 2.0" in text
     assert 'litellm_compaction_window_fill_ratio_bucket{le="0.9",model="qwen"} 2.0' in text
-
-
-def test_the_bounds_of_a_histogram_ascend() -> None:
-    """An exporter refuses others, or counts a request twice."""
-    for bounds in (metrics._TOKEN_BUCKETS, metrics._RATIO_BUCKETS, metrics._SECOND_BUCKETS):
-        assert list(bounds) == sorted(set(bounds))

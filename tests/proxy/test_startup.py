@@ -14,7 +14,7 @@ import pytest
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import startup
-from litellm_compaction.proxy.routing import deployment_of
+from litellm_compaction.proxy.routing import deployment_of, serves
 from litellm_compaction.tokenizers.sources import Sources
 from tests.tokenizers.gguf_writer import bpe_fields, gguf
 
@@ -32,12 +32,6 @@ def model_file(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf(bpe_fields(tokenizer__chat_template="{{ messages[0].content }}")))
     return path
-
-
-def test_a_good_tokenizer_starts(monkeypatch: pytest.MonkeyPatch, model_file: Path) -> None:
-    """Globally and for a deployment."""
-    settings = loaded(monkeypatch, {"tokenizer": str(model_file)}, {"tokenizer": "heuristic"})
-    assert settings.tokenizer == str(model_file)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +77,20 @@ async def test_a_deployments_own_tokenizer_is_followed(model_file: Path) -> None
     assert found.path == model_file
     other = deployment_of(params, {"id": "1"}, group="local", environ={}).target
     assert (await Sources(tokenizer="heuristic").source(other, "", None)).kind == "heuristic"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("*", "qwen/qwen3-8b", True),
+        ("qwen/*", "qwen/qwen3-8b", True),
+        ("qwen/*", "google/gemma", False),
+        ("*-8b", "qwen3-8b", True),
+        ("a.*", "ab", False),
+        ("fixed", "fixed", True),
+        ("fixed", "other", False),
+    ],
+)
+def test_a_wildcard_reaches_what_its_pattern_says(pattern: str, name: str, expected: bool) -> None:
+    """As LiteLLM fills in the name; what else a regular expression knows is text."""
+    assert serves(pattern, name) is expected

@@ -20,7 +20,6 @@ from litellm_compaction.proxy.answer.protocol import Continuation, Received, Ups
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
 
 ENDED_EARLY = "Stream ended before a finish_reason was received"
-OVERFLOW = "Input does not fit in context length."
 
 
 class _Log:
@@ -92,16 +91,6 @@ def _logged(log: _Log) -> list[str]:
     return [response.choices[0].message.content for response in log.logged]
 
 
-async def test_stream_without_an_end_just_ends() -> None:
-    """As below the transport; LiteLLM has logged it as a failure, so it is not logged again."""
-    stream = _Stream(["so", " far"], _error(ENDED_EARLY))
-    upstream = _upstream(stream)
-    assert await _read(upstream) == "so far"
-    assert stream.is_closed
-    await upstream.log_partials(len, 10)
-    assert _logged(stream.logging_obj) == []
-
-
 @pytest.mark.parametrize("is_reported", [True, False])
 @pytest.mark.parametrize("is_wrapped", [True, False])
 async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrapped: bool) -> None:
@@ -117,37 +106,6 @@ async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrap
     assert isinstance(last, Received)
     assert ("usage" in last) is (is_reported and not is_wrapped)
     assert last.origin.usage == usage
-
-
-async def test_continuation_without_any_chunk_is_an_empty_stream() -> None:
-    """LiteLLM 1.109.1 tells before it returns a stream."""
-    upstream = _upstream(None, _Router(_error(ENDED_EARLY)))
-    assert await _read(upstream) == ""
-    await upstream.log_partials(len, 10)
-
-
-@pytest.mark.parametrize("is_opened", [True, False])
-async def test_overflow_is_what_the_loop_judges(is_opened: bool) -> None:
-    """Inside of the stream and before its first chunk, with LiteLLM's error for the client."""
-    error = _error(OVERFLOW)
-    stream = _Stream(["so far"], error)
-    upstream = _upstream(stream) if is_opened else _upstream(None, _Router(error))
-    with pytest.raises(UpstreamError) as raised:
-        await _read(upstream)
-    assert raised.value.__cause__ is error
-    assert OVERFLOW in raised.value.text
-    await upstream.log_partials(len, 10)
-    assert _logged(stream.logging_obj) == []
-
-
-@pytest.mark.parametrize("is_opened", [True, False])
-async def test_other_errors_stay_what_they_are(is_opened: bool) -> None:
-    """The client gets LiteLLM's own."""
-    error = _error("it burns")
-    upstream = _upstream(_Stream([], error)) if is_opened else _upstream(None, _Router(error))
-    with pytest.raises(APIConnectionError) as raised:
-        await _read(upstream)
-    assert raised.value is error
 
 
 @pytest.mark.parametrize(("status", "may_pass"), [(400, False), (404, False), (500, True), (503, True)])

@@ -69,19 +69,6 @@ async def test_without_a_known_template_the_answer_is_the_last_message() -> None
     assert set(ways(made)) == {"turn"}
 
 
-async def test_what_a_server_refuses_is_asked_once() -> None:
-    """The next way, in the same restart; the next answer begins with it."""
-    made = scene(Turn(reply=goes_on(WORDS)), REFUSED, Turn(reply=goes_on(WORDS)))
-    read = await made.read()
-    assert read.text == WORDS
-    assert ways(made) == ["raw", "prefill"]
-    assert read.usages[-1]["compaction"]["restarts"] == 1  # type: ignore[index]
-    made.server.opened.clear()
-    made.server.turns = [Turn(reply=goes_on(WORDS))]
-    assert (await made.read()).text == WORDS
-    assert ways(made) == ["prefill"]
-
-
 @pytest.mark.parametrize(
     ("refusals", "model", "tried"),
     [
@@ -171,15 +158,6 @@ async def asked_later(made: Scene, seconds: float) -> list[str]:
     return ways(made)
 
 
-async def test_every_way_may_be_refused() -> None:
-    """Then the client hears of the server's error, as of any other; it says nothing about the ways."""
-    made = scene(Turn(reply=goes_on(WORDS)), REFUSED)
-    with pytest.raises(UpstreamError):
-        await made.read()
-    assert ways(made) == ["raw", "prefill", "turn"]
-    assert (await asked_later(made, 0)) == ["raw"]
-
-
 async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
     """What it repeats is taken out of this answer; the next one is asked for in another way."""
     again = Turn(
@@ -199,33 +177,3 @@ def begins_anew(messages: Sequence[Message]) -> Reply:
     rest = goes_on(WORDS)(messages).content
     said = WORDS.removesuffix(rest)
     return Reply(WORDS[said.index(said.split()[-80]) :])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("repeats", "source"),
-    [
-        (goes_on(WORDS), "operator"),
-        (echoes(WORDS), "operator"),
-        (begins_anew, "operator"),
-        (begins_anew, "ollama"),
-    ],
-)
-async def test_what_is_taken_out_is_not_the_clients(
-    repeats: Callable[[Sequence[Message]], Reply], source: Source
-) -> None:
-    """An answer bounded by the client is as long as it asked, whatever came twice: in the server's own way, or ours."""
-    limit = 2100
-    made = scene(
-        Turn(reply=goes_on(WORDS)),
-        Turn(reply=repeats),
-        Turn(reply=goes_on(WORDS)),
-        output_tokens=limit,
-        chunk_tokens=1,
-        source=source,
-    )
-    text = (await made.read()).text
-    assert WORDS.startswith(text.rstrip())
-    # Words and numbers: about two tokens each, the spaces included.
-    assert made.server.opened[0].completion_tokens < limit
-    assert abs(len(text) - len(WORDS) * limit / 2200) < 0.05 * len(WORDS)

@@ -52,11 +52,6 @@ async def test_what_is_no_chunk_is_passed_over() -> None:
     assert await _read([*lines, b"data: [DONE]\n\n", b'data: {"late": 1}\n\n']) == [{"a": 1}]
 
 
-async def test_last_line_needs_no_end() -> None:
-    """A stream that ends without a line end still gives its last chunk."""
-    assert await _read([b'data: {"a": 1}']) == [{"a": 1}]
-
-
 async def test_broken_connection_is_told_apart() -> None:
     """A connection that breaks gives what came before, then `UpstreamDropped`."""
     response = _response([b'data: {"a": 1}\n\n'], httpx.ReadError("gone"))

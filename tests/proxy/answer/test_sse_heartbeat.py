@@ -25,37 +25,6 @@ def _call(*, may_pause: bool, begins_silently: bool = False) -> Call:
     return call
 
 
-@pytest.mark.parametrize("may_pause", [False, True])
-async def test_chunks_pass_in_order(may_pause: bool) -> None:
-    """Whether or not a pause may come, the client gets exactly the stream."""
-
-    async def source() -> AsyncGenerator[bytes, None]:
-        for number in range(5):
-            yield b"%d" % number
-
-    assert [chunk async for chunk in with_heartbeat(source(), _call(may_pause=may_pause), every_s=5)] == [
-        b"%d" % number for number in range(5)
-    ]
-
-
-async def test_silence_is_broken_in_the_stream_s_own_language() -> None:
-    """Anthropic's stream gets pings while it is silent, and none before its first chunk."""
-    speak = asyncio.Event()
-
-    async def source() -> AsyncGenerator[bytes, None]:
-        yield b"event: first\n\n"
-        await speak.wait()
-        yield b"event: last\n\n"
-
-    seen: list[Any] = []
-    async for chunk in with_heartbeat(source(), _call(may_pause=True), every_s=0.01):
-        seen.append(chunk)
-        if len(seen) == 3:
-            speak.set()
-    assert (seen[0], seen[-1]) == (b"event: first\n\n", b"event: last\n\n")
-    assert set(seen[1:-1]) == {b'event: ping\ndata: {"type": "ping"}\n\n'}
-
-
 _PROGRESS = ResponseInProgressEvent.model_construct(type="response.in_progress")
 _ADDED = OutputItemAddedEvent.model_construct(type="response.output_item.added")
 _WORD = TextCompletionResponse(choices=[{"index": 0, "text": "word", "finish_reason": "stop"}])
@@ -105,13 +74,6 @@ async def test_a_stream_that_begins_silently_opens_with_a_comment() -> None:
     await stream.aclose()
     stream = with_heartbeat(_SilentBehind([_PROGRESS]), _call(may_pause=True, begins_silently=True), every_s=0.001)
     assert [await anext(stream) for _ in range(3)] == [b": ping\n\n", _PROGRESS, _PROGRESS]
-    await stream.aclose()
-
-
-async def test_a_stream_that_need_not_wait_opens_with_its_answer() -> None:
-    """Where nothing is compacted an answer is LiteLLM's own, from its first byte on."""
-    stream = with_heartbeat(_SilentBehind([_PROGRESS]), _call(may_pause=False, begins_silently=True), every_s=0.001)
-    assert await anext(stream) == _PROGRESS
     await stream.aclose()
 
 

@@ -11,7 +11,7 @@ import pytest
 from litellm_compaction.core.clear_order import ClearOrder
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.standards.messages import Block, answered, applied_edits, read_orders, with_block
+from litellm_compaction.proxy.standards.messages import Block, read_orders, with_block
 from litellm_compaction.proxy.standards.orders import Orders
 from tests.builders import parsed
 from tests.core.test_portable import COMPACTION, RAW
@@ -35,22 +35,6 @@ def edits(*found: dict[str, Any], **body: Any) -> dict[str, Any]:
 
 def thought(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "thinking", "thinking": text}, {"type": "text", "text": "Ok."}]}
-
-
-async def test_without_a_word_about_its_context_nothing_changes() -> None:
-    """The body is LiteLLM's as it came."""
-    orders, changed = await read_orders({"messages": [USER, thought("Hm.")]}, opened)
-    assert (orders, changed) == (Orders(), {})
-
-
-@pytest.mark.parametrize("before", [[], [USER, {"role": "assistant", "content": [{**BLOCK}]}, USER]])
-async def test_the_newest_block_stands_for_what_came_before(before: list[Any]) -> None:
-    """First in the list, or in the answer that it came with, whose words stay."""
-    answer = {"role": "assistant", "content": [BLOCK, {"type": "text", "text": "Said."}]}
-    orders, changed = await read_orders({"messages": [*before, answer, USER]}, opened)
-    assert orders.portable is FOUND
-    placeholder = {"role": "user", "content": FOUND.record}
-    assert changed["messages"] == [placeholder, {**answer, "content": [{"type": "text", "text": "Said."}]}, USER]
 
 
 async def test_a_block_of_a_failed_compaction_is_none() -> None:
@@ -163,7 +147,6 @@ async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, A
 
 
 MADE = Block(text="text", summary="The record.", edits=[{"type": TOOLS}], read_tokens=70, written_tokens=7)
-NOTHING = Block(text=None, summary="", edits=[], read_tokens=0, written_tokens=0)
 
 
 def frame(**event: Any) -> bytes:
@@ -208,35 +191,3 @@ async def test_the_block_comes_before_what_the_model_says() -> None:
     assert [each["type"] for each in end["usage"]["iterations"]] == ["compaction", "message"]
     assert [each["input_tokens"] for each in end["usage"]["iterations"]] == [70, 5]
     assert end["usage"]["input_tokens"] == 5
-
-
-async def test_alone_it_is_all_that_comes() -> None:
-    """Paused, or asked for by itself; its tokens are in no usage but its own."""
-    events = await told(MADE, is_alone=True)
-    blocks = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
-    assert blocks == ["compaction"]
-    assert events[-2]["delta"]["stop_reason"] == "compaction"
-    assert events[-2]["usage"]["input_tokens"] == 0
-    assert [each["type"] for each in events[-2]["usage"]["iterations"]] == ["compaction"]
-    assert answered({"content": ["x"], "usage": {}}, MADE, is_alone=True)["content"] == [MADE.block]
-
-
-async def test_without_a_compaction_the_answer_stays() -> None:
-    """But for the word that nothing was applied, if the client asks for edits; unknown is nothing."""
-    plain = [event["type"] for event in await told(None)]
-    assert [event["type"] for event in await told(NOTHING)] == plain
-    assert [event["type"] for event in await told(MADE, is_settled=False)] == plain
-    assert answered({"content": []}, None, is_alone=False) is None
-    assert answered({"content": ["x"]}, NOTHING, is_alone=False) == {
-        "content": ["x"],
-        "context_management": {"applied_edits": []},
-    }
-
-
-def test_edits_are_told_in_the_protocols_words() -> None:
-    """With what they saved."""
-    assert applied_edits(Orders(cleared_thoughts=2), 3, 90) == [
-        {"type": TOOLS, "cleared_tool_uses": 3, "cleared_input_tokens": 90},
-        {"type": THINKING, "cleared_thinking_turns": 2, "cleared_input_tokens": 0},
-    ]
-    assert applied_edits(Orders(), 0, 0) == []
