@@ -49,21 +49,6 @@ def test_metadata(compaction: object, wish: Wish) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "wish"),
-    [
-        # Anthropic's messages and OpenAI's responses: LiteLLM keeps its own metadata under another key.
-        ({"metadata": {"user_id": "u", "compaction": {"now": True}}}, Wish(now=True)),
-        ({"proxy_server_request": {"body": {"metadata": {"compaction": {"now": True}}}}}, Wish(now=True)),
-        ({"proxy_server_request": None, "metadata": "odd"}, NONE),
-    ],
-)
-def test_wherever_litellm_keeps_it(body: dict[str, Any], wish: Wish) -> None:
-    """The client's own metadata counts on every route."""
-    assert wish_of(body, {"user_api_key": "k"}) == wish
-    assert wish_of({}, {"requester_metadata": {"compaction": {"now": True}}}) == Wish(now=True)
-
-
-@pytest.mark.parametrize(
     ("headers", "wish"),
     [
         ({"now": "true"}, Wish(now=True)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, TruncationAlarm
-from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
+from litellm_compaction.events import AHEAD, ContinuationEvent, ContinuationOutcome, TruncationAlarm
+from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
 from tests.test_events import event
 
 ALARM = TruncationAlarm(
@@ -130,19 +131,6 @@ def test_answers_that_the_window_has_cut_are_counted() -> None:
     }
 
 
-def test_models_are_bounded() -> None:
-    """Clients invent names behind a wildcard; from a certain number on they are one label."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    for number in range(MAX_MODELS + 50):
-        metrics.observe(event(model=f"model-{number}"))
-    metrics.observe(event(model="model-0"))
-    counted = library.of("compactions_total")
-    assert len(counted) == MAX_MODELS + 1
-    assert len(counted["other", "pre_request", "compacted"]) == 50
-    assert len(counted["model-0", "pre_request", "compacted"]) == 2
-
-
 def test_without_the_library_nothing_happens() -> None:
     """No error, and the import is tried once."""
     tried: list[int] = []
@@ -156,14 +144,6 @@ def test_without_the_library_nothing_happens() -> None:
         metrics.observe(event())
         metrics.restarted("qwen", 1)
     assert tried == [1]
-
-
-def test_a_second_registration_shares_the_first() -> None:
-    """The module may be loaded twice in one process: both count on the same instruments."""
-    library = FakeLibrary()
-    for _ in range(2):
-        Metrics(lambda: library).observe(event())
-    assert library.of("compactions_total") == {("qwen", "pre_request", "compacted"): [1, 1]}
 
 
 def test_a_name_that_somebody_else_has_is_no_error() -> None:
@@ -184,3 +164,69 @@ def test_the_real_library_takes_them() -> None:
     labels = '{model="qwen",outcome="compacted",phase="pre_request"}'
     assert f"litellm_compaction_compactions_total{labels} 2.0" in text
     assert 'litellm_compaction_window_fill_ratio_bucket{le="0.9",model="qwen"} 2.0' in text
+
+
+class Span:
+    """LiteLLM's span of a request, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any], int]] = []
+
+    def add_event(self, name: str, attributes: dict[str, Any], timestamp: int) -> None:
+        self.events.append((name, attributes, timestamp))
+
+
+def request(span: Any) -> Any:
+    """What LiteLLM's authentication knows of a request."""
+    return SimpleNamespace(parent_otel_span=span)
+
+
+def told(*events: Any) -> list[tuple[str, dict[str, Any], int]]:
+    """What the span of a request gets in a task that serves it."""
+    span = Span()
+
+    async def serve() -> None:
+        note_request_span(request(span))
+        for each in events:
+            add_to_trace(each)
+
+    asyncio.run(serve())
+    return span.events
+
+
+def test_a_compaction_is_an_event_of_its_request() -> None:
+    """With what was decided, and how long that took, in numbers."""
+    ((name, attributes, time_ns),) = told(event(when_s=1000.0))
+    assert (name, time_ns) == ("litellm_compaction compacted", 1_000_000_000_000)
+    assert (
+        attributes.items()
+        >= {
+            "litellm_compaction.outcome": "compacted",
+            "litellm_compaction.strategy": "summary",
+            "litellm_compaction.model": "qwen",
+            "litellm_compaction.tokens_before": 7000,
+            "litellm_compaction.tokens_after": 3000,
+            "litellm_compaction.duration_ms": 1234.5,
+        }.items()
+    )
+
+
+def test_what_belongs_to_no_request_or_is_told_already_is_left_out() -> None:
+    """What is written ahead, though a request has begun its task; a restart, whose compaction is told."""
+    continued = ContinuationEvent(
+        outcome="restarted", model="qwen", window_tokens=1, attempt=1, attempts=3, tokens_before=1, tokens_after=1
+    )
+    assert told(*map(event, sorted(AHEAD)), continued) == []
+
+
+def test_a_request_without_a_span_gets_none_of_another_request() -> None:
+    """A task that serves one request after the other tells each of its own."""
+    span = Span()
+
+    async def serve() -> None:
+        for each in (request(span), SimpleNamespace(), None):
+            note_request_span(each)
+            add_to_trace(event())
+
+    asyncio.run(serve())
+    assert len(span.events) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from litellm.exceptions import APIConnectionError, APIError
+from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.continuation.request import Way
@@ -18,8 +18,6 @@ from litellm_compaction.proxy.answer.protocol import Continuation, Received, Ups
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
-
-ENDED_EARLY = "Stream ended before a finish_reason was received"
 
 
 class _Log:
@@ -71,20 +69,11 @@ class _Router:
         return self.outcome
 
 
-def _error(message: str) -> APIConnectionError:
-    return APIConnectionError(message=message, llm_provider="openai", model="any")
-
-
 def _upstream(
     first: _Stream | None, router: _Router | None = None, *, kind: type[HookedUpstream] = HookedUpstream
 ) -> HookedUpstream:
     log = first.logging_obj if first is not None else _Log()
     return kind(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
-
-
-async def _read(upstream: HookedUpstream) -> str:
-    async with upstream.open(None, 100, continuation=None) as chunks:
-        return "".join([chunk["choices"][0]["delta"]["content"] async for (chunk,) in chunks])
 
 
 def _logged(log: _Log) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,12 +38,6 @@ def scene(*turns: Turn, source: Source = "operator", model: str = "llama-3.1-8b-
 
 def ways(made: Scene) -> list[str]:
     return [opened.continuation.way for opened in made.server.opened if opened.continuation is not None]
-
-
-def echoes(text: str) -> Callable[[Sequence[Message]], Reply]:
-    """A server that goes on, and sends back before that what it was shown."""
-    say = goes_on(text)
-    return lambda messages: Reply(f"{messages[-1].text if messages[-1].is_synthetic else ''}{say(messages).content}")
 
 
 async def test_the_model_goes_on_inside_its_answer() -> None:
@@ -170,10 +164,3 @@ async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
     made.server.turns = [Turn(reply=goes_on(WORDS))]
     assert (await made.read()).text == WORDS
     assert ways(made) == ["prefill"]
-
-
-def begins_anew(messages: Sequence[Message]) -> Reply:
-    """Eighty words before the end of what it has said."""
-    rest = goes_on(WORDS)(messages).content
-    said = WORDS.removesuffix(rest)
-    return Reply(WORDS[said.index(said.split()[-80]) :])

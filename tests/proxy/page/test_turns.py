@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.errors import StoreError
-from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.data import talks_for
 from litellm_compaction.proxy.page.turns import Drop, Talk, Turn, Turns, talks_of, turn_from_json, turn_to_json
-from litellm_compaction.stores import Store
 from tests.engine.bench import Bench
-from tests.stores.made import MemoryStore
 
 TURN = Turn(
     talk="abcdef0123",
@@ -78,52 +73,6 @@ async def test_a_conversation_is_followed_by_how_it_begins() -> None:
     assert len(other.turns) == 1
     assert latest.id != other.id
     assert secret not in str(log.lines)
-
-
-async def test_one_request_is_one_turn() -> None:
-    """However often something goes out for it; the server's own count replaces ours, a restart leaves a mark."""
-    bench, log = Bench(), Log()
-    messages, prepared = await _guarded(bench, "Hi")
-    turn = log.turns.sent(None, messages, bench.context(), prepared)
-    assert log.turns.sent(turn, messages, bench.context(), prepared) is turn
-    log.turns.answered(turn, bench.context(), prepared, 100, 7000)
-    assert turn is not None
-    assert (turn.prompt_tokens, turn.filled_tokens) == (100, 7100)
-    ours = parse_message({"role": "user", "content": "Go on."})
-    ours = type(ours)(**{name: getattr(ours, name) for name in ours.__slots__} | {"is_synthetic": True})
-    again = PreparedRequest(
-        action="compacted",
-        messages=(ours,),
-        tokens_before=7000,
-        count=prepared.count,
-        count_text=prepared.count_text,
-        budget=prepared.budget,
-        window=prepared.window,
-    )
-    assert log.turns.sent(turn, messages, bench.context(), again) is turn
-    assert turn.restarts == [Drop(7100, prepared.count.tokens)]
-    assert turn.action == "none"
-    log.turns.answered(turn, bench.context(), again, 50, 7)
-    (talk,) = log.talks
-    assert [(each.filled_tokens, each.restarts) for each in talk.turns] == [(57, turn.restarts)]
-
-
-class _Failing(MemoryStore):
-    """A store that can be told to fail."""
-
-    def __init__(self) -> None:
-        super().__init__(ttl_s=100, max_bytes=1_000_000, clock=lambda: 2000.0)
-        self.fails = False
-
-    async def turns(self, *, containing: str = "") -> list[str]:
-        if self.fails:
-            raise StoreError("disk full")
-        return await super().turns(containing=containing)
-
-
-async def _talks(store: Store, tenant: str = "") -> list[Talk]:
-    role = "internal_user" if tenant else "proxy_admin"
-    return await talks_for(store, Visitor(role=role, tenant=tenant, auth=None))
 
 
 _BAD: list[dict[str, object]] = [

@@ -81,7 +81,6 @@ ANSWER = [
     Event(type="response.output_item.added", output_index=0, item={"type": "message"}),
     Event(type="response.output_text.delta", output_index=0, delta="Hi"),
 ]
-END = Event(type="response.completed", response={"output": [{"type": "message"}], "status": "completed"})
 
 
 async def told(
