@@ -19,7 +19,7 @@ from litellm_compaction.proxy.deployments import (
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Window, Windows
-from tests.proxy.test_routing import LOCAL, ON, deployment
+from tests.proxy.test_routing import LOCAL, deployment
 from tests.stores.made import MemoryStore
 
 
@@ -72,20 +72,6 @@ async def test_a_known_lm_studio_that_is_silent_stays_guarded() -> None:
     assert await _guarded(store, None, None) == [True, True]
     assert await _guarded(store, None, False, None) == [True, False, False]
     assert await _guarded(store, None) == [False]
-
-
-@pytest.mark.parametrize(("status", "source", "tokens"), [(404, "model_map", 128_000), (503, "operator", None)])
-async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source: str, tokens: int | None) -> None:
-    """Until a local server has said that it is not LM Studio nothing is known of it but what its operator wrote."""
-    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        guard = await DeploymentSelector(LiveSettings(Settings()), windows, Publisher()).guard(
-            deployment("openai/gpt-4o", ON, api_base=LOCAL)
-        )
-        await windows.aclose()
-    assert guard is not None
-    target = guard.deployment.target
-    assert (target.context_source, target.context_length) == (source, tokens)
 
 
 def test_a_published_number_does_not_come_back_as_the_operators() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,13 +14,12 @@ from litellm import Router
 from litellm_compaction.config import Settings
 from litellm_compaction.proxy.deployments import DeploymentSelector, Publisher
 from litellm_compaction.proxy.discovery import Discovery
-from litellm_compaction.proxy.litellm_api import expand_wildcards, wrap_requests
+from litellm_compaction.proxy.litellm_api import expand_wildcards
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.windows.windows import Windows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning", "ignore::DeprecationWarning")
 
-CHECKS = "litellm.proxy.auth.model_checks"
 ONE, TWO, DEAD = "http://one.test:1234/v1", "http://two.test:1234/v1", "http://dead.test:1234/v1"
 QWEN, GEMMA = "qwen/qwen3-8b", "google/gemma-3-4b@q4_k_m"
 
@@ -111,24 +108,6 @@ def shown(name: str) -> tuple[int | None, int | None]:
 
     entry = litellm.model_cost.get(name, {})
     return entry.get("max_input_tokens"), entry.get("max_output_tokens")
-
-
-@pytest.mark.parametrize(
-    ("allowed", "expected"),
-    [
-        (["lm_studio/*"], [f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"]),
-        (["lm_studio/qwen/*"], [f"lm_studio/{QWEN}"]),
-        ([f"lm_studio/{GEMMA}"], [f"lm_studio/{GEMMA}"]),
-        (["named"], ["named"]),
-    ],
-)
-async def test_a_key_sees_what_it_may_use(discovery: Discovery, allowed: list[str], expected: list[str]) -> None:
-    """LiteLLM's lists of models of a key decide, also by a wildcard that is narrower than the configured one."""
-    configured = router(
-        ("lm_studio/*", "lm_studio/*", ONE), ("box/*", "lm_studio/*", TWO), ("named", "lm_studio/x", ONE)
-    )
-    await discovery.refresh(configured)
-    assert listed(configured, *allowed) == expected
 
 
 async def test_one_name_on_two_servers_is_listed_once_with_the_smaller_window(discovery: Discovery) -> None:
@@ -228,21 +207,3 @@ async def test_only_reads_of_lists_wait(discovery: Discovery, path: str, method:
     answer = await _get(serve, path, method)
     assert (len(asked), application.paths) == (int(reads), [path])
     assert answer.json() == {"data": [{"id": "a/b", "n": 1}]}
-
-
-async def test_another_litellm_is_left_alone(discovery: Discovery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the functions that are replaced nothing is; a second start replaces the first, and not twice."""
-    first = Application()
-    app = SimpleNamespace(router=SimpleNamespace(middleware_stack=first))
-    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(app=app))
-    for _ in range(2):
-        assert wrap_requests(lambda application: discovery.serving(application, lambda: None))
-    await discovery.start(lambda: None)
-    await _get(app.router.middleware_stack, "/v1/models/a/b")
-    assert first.paths == ["/v1/models"]
-    assert app.router.middleware_stack.litellm_compaction_original is first
-    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace())
-    assert not wrap_requests(lambda application: application)
-    monkeypatch.setitem(sys.modules, CHECKS, SimpleNamespace())
-    assert not expand_wildcards(discovery.names)
-    await discovery.start(lambda: None)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from litellm_compaction.events import AHEAD, ContinuationEvent, ContinuationOutcome, TruncationAlarm
+from litellm_compaction.events import AHEAD, ContinuationEvent, TruncationAlarm
 from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
 from tests.test_events import event
 
 ALARM = TruncationAlarm(
     model="qwen", window_tokens=8192, expected_tokens=9000, reported_tokens=5000, reason="prompt_far_below_count"
-)
-
-CUT = ContinuationEvent(
-    outcome="aborted", model="qwen", window_tokens=8192, attempt=0, attempts=3, tokens_before=8000, tokens_after=8000
 )
 
 
@@ -115,20 +111,6 @@ def test_a_refusal_an_alarm_and_restarts_are_counted() -> None:
     assert library.of("prompt_after_tokens") == {}
     assert library.of("truncation_alarms_total") == {("qwen", "prompt_far_below_count"): [1]}
     assert library.of("restarts_total") == {("qwen",): [2]}
-
-
-def test_answers_that_the_window_has_cut_are_counted() -> None:
-    """By how they ended; a restart is no end, and has a counter of its own."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    outcomes: list[ContinuationOutcome] = ["restarted", "attempts", "attempts", "aborted", "unanswered"]
-    for outcome in outcomes:
-        metrics.observe(replace(CUT, outcome=outcome))
-    assert library.of("answers_ended_total") == {
-        ("qwen", "attempts"): [1, 1],
-        ("qwen", "aborted"): [1],
-        ("qwen", "unanswered"): [1],
-    }
 
 
 def test_without_the_library_nothing_happens() -> None:

@@ -68,16 +68,6 @@ def test_each_error_has_its_status_and_code(error: CompactionError, status: int,
         assert error.for_clients in said.replace('\\"', '"')
 
 
-def test_what_helps_a_client_is_kept() -> None:
-    """Which model, and whether waiting helps."""
-    sentence = "Context limit not available for m. Please ensure model metadata is correct."
-    assert UNREAD.for_clients == f"{sentence} Its server does not answer."
-    assert WindowUnknown("m", tried=REFUSED).for_clients == (
-        f"{sentence} Tried: its server: HTTP 401, the API key was refused."
-    )
-    assert "10.0.0.7" in str(UNREAD)
-
-
 def test_router_goes_on_where_that_may_help() -> None:
     """Too large is for `context_window_fallbacks`; a dead server is not asked again, but its neighbors are."""
     neighbors = {"metadata": {"model_group_size": 2}}

@@ -161,10 +161,3 @@ def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], m
 def test_what_is_in_its_place_or_another_callbacks_is_no_finding(config: dict[str, Any]) -> None:
     """Whatever shape the sections have."""
     assert misplaced(config) == []
-
-
-def test_models_of_a_database_are_not_missed_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `model_list` nothing is known of the models, so any name may be one."""
-    settings = {"pruning_model": "of-the-database"}
-    monkeypatch.setattr(startup, "_config", lambda: {"callback_settings": {"litellm_compaction": settings}})
-    assert startup.load_settings().pruning_model == "of-the-database"

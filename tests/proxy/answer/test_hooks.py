@@ -148,23 +148,3 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
             assert word == "word"
             scope.cancel()
     assert logged == [10]
-
-
-@pytest.mark.parametrize(
-    ("continuation", "is_kept"),
-    [
-        (None, True),
-        (Continuation(way="turn", closing={}), True),
-        (Continuation(way="turn"), False),
-        (Continuation(way="prefill"), False),
-    ],
-)
-async def test_a_document_that_begins_keeps_its_format(continuation: Continuation | None, is_kept: bool) -> None:
-    """Only behind a seam it is left out: it would make the server begin a new document there."""
-    router = _Router(_Stream(["{}"]))
-    shape = {"type": "json_object"}
-    data = {"messages": [], "litellm_logging_obj": _Log(), "response_format": shape}
-    upstream = HookedUpstream(None, router, "pin", data)
-    async with upstream.open([], 100, continuation=continuation):
-        pass
-    assert router.asked.get("response_format") == (shape if is_kept else None)

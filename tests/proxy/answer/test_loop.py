@@ -631,26 +631,6 @@ async def test_overflow_far_below_the_window_shows_that_answers_share_it(is_whol
     assert (window.tokens, window.parallel) == (4096, 4)
 
 
-@pytest.mark.parametrize("outcome", ["restarted", "attempts", "aborted"])
-async def test_what_becomes_of_an_answer_at_the_limit_is_told(outcome: str) -> None:
-    """Each restart and each end in numbers: the attempt, the tokens before and after, the room gained."""
-    content = prose("sacred", 1600) if outcome == "aborted" else "Count."
-    most = 1 if outcome == "attempts" else 3
-    turns = [Turn(reply=goes_on(numbered_words(2400) if outcome == "attempts" else WORDS))]
-    scene = Scene([{"role": "user", "content": content}], turns, settings={"max_restarts": most})
-    told: list[Any] = []
-    scene.compactor = scene.compactor_told(told.append)
-    await scene.read()
-    continued = [event for event in told if isinstance(event, ContinuationEvent)]
-    last = continued[-1]
-    assert (last.outcome, last.attempts, last.window_tokens) == (outcome, most, 2048)
-    assert last.attempt == {"restarted": 1, "attempts": 1, "aborted": 0}[outcome]
-    assert last.gained_tokens >= (204 if outcome == "restarted" else 0)
-    assert last.tokens_before > 0.85 * 2048
-    if outcome == "restarted":
-        assert last.tokens_after == pytest.approx(scene.server.opened[1].prompt_tokens, abs=40)
-
-
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("kind", ["short", "long", "call"])
 async def test_answered_request_is_never_told_as_refused(kind: str, is_whole: bool) -> None:
@@ -705,8 +685,10 @@ async def test_answer_that_finds_no_room_to_go_on_ends_regularly() -> None:
     text = numbered_words(900)
     settings = {"admission_timeout_s": 0.05}
     scene = _beside_others(Scene(SHORT, [Turn(reply=goes_on(text))], window_tokens=4096, settings=settings))
-    await _filled(scene)
+    # Held as long as this name is: room that nothing refers to is given back.
+    beside = await _filled(scene)
     read = await scene.read(room=scene.compactor.room(scene.context))
+    beside.release()
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
     said, abort, _ = read.text.partition("\n\n⚠️")
     assert text.startswith(said.rstrip())

@@ -72,7 +72,7 @@ async def test_without_a_known_template_the_answer_is_the_last_message() -> None
     ],
 )
 async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: list[str]) -> None:
-    """What a server refuses is sent again in another way with the record that is there (issue 25, B7)."""
+    """What a server refuses is sent again in another way with the record that is there."""
     asked: list[Sequence[Message]] = []
 
     async def ask(messages: Sequence[Message], **options: Any) -> SummaryAnswer:
@@ -98,7 +98,7 @@ async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: l
 async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: float, least: int) -> None:
     """P5: whatever the system prompt takes, each restart begins below the streaming limit and generates something.
 
-    A floor of 83 % of 16k began at 90 %, one of 80 % was stopped after 399 tokens (issue 25, N1).
+    A high floor leaves little room: a restart at the limit itself would be stopped after its first words.
     """
     raw = [{"role": "system", "content": "rule " * int(floor_ratio * window)}, *SHORT]
     made = Scene(raw, [Turn(reply=goes_on(numbered_words(window // 2)))], window_tokens=window)
@@ -113,7 +113,7 @@ async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: 
     "status", [200, 404, *(pytest.param(each, marks=pytest.mark.slow) for each in (400, 405, 422, 501, None))]
 )
 async def test_a_refusal_is_remembered_for_a_day(status: int | None) -> None:
-    """LM Studio refuses a path with 200 and an error (2026-11); whoever has no such path, with 404, 405 or 501."""
+    """LM Studio refuses a path with 200 and an error; whoever has no such path, with 404, 405 or 501."""
     refused = Turn(refusal=UpstreamError("unexpected endpoint or method", status=status))
     made = scene(Turn(reply=goes_on(WORDS)), refused, Turn(reply=goes_on(WORDS)))
     assert (await made.read()).text == WORDS

@@ -77,18 +77,6 @@ async def test_a_server_that_is_far_ahead_waits(monkeypatch: pytest.MonkeyPatch)
     assert ended == [1]
 
 
-async def test_an_error_comes_after_what_came_before_it() -> None:
-    """A connection that breaks is an end as well."""
-    ended: list[int] = []
-    ahead = _ahead(Body(b"one ", error=httpx.ReadError("broken")), lambda: ended.append(1))
-    await settled()
-    reading = aiter(ahead.aiter_bytes())
-    assert await anext(reading) == b"one "
-    with pytest.raises(httpx.ReadError):
-        await anext(reading)
-    assert ended == [1]
-
-
 @pytest.mark.parametrize("has_begun", [True, False])
 async def test_closing_ends_the_answer_upstream(has_begun: bool) -> None:
     """Also if nothing has been read of it, and without a word about an end that the server did not make."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -125,14 +124,6 @@ def test_no_value_becomes_markup(word: str) -> None:
     """Whatever a client calls its model: the same elements with the same attributes as for a plain name."""
     assert skeleton(page(content(word or "x"))) == skeleton(page(content("plain")))
     assert skeleton(plain_page(word)) == skeleton(plain_page("plain"))
-
-
-@given(st.text(st.characters()))
-def test_escaped_text_can_be_read(word: str) -> None:
-    """But for characters that HTML does not have."""
-    wanted = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", word)
-    around = "".join(Reader(plain_page("PLACE")).texts)
-    assert "".join(Reader(plain_page(word)).texts) == around.replace("PLACE", wanted)
 
 
 def test_nothing_is_loaded_and_one_script_is_run() -> None:

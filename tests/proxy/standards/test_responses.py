@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict
 
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.errors import BadItem
 from litellm_compaction.proxy.standards.responses import (
     field_of_item,
     read_orders,
-    usage_of,
-    with_item,
 )
 from tests.builders import parsed
 from tests.core.test_portable import COMPACTION, RAW
@@ -69,50 +64,3 @@ async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, A
     with pytest.raises(BadItem) as caught:
         await read_orders(body, opened)
     assert caught.value.field == field
-
-
-class Event(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    type: str
-
-
-OPENING = [Event(type="response.created", response={"id": "r"}), Event(type="response.in_progress", response={})]
-ANSWER = [
-    Event(type="response.output_item.added", output_index=0, item={"type": "message"}),
-    Event(type="response.output_text.delta", output_index=0, delta="Hi"),
-]
-
-
-async def told(
-    events: Sequence[object], text: str | None, *, is_alone: bool = False, settled_at: int = 0
-) -> list[dict[str, Any]]:
-    """The events of a stream; the request is sent before the `settled_at`th comes."""
-    seen = 0
-
-    async def source() -> AsyncIterator[object]:
-        nonlocal seen
-        for event in events:
-            yield event
-            seen += 1
-
-    async def made() -> str | None:
-        return text
-
-    stream = with_item(
-        source(),
-        made,
-        is_settled=lambda: seen >= settled_at,
-        is_alone=lambda: is_alone,
-        usage=lambda: usage_of(70, 7),
-    )
-    return [json.loads(each) if isinstance(each, str) else {"raw": each} async for each in stream]
-
-
-async def test_without_a_compaction_only_the_numbers_are_ours() -> None:
-    """Nothing is put in, and a failure stays one; what is no event of theirs passes as it is."""
-    failed = Event(type="response.failed", response={"status": "failed"})
-    events = await told([b": ping\n\n", *OPENING, *ANSWER, failed], None)
-    assert events[0] == {"raw": b": ping\n\n"}
-    assert [event["type"] for event in events[1:]] == [event.type for event in (*OPENING, *ANSWER, failed)]
-    assert events[-1]["response"] == {"status": "failed"}
-    assert [event["type"] for event in await told([*OPENING, failed], "text")][-1] == "response.failed"

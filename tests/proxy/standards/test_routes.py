@@ -93,19 +93,6 @@ async def test_a_refusal_of_anthropics_protocol_has_its_code() -> None:
     assert "details" not in await error("Too long.")
 
 
-async def test_a_compressed_body_is_handed_on_as_it_was() -> None:
-    """For guarded models; LiteLLM has its own way with others."""
-    for model, is_read in (("small", True), ("other", False)):
-        application = Application()
-        body = gzip.compress(json.dumps({"model": model, "input": "Hi."}).encode())
-        await asked(application, "/v1/responses", body, content_encoding="gzip")
-        [(_, given)] = application.asked
-        assert ("raw" not in given) == is_read
-    status, told = await asked(Application(), "/v1/responses", b"no gzip", content_encoding="gzip")
-    assert status == 415
-    assert "content-encoding" in told["error"]["message"]
-
-
 async def test_a_compressed_body_takes_no_more_than_a_few_times_its_size() -> None:
     """Nobody has looked at its key yet."""
     bomb = gzip.compress(b"0" * 30_000_000)
