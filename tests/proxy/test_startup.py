@@ -6,7 +6,6 @@ That a real proxy then does not start: `tests/integration/test_config_start.py`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import litellm
@@ -16,9 +15,7 @@ from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import startup
 from litellm_compaction.proxy.config_check import Finding, check_config
-from litellm_compaction.proxy.routing import deployment_of, serves
-from litellm_compaction.tokenizers.sources import Sources
-from tests.tokenizers.gguf_writer import bpe_fields, gguf
+from litellm_compaction.proxy.routing import serves
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None = None) -> Settings:
@@ -27,13 +24,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
     info = {"model_info": {"compaction": own}} if own is not None else {}
     monkeypatch.setattr(startup, "_config", lambda: {"model_list": [{"model_name": "local", **info}]})
     return startup.load_settings()
-
-
-@pytest.fixture
-def model_file(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(gguf(bpe_fields(tokenizer__chat_template="{{ messages[0].content }}")))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -68,17 +58,6 @@ def test_a_wrong_one_stops_the_start(
     """The error names key, value and what is allowed."""
     with pytest.raises(ConfigError, match=said):
         loaded(monkeypatch, settings, own)
-
-
-async def test_a_deployments_own_tokenizer_is_followed(model_file: Path) -> None:
-    """Over the global one."""
-    info = {"id": "1", "compaction": {"tokenizer": str(model_file)}}
-    params = {"model": "lm_studio/qwen3-8b", "api_base": "http://127.0.0.1:9/v1"}
-    target = deployment_of(params, info, group="local", environ={}).target
-    found = await Sources(tokenizer="heuristic").source(target, "", None, patient=True)
-    assert found.path == model_file
-    other = deployment_of(params, {"id": "1"}, group="local", environ={}).target
-    assert (await Sources(tokenizer="heuristic").source(other, "", None)).kind == "heuristic"
 
 
 @pytest.mark.parametrize(

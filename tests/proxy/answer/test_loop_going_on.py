@@ -93,7 +93,7 @@ async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: l
 
 @pytest.mark.parametrize(
     ("window", "floor_ratio", "least"),
-    [(2048, 0.65, 300), (8192, 0.75, 1000), (16_384, 0.8, 1300), (16_384, 0.83, 1500)],
+    [(2048, 0.65, 300), (8192, 0.75, 1000), pytest.param(16_384, 0.83, 1500, marks=pytest.mark.slow)],
 )
 async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: float, least: int) -> None:
     """P5: whatever the system prompt takes, each restart begins below the streaming limit and generates something.
