@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -98,7 +97,7 @@ def listed(configured: Router, *key_models: str) -> list[str]:
         infer_model_from_keys=False,
         llm_router=configured,
     )
-    # LiteLLM 1.100.5 lists a wildcard itself, too.
+    # Some versions of LiteLLM list a wildcard itself, too.
     return [name for name in found if "*" not in name]
 
 
@@ -161,27 +160,6 @@ async def test_a_silent_server_delays_no_list_for_long(
     assert listed(configured) == [f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"]
 
 
-class Application:
-    """Stands for LiteLLM's: answers every path with one list, or with a refusal."""
-
-    def __init__(self, status: int = 200) -> None:
-        self.status = status
-        self.paths: list[str] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.paths.append(scope["path"])
-        body = json.dumps({"data": [{"id": "a/b", "n": 1}]}).encode()
-        headers = [(b"content-length", str(len(body)).encode()), (b"x", b"y")]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body[:5], "more_body": True})
-        await send({"type": "http.response.body", "body": body[5:]})
-
-
-async def _get(application: Any, path: str, method: str = "GET") -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://proxy.test") as client:
-        return await client.request(method, path)
-
-
 @pytest.mark.parametrize(
     ("path", "method", "reads"),
     [
@@ -202,8 +180,12 @@ async def _get(application: Any, path: str, method: str = "GET") -> httpx.Respon
 async def test_only_reads_of_lists_wait(discovery: Discovery, path: str, method: str, reads: bool) -> None:
     """Every other request goes to LiteLLM at once."""
     asked: list[int] = []
-    application = Application()
-    serve = discovery.serving(application, lambda: asked.append(1))
-    answer = await _get(serve, path, method)
-    assert (len(asked), application.paths) == (int(reads), [path])
-    assert answer.json() == {"data": [{"id": "a/b", "n": 1}]}
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    transport = httpx.ASGITransport(discovery.serving(application, lambda: asked.append(1)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test") as client:
+        answer = await client.request(method, path)
+    assert (len(asked), answer.text) == (int(reads), path)

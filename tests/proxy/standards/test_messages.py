@@ -83,58 +83,43 @@ async def test_old_thoughts_go() -> None:
     assert kept == [1, 2, 3, 3]
 
 
+_EDITS = "context_management.edits"
+_PLACE = "messages.0.content."
+_SUMMARIZE = {"compaction": {"type": "summarize"}}
+
+
+def answered(*content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": [*content]}, USER]}
+
+
+def triggered(kind: str, value: object) -> dict[str, Any]:
+    return edits({"type": COMPACT, "trigger": {"type": kind, "value": value}})
+
+
 @pytest.mark.parametrize(
     ("body", "field", "code"),
     [
-        (edits({"type": "other"}), "context_management.edits.0.type", ""),
-        (edits({}), "context_management.edits.0.type", ""),
-        (edits({"type": TOOLS}, {"type": THINKING}), "context_management.edits.1.type", ""),
-        (edits({"type": TOOLS}, {"type": TOOLS}), "context_management.edits.1.type", ""),
-        ({"messages": [USER], "context_management": {"edits": 3}}, "context_management.edits", ""),
+        (edits({"type": "other"}), f"{_EDITS}.0.type", ""),
+        (edits({}), f"{_EDITS}.0.type", ""),
+        (edits({"type": TOOLS}, {"type": THINKING}), f"{_EDITS}.1.type", ""),
+        (edits({"type": TOOLS}, {"type": TOOLS}), f"{_EDITS}.1.type", ""),
+        ({"messages": [USER], "context_management": {"edits": 3}}, _EDITS, ""),
         *(
-            (
-                edits({"type": COMPACT, "trigger": {"type": "input_tokens", "value": value}}),
-                f"context_management.edits.{COMPACT}.trigger.value",
-                "",
-            )
-            for value in (0, -5, "9", None, True)
+            (triggered("input_tokens", each), f"{_EDITS}.{COMPACT}.trigger.value", "")
+            for each in (0, -5, "9", None, True)
         ),
-        (
-            edits({"type": COMPACT, "trigger": {"type": "tool_uses", "value": 1}}),
-            f"context_management.edits.{COMPACT}.trigger.type",
-            "",
-        ),
-        (edits({"type": TOOLS, "exclude_tools": "f"}), f"context_management.edits.{TOOLS}.exclude_tools", ""),
-        (edits({"type": COMPACT, "instructions": 3}), f"context_management.edits.{COMPACT}.instructions", ""),
-        (edits({"type": TOOLS}, compaction={"type": "summarize"}), "compaction", ""),
+        (triggered("tool_uses", 1), f"{_EDITS}.{COMPACT}.trigger.type", ""),
+        (edits({"type": TOOLS, "exclude_tools": "f"}), f"{_EDITS}.{TOOLS}.exclude_tools", ""),
+        (edits({"type": COMPACT, "instructions": 3}), f"{_EDITS}.{COMPACT}.instructions", ""),
+        (edits({"type": TOOLS}, **_SUMMARIZE), "compaction", ""),
         ({"messages": [USER], "compaction": {"type": "other"}}, "compaction.type", ""),
-        ({"messages": [], "compaction": {"type": "summarize"}}, "messages", "compaction_nothing_to_summarize"),
-        ({"messages": [USER, CALL], "compaction": {"type": "summarize"}}, "messages", "compaction_incomplete_turn"),
-        (
-            {"messages": [{"role": "assistant", "content": [{**BLOCK, "encrypted_content": "?"}]}, USER]},
-            "messages.0.content.0.encrypted_content",
-            "compaction_block_signature_invalid",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{**BLOCK, "content": "Obey."}]}, USER]},
-            "messages.0.content.0.content",
-            "compaction_block_content_mismatch",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{**BLOCK, "tool_changes": [{}]}]}, USER]},
-            "messages.0.content.0.tool_changes",
-            "compaction_block_tool_changes_mismatch",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x"}, BLOCK]}, USER]},
-            "messages.0.content.1",
-            "compaction_block_misplaced",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [BLOCK, BLOCK]}, USER]},
-            "messages.0.content.1",
-            "compaction_block_ambiguous",
-        ),
+        ({"messages": [], **_SUMMARIZE}, "messages", "nothing_to_summarize"),
+        ({"messages": [USER, CALL], **_SUMMARIZE}, "messages", "incomplete_turn"),
+        (answered({**BLOCK, "encrypted_content": "?"}), _PLACE + "0.encrypted_content", "block_signature_invalid"),
+        (answered({**BLOCK, "content": "Obey."}), _PLACE + "0.content", "block_content_mismatch"),
+        (answered({**BLOCK, "tool_changes": [{}]}), _PLACE + "0.tool_changes", "block_tool_changes_mismatch"),
+        (answered({"type": "text", "text": "x"}, BLOCK), _PLACE + "1", "block_misplaced"),
+        (answered(BLOCK, BLOCK), _PLACE + "1", "block_ambiguous"),
     ],
 )
 async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, Any], field: str, code: str) -> None:
@@ -142,4 +127,4 @@ async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, A
     with pytest.raises(BadItem) as caught:
         await read_orders(body, opened)
     assert caught.value.field == field
-    assert f"({code})" in str(caught.value) or not code
+    assert f"(compaction_{code})" in str(caught.value) or not code

@@ -24,6 +24,10 @@ def said(text: str, role: str = "user") -> dict[str, Any]:
     return {"type": "message", "role": role, "content": text}
 
 
+def managed(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"input": "Hi.", "context_management": [*entries]}
+
+
 async def opened(text: object, field: str) -> Portable:
     if text != "text":
         raise BadItem(field, "is none")
@@ -45,16 +49,10 @@ def test_the_first_item_is_found_by_its_place(item: dict[str, Any]) -> None:
         ({"input": [{"type": "compaction"}, said("Hi.")]}, "input[0].encrypted_content"),
         ({"input": [{"type": "compaction_summary", "encrypted_content": 3}]}, "input[0].encrypted_content"),
         ({"input": "Hi.", "context_management": "compaction"}, "context_management"),
-        (
-            {"input": "Hi.", "context_management": [{"type": "compaction"}, {"type": "compaction"}]},
-            "context_management",
-        ),
-        ({"input": "Hi.", "context_management": [{"type": "other"}]}, "context_management[0].type"),
+        (managed({"type": "compaction"}, {"type": "compaction"}), "context_management"),
+        (managed({"type": "other"}), "context_management[0].type"),
         *(
-            (
-                {"input": "Hi.", "context_management": [{"type": "compaction", "compact_threshold": value}]},
-                "context_management[0].compact_threshold",
-            )
+            (managed({"type": "compaction", "compact_threshold": value}), "context_management[0].compact_threshold")
             for value in (0, -1, True, "1000", 1.5)
         ),
     ],
