@@ -1,4 +1,4 @@
-"""The deployment's files fit together: compose, balancer, Prometheus, the dashboard, and the chart's values."""
+"""The deployment's files fit together: compose, balancer, Prometheus and the dashboard."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ ENVIRON = {
     "REDIS_HOST": "redis",
     "REDIS_PORT": "6379",
     "REDIS_PASSWORD": "p",
-}
-# The top of the chart's values.yaml, read on 2026-11-23.
-CHART_KEYS = {
-    *("replicaCount", "image", "command", "args", "masterkeySecretName", "masterkeySecretKey", "environmentSecrets"),
-    *("podSecurityContext", "terminationGracePeriodSeconds", "lifecycle", "strategy", "pdb", "volumes"),
-    *("volumeMounts", "db", "redis", "migrationJob", "proxy_config"),
 }
 
 
@@ -110,26 +104,3 @@ def test_the_proxies_configuration_is_whole() -> None:
     environment = COMPOSE["services"]["proxy-1"]["environment"]
     assert set(environment) == set(ENVIRON) - {"PROXY_MASTER_KEY"}
     assert environment["REDIS_HOST"] in COMPOSE["services"]
-
-
-def test_the_charts_values_are_the_same_proxy() -> None:
-    """Values that the chart knows, the same configuration but for the key, and pods that end their streams first."""
-    values = yaml.safe_load((DEPLOY / "helm-values.yaml").read_text(encoding="utf-8"))
-    assert set(values) <= CHART_KEYS
-    config = values["proxy_config"]
-    assert config["general_settings"].pop("master_key") == "os.environ/PROXY_MASTER_KEY"
-    assert config == yaml.safe_load((DEPLOY / "config.yaml").read_text(encoding="utf-8"))
-    assert values["terminationGracePeriodSeconds"] >= 300
-    assert {mount["name"] for mount in values["volumeMounts"]} == {volume["name"] for volume in values["volumes"]}
-
-
-def test_both_images_are_built_from_the_same_locks() -> None:
-    """On LiteLLM's image only our package is added, without any other; both use the same base by its digest."""
-    own, theirs = ((DEPLOY / name).read_text(encoding="utf-8") for name in ("../Dockerfile", "Dockerfile.litellm"))
-    [base] = re.findall(r"^ARG PYTHON_IMAGE=(\S+@sha256:[0-9a-f]{64})$", own, re.MULTILINE)
-    assert f"ARG PYTHON_IMAGE={base}\n" in theirs
-    copied = [path for line in re.findall(r"^COPY (?!--from)(.+) \S+$", theirs, re.MULTILINE) for path in line.split()]
-    assert all((DEPLOY.parent / path).exists() for path in copied)
-    *_, final = theirs.split("FROM ")
-    assert "--python /app/.venv/bin/python --no-deps /dist/*.whl" in final
-    assert "pip install --no-cache-dir" not in final

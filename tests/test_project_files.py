@@ -34,22 +34,6 @@ def test_what_the_dockerfile_copies_is_there(source: str) -> None:
     assert any(fnmatchcase(source.removeprefix("./"), pattern) for pattern in allowed)
 
 
-def test_the_image_does_not_run_as_root() -> None:
-    """The last USER is an ordinary one, and stands before the entry point."""
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert re.findall(r"^USER (\S+)", text, re.MULTILINE) == ["10001"]
-    assert text.index("USER 10001") < text.index("ENTRYPOINT")
-    assert "/health/liveliness" in text
-
-
-def test_everything_the_package_build_needs_is_copied() -> None:
-    """Readme, licence and config.yaml are named in pyproject.toml."""
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    for name in ("README.md", "LICENSE", "config.yaml"):
-        assert f'"{name}"' in project
-        assert name in copied_sources()
-
-
 def test_the_ci_script_is_a_script() -> None:
     """Executable, strict, and bash can read it."""
     script = ROOT / ".ci" / "run"
