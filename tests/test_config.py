@@ -191,13 +191,6 @@ def test_a_deployment_goes_before_the_rest() -> None:
     assert settings.mode == "observe"
 
 
-def test_a_deployment_without_own_values_has_the_global_ones() -> None:
-    """The same object, so that nothing is made for every request."""
-    settings = Settings()
-    assert settings.for_deployment(DeploymentSettings()) is settings
-    assert settings.for_deployment(deployment_settings_from({"context_length": 8192, "enabled": False})) is settings
-
-
 def test_a_deployment_that_contradicts_is_refused() -> None:
     """Two ratios that are each fine may not be so together."""
     settings = settings_from({"target_ratio": 0.6})

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import DeploymentSettings, Settings
-from litellm_compaction.core.strategies import STRATEGIES
 from tests import clients_table
 from tests.settings_table import table
 
@@ -87,7 +86,7 @@ def test_the_two_commands_are_one_line_each(name: str) -> None:
 
 def test_ci_runs_the_tests_of_the_readme() -> None:
     """The same install and the same command, in a fresh environment."""
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    script = page(".ci/common") + page(".ci/run")
     assert "tools/install.py --tests" in script
     assert '/bin/python" -m pytest -n 3 --dist loadfile' in script
 
@@ -159,17 +158,6 @@ def menu_names(entry: Mapping[str, Any]) -> list[str]:
     """The pages of an entry of the menu, and of those below it."""
     [value] = entry.values()
     return [value] if isinstance(value, str) else [name for each in value for name in menu_names(each)]
-
-
-def test_every_placeholder_of_a_prompt_is_documented() -> None:
-    """With the strategies that have it, and where it is required."""
-    held = {name: each.placeholders for name, each in STRATEGIES.items()}
-    for name in {name for each in held.values() for names in each for name in names}:
-        [row] = [line for line in page("docs/strategies.md").splitlines() if line.startswith(f"| `{{{name}}}` |")]
-        having = [strategy for strategy, each in held.items() if name in (*each.required, *each.optional)]
-        assert ("| all" in row) == (having == list(held)), name
-        assert all(f"`{strategy}`" in row for strategy in having) or "| all" in row, name
-        assert ("(required)" in row) == any(name in each.required for each in held.values()), name
 
 
 def test_every_line_that_warns_has_a_remedy() -> None:

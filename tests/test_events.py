@@ -118,18 +118,6 @@ def test_a_restart_is_a_warning_and_a_cut_answer_an_error(
     )
 
 
-@pytest.mark.parametrize(("projected", "level"), [(7600, logging.WARNING), (7300, logging.INFO)])
-def test_tool_results_have_their_own_numbers(projected: int, level: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Their tokens, what there was before them, both together, and the limit; a WARNING where they are above it."""
-    with caplog.at_level(logging.DEBUG, LOGGER.name):
-        log_observer(LOGGER)(
-            event(phase="tool_response", result_tokens=2600, projected_tokens=projected, limit_tokens=7500)
-        )
-    (record,) = caplog.records
-    assert record.levelno == level
-    assert f" result=2600 current={projected - 2600} projected={projected} limit=7500" in record.getMessage()
-
-
 @pytest.mark.parametrize(
     "told",
     [

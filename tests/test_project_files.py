@@ -36,13 +36,14 @@ def test_what_the_dockerfile_copies_is_there(source: str) -> None:
 
 def test_the_ci_script_is_a_script() -> None:
     """Executable, strict, and bash can read it."""
-    script = ROOT / ".ci" / "run"
-    assert "set -euo pipefail" in script.read_text(encoding="utf-8")
-    if os.name == "posix":
-        assert os.access(script, os.X_OK)
+    assert "set -euo pipefail" in (ROOT / ".ci" / "common").read_text(encoding="utf-8")
     bash = shutil.which("bash")
-    if bash is not None:
-        subprocess.run([bash, "-n", str(script)], check=True, timeout=300)
+    for name in ("common", "run", "full"):
+        script = ROOT / ".ci" / name
+        assert os.name != "posix" or name == "common" or os.access(script, os.X_OK)
+        assert name == "common" or ". .ci/common\n" in script.read_text(encoding="utf-8")
+        if bash is not None:
+            subprocess.run([bash, "-n", str(script)], check=True, timeout=300)
 
 
 def test_the_shipped_config_shows_real_settings_with_their_defaults() -> None:

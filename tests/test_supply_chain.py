@@ -166,17 +166,6 @@ def _locked_litellm() -> str:
     return version
 
 
-def test_nothing_is_written_where_the_newest_is_what_the_lock_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """CI then has nothing more to run; what only the tests need does not count."""
-    out = tmp_path / "newest.txt"
-    _index(monkeypatch, _locked_litellm(), LOCKS["run"] + f"pytest==99 \\\n    --hash={A}\n")
-    assert main(["newest", str(out)]) == 0
-    assert not out.exists()
-    assert f"What resolves today is what the lock has (LiteLLM {_locked_litellm()})." in capsys.readouterr().out
-
-
 def test_a_newer_litellm_that_resolves_is_written_with_its_hashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,14 +177,3 @@ def test_a_newer_litellm_that_resolves_is_written_with_its_hashes(
     assert capsys.readouterr().out == f"changed  litellm {_locked_litellm()} -> 1.109.9\n"
     assert "mirror" not in out.read_text(encoding="utf-8")
     assert list(read(out.read_text(encoding="utf-8"))["litellm"]) == ["1.109.9"]
-
-
-def test_a_litellm_that_is_named_is_what_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that CI can be run with another than the newest; it fails where that cannot be had."""
-    asked = _index(monkeypatch, "1.105.0", LOCKS["run"].replace(f"litellm=={_locked_litellm()} ", "litellm==1.105.0 "))
-    assert main(["newest", str(tmp_path / "newest.txt"), "--litellm", "1.105.0"]) == 0
-    assert all("litellm==1.105.0\n" in given for given in asked)
-    assert (tmp_path / "newest.txt").stat().st_size
-    _index(monkeypatch, "1.105.0", None)
-    assert main(["newest", str(tmp_path / "none.txt"), "--litellm", "1.105.0"]) == 1
-    assert not (tmp_path / "none.txt").exists()

@@ -61,7 +61,7 @@ def seen(call: ChatCall) -> Reply:
 
 
 def conversation(canary: str, rounds: int) -> list[dict[str, Any]]:
-    """A conversation whose every message says whose it is; 16 rounds have to be compacted for a window of 4,096."""
+    """A conversation whose every message says whose it is; 20 rounds have to be compacted for a window of 4,096."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": f"You serve CANARY-{canary}."}]
     for number in range(rounds):
         messages.append({"role": "user", "content": f"Question {number} of CANARY-{canary} about the parser. " * 6})

@@ -170,16 +170,7 @@ TOKENIZERS: dict[str, dict[str, object]] = {
     "one becomes a million": _tokenizer_json(normalizer=_replace({"String": "x"}, "a" * 1_000_000)),
     "a rare one becomes a million": _tokenizer_json(normalizer=_replace({"String": "\u2603"}, "a" * 1_000_000)),
     "between all": _tokenizer_json(normalizer=_replace({"Regex": ""}, "a" * 1000)),
-    "again and again": _tokenizer_json(
-        normalizer={"type": "Sequence", "normalizers": [_replace({"String": "a"}, "aaaa")] * 12}
-    ),
     "before each": _tokenizer_json(normalizer={"type": "Prepend", "prepend": "a" * 1_000_000}),
-    "a sequence in a sequence": _tokenizer_json(
-        normalizer={
-            "type": "Sequence",
-            "normalizers": [{"type": "Sequence", "normalizers": [_replace({"Regex": "."}, "ab" * 99)]}],
-        }
-    ),
 }
 
 
