@@ -25,9 +25,9 @@ def _on(window: int) -> dict[str, Any]:
 _GROUPS = [
     Group("local", simulator=_APART),
     Group("hooked", provider="xinference", compaction=_on(8192), simulator=_APART),
-    Group("small", 4096),
-    Group("foreign", 4096, provider="openai", compaction=_on(4096), simulator={"api": "openai"}),
-    Group("foreign-hooked", 4096, provider="xinference", compaction=_on(4096), simulator={"api": "openai"}),
+    Group("small", 4096, simulator=_APART),
+    Group("foreign", 4096, provider="openai", compaction=_on(4096), simulator={"api": "openai", **_APART}),
+    Group("foreign-hooked", 4096, provider="xinference", compaction=_on(4096), simulator={"api": "openai", **_APART}),
 ]
 assert {group.name for group in _GROUPS} >= set(GUARDED)
 
@@ -75,8 +75,7 @@ def office(tmp_path_factory: pytest.TempPathFactory, liar: Liar) -> Iterator[Ben
         general_settings={"custom_auth": "identities.user_api_key_auth"},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
-        for name in ("local", "hooked"):
-            simulator = bench.simulators[name]
+        for name, simulator in bench.simulators.items():
             simulator.unload(simulator.instances[0].id)
             # LM Studio's default: a request answers while another one's summary is held.
             simulator.load(KEY, bench.groups[name].window, parallel=4)

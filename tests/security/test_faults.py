@@ -99,7 +99,7 @@ def _failing(office: Bench, group: str, topic: str, calls: Calls, *, stream: boo
         return in_loop(followed_one())
 
 
-@pytest.mark.parametrize("each", [_EACH, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("each", [pytest.param(_EACH, id="some"), pytest.param(1, id="all", marks=pytest.mark.full)])
 @pytest.mark.parametrize(("group", "stream"), [("small", True), ("foreign-hooked", False)])
 def test_no_fault_between_the_count_and_the_send_lets_a_long_prompt_pass(
     office: Bench, group: str, stream: bool, each: int

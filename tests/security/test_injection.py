@@ -89,6 +89,7 @@ async def test_a_hostile_summary_stays_a_users_data(summary: str) -> None:
 _RENDERED = {family.template: family for family in families._KNOWN.families.values() if family.template}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(_RENDERED))
 def test_a_record_of_all_special_tokens_of_a_model_renders_as_text(name: str) -> None:
     """Summary and ledger hold every control token of the model: its prompt has as many as with a harmless record."""

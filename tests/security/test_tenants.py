@@ -106,10 +106,10 @@ async def _together(office: Bench, number: int, chance: random.Random) -> Counte
     answers = await asyncio.gather(
         *(send(office, key, body, path, **{"x-litellm-call-id": call_id}) for key, path, _, body in asked)
     )
-    for (_, _, messages, _), answer in zip(asked, answers, strict=True):
+    for (_, path, messages, body), answer in zip(asked, answers, strict=True):
         assert answer.status_code == 200, answer.text
         own, found = words_of(messages), words_of(answer.text.replace('"}}', " "))
-        assert found
+        assert found, (body["model"], path, body["stream"], answer.text)
         # A ledger, or a piece of a stream, may have a part of a word.
         assert [word for word in found if not any(each.startswith(word) for each in own)] == []
     return Counter(answer.headers.get("x-litellm-compaction", "") for answer in answers)
@@ -269,6 +269,7 @@ _AS_ALICE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 def test_nobody_is_taken_for_another_by_what_they_send(office: Bench, group: str, path: str) -> None:
     """Alice's record of a conversation is there, and serves her; whoever else sends it pays for one of their own."""
     office.watch(group, seen)
+    keys = ("sk-other-key", "sk-nobody") if (group, path) == ("small", CHAT) else ("sk-nobody",)
     messages = conversation(f"alice-spoofed-{group}-{ROUTES.index(path)}", 20)
 
     def done(key: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
@@ -279,10 +280,10 @@ def test_nobody_is_taken_for_another_by_what_they_send(office: Bench, group: str
     found = {
         f"{name}, {key}": done(f"{key}.{group}{path}{number}", *given)
         for number, (name, given) in enumerate(_AS_ALICE.items())
-        for key in ("sk-other-key", "sk-nobody")
+        for key in keys
     }
     assert [name for name, each in found.items() if each not in ("compacted", "400", "401", "403", "422")] == []
-    assert list(found.values()).count("compacted") >= 25, found
+    assert list(found.values()).count("compacted") >= 12 * len(keys), found
     assert done("sk-alice", {}, {}) == "reused"
 
 
