@@ -152,9 +152,6 @@ _SLOW_PLACES = (
     "tokenizers/test_vocabulary.py",
     "proxy/answer/test_loop_seeded.py",
     "stores/test_redis_outages.py",
-    "stores/test_sqlite.py",
-    "stores/test_sqlite_file.py",
-    "stores/test_store.py",
     "test_benchmark.py",
 )
 
