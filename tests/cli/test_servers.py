@@ -56,10 +56,3 @@ def test_another_server_is_probed_where_it_loads_nothing_for_it(report: Report, 
     params = {"api_base": plain.base_url}
     _, found = report(config(deployment("ollama_chat/qwen3", params=params, info=info)), probes=True)
     assert (found["deployments"][0]["window_source"], found["deployments"][0]["probes"]) == ("ollama", [])
-
-
-def test_a_probe_loads_nothing(report: Report, address: Address) -> None:
-    """What is not loaded is not probed."""
-    _, found = report(config(deployment(f"lm_studio/{GPT_OSS}", params=at(address))), probes=True)
-    assert found["deployments"][0]["probes"] == []
-    assert found["deployments"][0]["loaded"] is False

@@ -66,6 +66,7 @@ def test_a_store_that_is_not_there_is_an_error(run: Callable[..., str], server: 
     assert "is written %2F" in run("store", "ls", code=1, url="redis://:hunter2/@h")
 
 
+@pytest.mark.slow
 def test_the_store_of_a_configuration_is_found(
     server: Server, write: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

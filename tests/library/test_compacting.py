@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +18,11 @@ from litellm_compaction import (
     count_tokens,
     generate_summary,
     safe_compact,
-    select_messages,
-    should_compact,
 )
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.record import read_record
 from litellm_compaction.core.strategies import STRATEGIES
-from litellm_compaction.errors import ConfigError, SummaryFailed
+from litellm_compaction.errors import SummaryFailed
 from tests.builders import (
     JsonDict,
     agent_run,
@@ -33,7 +30,6 @@ from tests.builders import (
     broken_promises,
     calls,
     chat,
-    image,
     parsed,
     raw_conversations,
     result,
@@ -108,16 +104,6 @@ async def test_a_summariser_that_fails(answer: Any, reason: str) -> None:
     assert isinstance(done.error.__cause__, type(answer)) or not isinstance(answer, Exception)
 
 
-async def test_safe_compact_says_what_it_survived(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning with the error's type, and never a word of the conversation."""
-    with caplog.at_level(logging.WARNING, "litellm_compaction"):
-        await safe_compact(chat(20), config(), FakeCompletion([ConnectionError("Question 3")]))
-    [record] = caplog.records
-    assert record.getMessage() == (
-        "library_compaction_failed model=qwen/qwen3-8b reason=error error=SummaryFailed cause=ConnectionError"
-    )
-
-
 @pytest.mark.parametrize("bad", [[{"content": "no role"}], ["text"], [None]])
 async def test_messages_that_are_none(bad: list[Any]) -> None:
     """An error that says which one; `safe_compact` hands them back."""
@@ -185,91 +171,6 @@ async def test_a_compaction_that_gains_nothing_is_not_used() -> None:
     raw = [user("word " * 500), assistant("ok"), user("pasted " * 1000), *chat(5)[2:]]
     done = await compact(raw, config(keep_recent_messages=9), FakeCompletion(["long " * 330]))
     assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
-
-
-@pytest.mark.parametrize(("window_tokens", "least", "most"), [(65_536, 10, 20), (16_384, 3, 6)])
-async def test_a_large_tail_is_not_compacted_in_every_step(window_tokens: int, least: int, most: int) -> None:
-    """Below the trigger the model is asked once for every tenth that comes on top; above it, the target decides."""
-    completions = FakeCompletion()
-    settled = config(keep_recent_messages=24, context_window_tokens=window_tokens)
-    messages = agent_run(1)
-    for number in range(50):
-        messages = [*messages, calls(f"c{number}"), result(f"c{number}", f"w{number} " * 400)]
-        messages = (await compact(messages, settled, completions)).messages
-    assert least <= len(completions.asked) <= most
-
-
-@pytest.mark.parametrize(("keep_recent_messages", "most"), [(2, 5), (6, 5), (10, 5), (24, 5)])
-async def test_large_recent_messages_are_not_compacted_in_every_step(keep_recent_messages: int, most: int) -> None:
-    """15 results of 600 tokens in a window of 4,096: above the trigger, recent messages stay only up to the target."""
-    completions = FakeCompletion()
-    settled = config(context_window_tokens=4096, keep_recent_messages=keep_recent_messages)
-    messages = agent_run(0)
-    for number in range(15):
-        messages = [*messages, calls(f"c{number}"), result(f"c{number}", f"line {number} went well. " * 100)]
-        if not should_compact(messages, settled, tokens=await count_tokens(messages, model=settled.model)):
-            continue
-        done = await compact(messages, settled, completions)
-        assert done.compacted
-        assert done.tokens_after <= settled.target_tokens(done.tokens_before)
-        # P2: what is being worked on, and the round that is still open.
-        assert carrier(done.messages).endswith(TASK)
-        assert done.messages[-2:] == messages[-2:]
-        messages = done.messages
-    assert 2 <= len(completions.asked) <= most
-
-
-async def test_recent_messages_that_fit_stay_below_the_target() -> None:
-    """As many of the ten as the target has room for, counted and not estimated; below the trigger all ten."""
-    settled = config(context_window_tokens=16_384)
-    raw = agent_run(1)
-    for number in range(12):
-        raw = [*raw, calls(f"c{number}"), result(f"c{number}", "数" * 1000)]
-    chosen = select_messages(raw, settled, tokens=await count_tokens(raw, model=settled.model))
-    assert chosen.to_keep[1:] == raw[-10:]
-    raw = [*raw, calls("c12"), result("c12", "数" * 8000)]
-    tokens = await count_tokens(raw, model=settled.model)
-    assert tokens > settled.trigger_tokens
-    assert select_messages(raw, settled).to_keep[1:] == raw[-10:]
-    assert select_messages(raw, settled, tokens=tokens).to_keep[1:] == raw[-2:]
-
-
-async def test_tool_rounds_stay_whole() -> None:
-    """Where the tenth message from the end is a result, its call is kept too."""
-    raw = [*agent_run(12), assistant("done"), user("go on")]
-    raw = [*raw[:-2], calls("x", "y", "z"), *(result(each, "ok") for each in "xyz"), *raw[-2:], *agent_run(3)[2:]]
-    done = await compact(raw, config(keep_recent_messages=9), FakeCompletion())
-    assert done.messages[-12:] == raw[-12:]
-    assert done.messages[-12]["tool_calls"][0]["id"] == "x"
-    assert done.messages[-12]["content"] is None
-
-
-async def test_the_running_request_stays_verbatim() -> None:
-    """An agent's task, far behind the recent messages, stands behind the record while it is the newest request."""
-    done = await compact(agent_run(20), config(), FakeCompletion())
-    assert carrier(done.messages).endswith(f"{FRAME_END}\n\n{TASK}")
-
-
-async def test_images_of_the_request_stay() -> None:
-    """List content keeps its parts and gains one."""
-    raw = agent_run(20)
-    raw[1] = {"role": "user", "content": [{"type": "text", "text": TASK}, image()]}
-    once = await compact(raw, config(), FakeCompletion())
-    assert once.messages[1]["content"][1:] == raw[1]["content"]
-    twice = await compact([*once.messages, *agent_run(20)[2:]], config(), FakeCompletion())
-    assert twice.round == 2
-    assert twice.messages[1]["content"][1:] == raw[1]["content"]
-
-
-async def test_later_system_messages_stay_system_messages() -> None:
-    """They join the leading ones when what surrounds them goes."""
-    raw = [*chat(10), assistant("ok"), system("From now on: metric units."), *chat(10)[1:]]
-    done = await compact(raw, config(), FakeCompletion())
-    assert [message for message in done.messages if message["role"] == "system"] == [
-        system(),
-        system("From now on: metric units."),
-    ]
-    assert [message["role"] for message in done.messages[:3]] == ["system", "system", "user"]
 
 
 async def test_rounds_are_counted_and_the_task_survives() -> None:
@@ -377,25 +278,6 @@ async def test_a_summary_alone() -> None:
         await generate_summary([{}], config(), completions)
 
 
-async def test_a_summary_alone_integrates_records_among_the_messages() -> None:
-    """An earlier one is the record so far, and no part of what is to be condensed."""
-    completions = FakeCompletion()
-    old = user("## Session Summary (round 4)\nThe token is ABC123.")
-    await generate_summary([system(), old, *chat(5)[1:]], config(), completions)
-    before, _, condensed = completions.prompts[0].partition("CONVERSATION TO CONDENSE:")
-    assert "RECORD SO FAR" in before
-    assert "ABC123" in before
-    assert "ABC123" not in condensed
-
-
-async def test_a_summary_of_nothing() -> None:
-    """Nobody is asked for it."""
-    completions = FakeCompletion()
-    with pytest.raises(SummaryFailed, match="nothing_new"):
-        await generate_summary([], config(), completions)
-    assert completions.asked == []
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_result_says_which_messages_it_stands_for(strategy: str) -> None:
     """All that is not sent any more, an earlier record included; none of what stays word for word."""
@@ -415,16 +297,6 @@ async def test_a_result_says_which_messages_it_stands_for(strategy: str) -> None
     assert again.compacted or again.replaced == ()
 
 
-async def test_the_users_words_behind_a_record_are_replaced_when_they_go() -> None:
-    """The record in front of a request is integrated; once a newer request stands, that message is in the record."""
-    first = await compact(chat(20), config(keep_recent_messages=2), FakeCompletion())
-    more = [*first.messages, assistant("Fine."), *agent_run(20)[1:]]
-    second = await compact(more, config(keep_recent_messages=2), FakeCompletion())
-    newest_user = max(at for at, message in enumerate(more) if message["role"] == "user")
-    gone = [at for at, message in enumerate(more[:-2]) if message["role"] != "system" and at != newest_user]
-    assert (second.round, second.replaced) == (2, tuple(gone))
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ledger_max_tokens", [0, 60, 300])
 async def test_a_ledger_is_never_longer_than_its_bound(strategy: str, ledger_max_tokens: int) -> None:
@@ -442,48 +314,6 @@ async def test_a_ledger_is_never_longer_than_its_bound(strategy: str, ledger_max
     tokens = await count_tokens([user(record.record.ledger)], model=settled.model)
     assert tokens <= ledger_max_tokens + await count_tokens([user("")], model=settled.model)
     assert bool(record.record.ledger) is bool(ledger_max_tokens)
-
-
-async def test_lists_of_the_users_survive_rounds() -> None:
-    """A list in a quoted message stays one quotation when the record is read back, round after round."""
-    words = "Please:\n- port /etc/app_1.conf\n- never touch port 8080"
-    messages = [system(), user(words), assistant("Yes."), *chat(20)[1:]]
-    for number in range(1, 4):
-        done = await compact(messages, config(keep_recent_messages=4), FakeCompletion())
-        assert done.round == number
-        assert carrier(done.messages).count("- Please:\n  - port /etc/app_1.conf\n  - never touch port 8080") == 1
-        messages = [*done.messages, *agent_run(12)[1:], assistant("ok"), *chat(6)[1:]]
-
-
-async def test_what_a_result_says_of_a_summary_holds_no_secret() -> None:
-    """Who logs it, or shows it, gives nothing away either."""
-    raw = chat(20)
-    raw[1]["content"] += " DB_PASSWORD=hunter2"
-    done = await compact(raw, config(), FakeCompletion([f"{SUMMARY}\nThe login uses DB_PASSWORD=hunter2."]))
-    assert "DB_PASSWORD=[secret removed]" in done.summary
-    assert "hunter2" not in done.summary
-
-
-async def test_many_threads_compact_at_once() -> None:
-    """Each in an event loop of its own, with the counter that they share."""
-
-    def run(number: int) -> str:
-        raw = [system(), *chat(20 + number)[1:]]
-        completions = FakeCompletion([f"Said {number} of everything in it."])
-        return asyncio.run(compact(raw, config(strategy=list(STRATEGIES)[number % 2 * 2]), completions)).summary
-
-    said = await asyncio.gather(*(asyncio.to_thread(run, number) for number in range(8)))
-    assert said == [f"Said {number} of everything in it." for number in range(8)]
-
-
-async def test_a_pruning_that_may_not_fit_is_followed_by_a_summary() -> None:
-    """Where a vocabulary is a stand-in its doubt counts: below the trigger, but perhaps above the window."""
-    done = await compact(
-        agent_run(26),
-        config(model="unheard-of", context_window_tokens=8192, trigger_ratio=1.0, strategy="prune"),
-        FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "A short record of all that was said."]),
-    )
-    assert (done.strategy, done.compacted) == ("summary", True)
 
 
 async def test_a_conversation_larger_than_the_summarisers_window() -> None:
@@ -519,12 +349,6 @@ async def test_one_message_more_than_is_kept_is_nothing_to_compact(messages: int
 def test_reserves_leave_less_to_the_trigger(reserves: dict[str, int], trigger: int) -> None:
     """As in the proxy: the ratio is of what they leave, and all together take three quarters at most."""
     assert CompactionConfig(model="m", context_window_tokens=8192, **reserves).trigger_tokens == trigger
-
-
-def test_a_reserve_is_no_negative_number() -> None:
-    """Refused with what is allowed."""
-    with pytest.raises(ConfigError, match="system_reserve_tokens = -1: allowed is a whole number from 0"):
-        CompactionConfig(model="m", context_window_tokens=8192, system_reserve_tokens=-1)
 
 
 @pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 
 from litellm_compaction import (
-    CompactionConfig,
     Compactor,
     SummaryFailed,
     compact,
     count_tokens,
-    safe_compact,
 )
 from tests.builders import assistant, chat, prose, user
 from tests.library.scripted import FakeCompletion, config
@@ -54,11 +51,3 @@ async def test_a_compactor_never_raises() -> None:
     done = await compactor(chat(20))
     assert (done.messages, done.reason, type(done.error)) == (chat(20), "error", SummaryFailed)
     assert "secret" not in repr(compactor)
-
-
-async def test_a_failure_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    config = CompactionConfig(model="qwen/qwen3-8b", context_window_tokens=16_384)
-    with caplog.at_level(logging.WARNING):
-        await safe_compact(chat(20), config, FakeCompletion([ConnectionError("secret words")]))
-    (line,) = [record.message for record in caplog.records if "library_compaction_failed" in record.message]
-    assert line.endswith("reason=error error=SummaryFailed cause=ConnectionError")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
-
 from litellm_compaction import (
     compact,
 )
 from tests.builders import (
     chat,
 )
-from tests.library.scripted import SUMMARY, FakeCompletion, completion, config
+from tests.library.scripted import FakeCompletion, config
 
 
 async def test_the_summariser_is_called_like_acompletion() -> None:
@@ -28,18 +23,3 @@ async def test_the_summariser_is_called_like_acompletion() -> None:
     # The request is shown for orientation, the other recent messages are not.
     assert "Question 19." in completions.prompts[0]
     assert "Question 18." not in completions.prompts[0]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        completion(SUMMARY),
-        completion([{"type": "text", "text": SUMMARY}]),
-        completion(f"<think>hm</think>\n```markdown\n{SUMMARY}\n```"),
-        SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=SUMMARY), finish_reason="stop")]),
-    ],
-)
-async def test_an_answer_may_be_an_object_or_a_dict(answer: Any) -> None:
-    """As OpenAI's client, LiteLLM or a function of one's own gives it."""
-    done = await compact(chat(20), config(), FakeCompletion([answer]))
-    assert done.summary == SUMMARY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from litellm_compaction import (
     select_messages,
 )
-from tests.builders import agent_run, calls, chat, result, system, user
+from tests.builders import calls, chat, result, system, user
 from tests.library.scripted import config
 
 
@@ -17,15 +17,6 @@ def test_a_selection_says_what_goes_where() -> None:
     assert chosen.to_summarize == raw[1:-10]
     assert chosen.to_keep == raw[-10:]
     assert (chosen.reason, chosen.round, chosen.earlier_summary) == ("", 0, "")
-
-
-def test_a_running_request_is_kept() -> None:
-    """The task of a long tool run is not summarized while it is being worked on."""
-    raw = agent_run(20)
-    chosen = select_messages(raw, config())
-    assert chosen.to_keep[0] == raw[1]
-    assert chosen.to_keep[1:] == raw[-10:]
-    assert raw[1] not in chosen.to_summarize
 
 
 def test_an_earlier_summary_is_found() -> None:
