@@ -14,12 +14,10 @@ import pytest
 
 from litellm_compaction.cli.doctor import _grouped, doctor
 from litellm_compaction.cli.up import RUNNING_FILE
-from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import event_to_json
 from litellm_compaction.proxy.config_check import note
-from litellm_compaction.simulator import Address, Reply, Simulator, serve
+from litellm_compaction.simulator import Address, Model, Reply, Simulator, serve
 from litellm_compaction.stores import open_store
-from litellm_compaction.tokenizers import registry
 from tests.cli.conftest import GPT_OSS, QWEN, Report, at, config, deployment, messages
 from tests.integration.plain_server import PlainServer
 from tests.test_events import event
@@ -204,23 +202,6 @@ def test_credentials_in_an_address_are_not_shown(report: Report, simulator: Simu
     assert "secret" not in json.dumps(found)
 
 
-def test_a_damaged_pack_is_a_problem(report: Report, address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this package brings is looked at too: by what is counted instead, and what to do."""
-    monkeypatch.setattr(registry, "_loaded", {})
-    monkeypatch.setattr(registry, "_broken", {})
-    monkeypatch.setattr(registry, "read_pack", damaged)
-    code, found = report(config(deployment(params=at(address))))
-    assert code == 1
-    assert messages(found) == ["The pack is damaged: reinstall. cl100k_base counts meanwhile."]
-    [row] = found["deployments"]
-    assert (row["tokenizer"], row["tokenizer_source"], row["tokenizer_exact"]) == ("cl100k_base", "stand_in", False)
-
-
-def damaged(name: str) -> Any:
-    """A pack that cannot be read."""
-    raise CompactionError("The pack is damaged: reinstall.")
-
-
 @pytest.mark.parametrize("place", ["settings", "deployment"])
 def test_a_wrong_tokenizer_is_a_problem(report: Report, address: Address, place: str) -> None:
     """As the proxy would say at start."""
@@ -270,25 +251,6 @@ def test_workers_that_share_a_context_are_a_note(
     assert not any("workers" in message for message in messages(found, "note"))
 
 
-def test_a_pruning_model_that_is_not_guarded_is_looked_at_too(
-    report: Report, address: Address, plain: PlainServer
-) -> None:
-    """Its window decides, opted in or not, and under an alias as well; a hosted model has one."""
-    document = config(
-        deployment(params=at(address)),
-        deployment("openai/x", "writer", params={"api_base": f"{plain.base_url}/v1"}),
-        deployment("openai/gpt-4o", "hosted"),
-        settings={"pruning_model": "alias"},
-        router_settings={"model_group_alias": {"alias": "writer"}},
-    )
-    _, found = report(document)
-    (said,) = [each["message"] for each in found["findings"] if each["place"] == "pruning_model alias"]
-    assert "its context length is unknown" in said
-    document["router_settings"]["model_group_alias"]["alias"] = "hosted"
-    _, found = report(document)
-    assert [each for each in found["findings"] if "pruning_model" in each["place"]] == []
-
-
 def test_a_model_whose_summaries_say_nothing_is_named(report: Report, address: Address, tmp_path: Path) -> None:
     """From the history that the proxies have kept."""
     url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
@@ -319,3 +281,53 @@ def test_it_looks_at_the_server_of_the_up_that_runs(report: Report, address: Add
     assert code == 0
     said = f"it runs at http://127.0.0.1:4000: looked at is its simulator, not an LM Studio, at {address.base_url}/v1."
     assert said in messages(found, "note")
+
+
+pytestmark = pytest.mark.usefixtures("without_lm_studio")
+
+
+def test_a_probe_compares_our_count_with_the_servers(report: Report, address: Address) -> None:
+    """Two requests for 16 tokens each; the simulator has another vocabulary, which is a problem where we claim ours."""
+    code, found = report(config(deployment(params=at(address))), probes=True)
+    [row] = found["deployments"]
+    assert all(probe["rpc_tokens"] == probe["server_tokens"] for probe in row["probes"])
+    assert [probe["tools"] for probe in row["probes"]] == [False, True]
+    assert all(probe["server_tokens"] > 50 and probe["exact"] for probe in row["probes"])
+    off = [probe for probe in row["probes"] if abs(probe["counted_tokens"] / probe["server_tokens"] - 1) > 0.02]
+    assert len(messages(found)) == len(off) > 0
+    assert code == 1
+    assert all("though it should be exact" in message and "tokenizer:" in message for message in messages(found))
+
+
+def test_findings_behind_a_wildcard_name_the_model(report: Report, simulator: Simulator, address: Address) -> None:
+    """Of two that are off in different ways, each has its own."""
+    simulator.load(GPT_OSS, 16_384)
+    _, found = report(config(deployment("lm_studio/*", "lm_studio/*", params=at(address))), probes=True)
+    places = {finding["place"] for finding in found["findings"] if "our count" in finding["message"]}
+    assert places == {f"lm_studio/* → {QWEN}", f"lm_studio/* → {GPT_OSS}"}
+
+
+def test_a_stand_in_may_be_off(report: Report) -> None:
+    """Usage corrects it, so it is a note, and exact counting is offered."""
+    simulator = Simulator([Model("someone/unknown", architecture="unheard")])
+    simulator.load("someone/unknown", 8192)
+    with serve(simulator) as address:
+        code, found = report(config(deployment("lm_studio/someone/unknown", params=at(address))), probes=True)
+    assert found["deployments"][0]["tokenizer_source"] == "stand_in"
+    assert code == 0
+    assert all("usage corrects it" in message for message in messages(found, "note") if "our count" in message)
+
+
+def test_another_server_is_probed_where_it_loads_nothing_for_it(report: Report, plain: PlainServer) -> None:
+    """llama.cpp's has one model, and has it loaded; Ollama would load what it is asked for."""
+    plain.gets["/props"] = {"default_generation_settings": {"n_ctx": 6144}}
+    info = {"compaction": {"enabled": True}}
+    _, found = report(
+        config(deployment("openai/qwen3", params={"api_base": f"{plain.base_url}/v1"}, info=info)), probes=True
+    )
+    assert [probe["tools"] for probe in found["deployments"][0]["probes"]] == [False, True]
+    del plain.gets["/props"]
+    plain.gets["/api/ps"] = {"models": [{"name": "qwen3:latest", "context_length": 16384}]}
+    params = {"api_base": plain.base_url}
+    _, found = report(config(deployment("ollama_chat/qwen3", params=params, info=info)), probes=True)
+    assert (found["deployments"][0]["window_source"], found["deployments"][0]["probes"]) == ("ollama", [])

@@ -73,14 +73,6 @@ def test_show_has_text_if_it_is_asked_for(run: Run) -> None:
     assert "[2] assistant: verbatim\n    walrus 1\n[3] user: in the record\n    walrus 2\n" in shown
 
 
-def test_show_says_why_there_is_no_before(run: Run, path: Path) -> None:
-    path.with_name(f"{path.name}.originals").unlink()
-    shown = run("show", "--text", RECORD)
-    assert "keep_originals: compacted" in shown
-    assert "walrus" not in shown
-    assert "summary." in shown
-
-
 def test_undo_forgets_one(run: Run) -> None:
     """It is listed no more, and cannot be shown."""
     assert run("undo", RECORD[:6]) == "1 records forgotten.\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,13 +69,6 @@ def test_one_scope_alone(run: Run) -> None:
     assert "falcon" in run("recall", "--scope", "scope-b", "falcon")
     assert run("recall", "--scope", "scope-a", "falcon").endswith("for: falcon\n")
     assert "2 scopes begin with 'scope-'" in run("recall", "--scope", "scope-", "falcon", code=1)
-
-
-def test_json_and_the_number_of_hits(run: Run) -> None:
-    """As the proxy answers."""
-    found = json.loads(run("recall", "--json", "--last", "1", "fish bird"))
-    assert len(found["hits"]) == 1
-    assert found["words"] == ["fish", "bird"]
 
 
 @pytest.mark.parametrize("written", ["sk-else", "os.environ/ELSE", None])

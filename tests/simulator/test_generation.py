@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from litellm_compaction.simulator import Fault, Gate, Reply, numbered_words
-from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, deltas, finish_reasons, user
+from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, deltas, finish_reasons, parse_events, user
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7])
@@ -124,50 +124,6 @@ def test_text_completion(served: Bench, client: openai.OpenAI) -> None:
 TEXT = numbered_words(20)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_500(bench: BenchFactory, stream: bool) -> None:
-    """A 500 before the first delta is a real status with an error body, once per queued fault."""
-    served = bench()
-    served.simulator.fail_next(Fault("500", message="out of memory"))
-    response = served.chat(user("hi"), stream=stream)
-    assert (response.status_code, response.json()) == (500, {"error": "out of memory"})
-    assert served.last.outcome == "fault"
-    assert served.chat(user("hi"), stream=stream).status_code == 200
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("at", ["before_first_delta", "mid_text"])
-def test_drop(bench: BenchFactory, at: str, stream: bool) -> None:
-    """A dropped connection is a protocol error for the client, after half of the text for `mid_text`."""
-    served = bench(script=lambda call: Reply(TEXT, fault=Fault("drop", at)))  # type: ignore[arg-type]
-    with pytest.raises(httpx.RemoteProtocolError):
-        served.chat(user("hi"), stream=stream)
-    assert served.last.outcome == "fault"
-    assert (served.last.completion_tokens > 0) == (at == "mid_text")
-
-
-def test_mid_text_error_event(bench: BenchFactory) -> None:
-    """An error in the middle of a stream is an error event after the text so far."""
-    served = bench(script=lambda call: Reply(TEXT, fault=Fault("error_event", "mid_text", after_tokens=6)))
-    events = served.events(user("hi"))
-    assert TEXT.startswith(deltas(events))
-    assert deltas(events)
-    assert events[-1] == (
-        "error",
-        {"error": {"message": "generation failed"}, "message": "generation failed"},
-    )
-    assert served.chat(user("hi")).json()["error"]["message"] == "generation failed"
-
-
-@pytest.mark.parametrize("at", ["before_first_delta", "mid_text"])
-def test_end_without_finish_reason(bench: BenchFactory, at: str) -> None:
-    """An `empty` fault ends the stream cleanly without a finish reason, at once or in the middle."""
-    served = bench(script=lambda call: Reply(TEXT, fault=Fault("empty", at)))  # type: ignore[arg-type]
-    events = served.events(user("hi"))
-    assert (finish_reasons(events), bool(deltas(events))) == ([], at == "mid_text")
-    assert events[-1] == ("message", "[DONE]")
-
-
 def test_disconnect_ends_the_generation(bench: BenchFactory) -> None:
     """A client that leaves stops an answer that would never end, and the partial answer is on record."""
     reply = Reply(numbered_words(1000), gate=Gate(), gate_after_tokens=40)
@@ -199,3 +155,26 @@ def test_unload_fails_what_is_being_generated(bench: BenchFactory) -> None:
     unloader.join()
     assert events[-1][0] == "error"
     assert served.last.outcome == "error"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_ends_an_answer(bench: BenchFactory, stream: bool) -> None:
+    """A status, a cut connection, an error event, an end without a reason: at once or in mid-text, once each."""
+    served = bench()
+    served.simulator.fail_next(Fault("500", message="out of memory"))
+    response = served.chat(user("hi"), stream=stream)
+    assert (response.status_code, response.json()) == (500, {"error": "out of memory"})
+    for at in ("before_first_delta", "mid_text"):
+        served.simulator.fail_next(Fault("drop", at))  # type: ignore[arg-type]
+        with pytest.raises(httpx.RemoteProtocolError):
+            served.chat(user("hi"), stream=stream)
+        assert (served.last.outcome, served.last.completion_tokens > 0) == ("fault", at == "mid_text")
+    served.simulator.fail_next(Fault("error_event", "mid_text", after_tokens=6))
+    response = served.chat(user("hi"), stream=stream)
+    error = parse_events(response.text)[-1][1] if stream else response.json()
+    assert error["error"]["message"] == "generation failed"
+    assert served.chat(user("hi"), stream=stream).status_code == 200
+    if stream:
+        served.simulator.fail_next(Fault("empty", "mid_text"))
+        events = served.events(user("hi"))
+        assert (finish_reasons(events), bool(deltas(events)), events[-1][1]) == ([], True, "[DONE]")

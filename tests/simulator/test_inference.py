@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, numbered_words
-from tests.simulator.bench import Bench, BenchFactory, assistant, deltas, finish_reasons, long_chat, system, user
+from tests.simulator.bench import (
+    Bench,
+    BenchFactory,
+    assistant,
+    deltas,
+    finish_reasons,
+    long_chat,
+    parse_events,
+    system,
+    user,
+)
 
 
 def test_a_growing_conversation_reuses_everything_before_its_tail(bench: BenchFactory) -> None:
@@ -118,71 +128,6 @@ def test_middle_truncation_is_silent(bench: BenchFactory) -> None:
     assert record.seen_text == calls[0].prompt_text
 
 
-@pytest.mark.parametrize(
-    ("wording", "text"),
-    [
-        ("number_of_tokens", "greater than the context length (n_keep: 8"),
-        ("trying_to_keep", "Trying to keep the first 8"),
-        ("cannot_truncate", "Cannot truncate prompt with n_keep (8"),
-    ],
-)
-def test_a_first_message_beyond_the_window_is_a_400(bench: BenchFactory, wording: str, text: str) -> None:
-    """When system and first user message alone exceed the window, truncation fails with a bare-string 400."""
-    served = bench(1000, n_keep_wording=wording)
-    response = served.chat(user(numbered_words(3000)), stream=True)
-    assert response.status_code == 400
-    assert text in response.json()["error"]
-    assert served.last.outcome == "overflow"
-
-
-def test_error_400_string(bench: BenchFactory) -> None:
-    """The older refusal is a bare string with both numbers."""
-    served = bench(1000, overflow="error_400_string")
-    response = served.chat(*long_chat(), stream=True)
-    assert response.status_code == 400
-    assert f"(n_keep: {served.last.prompt_tokens}>= n_ctx: 1000)" in response.json()["error"]
-
-
-def test_error_400_object(bench: BenchFactory) -> None:
-    """The newer refusal is an error object with both numbers."""
-    served = bench(1000, overflow="error_400_object")
-    response = served.chat(*long_chat())
-    error = response.json()["error"]
-    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
-    assert error["message"] == FITS_NOT.format(served.last.prompt_tokens)
-
-
-def test_error_event(bench: BenchFactory) -> None:
-    """A streaming overflow is HTTP 200 with one error event, the message twice, and no `[DONE]`."""
-    served = bench(1000, overflow="error_event")
-    response = served.chat(*long_chat(), stream=True)
-    message = FITS_NOT.format(served.last.prompt_tokens)
-    assert response.status_code == 200
-    assert response.headers["content-type"] == "text/event-stream"
-    assert response.text.startswith("event: error\ndata: ")
-    assert served.events(*long_chat()) == [("error", {"error": {"message": message}, "message": message})]
-    assert served.last.outcome == "overflow"
-
-
-def test_empty_stream(bench: BenchFactory) -> None:
-    """The silent overflow is an empty stream with usage and no finish reason."""
-    served = bench(1000, overflow="empty")
-    events = served.events(*long_chat(), stream_options={"include_usage": True})
-    assert [data["usage"]["completion_tokens"] for _, data in events[:-1]] == [0]
-    assert events[-1] == ("message", "[DONE]")
-    whole = served.chat(*long_chat()).json()
-    assert (whole["choices"][0]["message"]["content"], whole["usage"]["completion_tokens"]) == ("", 0)
-
-
-def test_crash(bench: BenchFactory) -> None:
-    """A crash is an error event in a stream and a 400 otherwise, and the instance serves on."""
-    served = bench(1000, overflow="crash")
-    ((name, data),) = served.events(*long_chat())
-    assert (name, "model has crashed" in data["message"]) == ("error", True)
-    assert "model has crashed" in served.chat(*long_chat()).json()["error"]
-    assert served.chat(user("hi")).status_code == 200
-
-
 def words(_: ChatCall) -> Reply:
     """An answer longer than the window."""
     return Reply(numbered_words(1000))
@@ -208,3 +153,48 @@ def test_window_fills_while_generating(bench: BenchFactory, way: str, outcome: s
     assert numbered_words(1000).startswith(deltas(events))
     if way == "error":
         assert events[-1][1]["message"] == "Context size has been exceeded."
+
+
+@pytest.mark.parametrize(
+    ("overflow", "status", "whole", "streamed"),
+    [
+        ("error_400_string", 400, "(n_keep: {}>= n_ctx: 1000)", None),
+        ("error_400_object", 400, FITS_NOT, None),
+        ("error_event", 200, FITS_NOT, FITS_NOT),
+        ("empty", 200, '"completion_tokens":0', ""),
+        ("crash", 400, "model has crashed", "model has crashed"),
+    ],
+)
+def test_a_conversation_that_is_too_long_has_many_answers(
+    bench: BenchFactory, overflow: str, status: int, whole: str, streamed: str | None
+) -> None:
+    """A bare string, an object, one error event, an empty stream, a crash; what fits is served by the same instance."""
+    served = bench(1000, overflow=overflow)
+    response = served.chat(*long_chat())
+    assert response.status_code == status
+    assert whole.format(served.last.prompt_tokens) in response.text
+    response = served.chat(*long_chat(), stream=True)
+    if streamed is None:
+        assert response.status_code == status
+    elif streamed:
+        ((name, data),) = parse_events(response.text)
+        assert (name, streamed.format(served.last.prompt_tokens) in data["message"]) == ("error", True)
+    else:
+        assert (deltas(parse_events(response.text)), finish_reasons(parse_events(response.text))) == ("", [])
+    assert served.chat(user("hi")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("wording", "text"),
+    [
+        ("number_of_tokens", "greater than the context length (n_keep: 8"),
+        ("trying_to_keep", "Trying to keep the first 8"),
+        ("cannot_truncate", "Cannot truncate prompt with n_keep (8"),
+    ],
+)
+def test_a_first_message_beyond_the_window_is_a_400(bench: BenchFactory, wording: str, text: str) -> None:
+    """When system and first user message alone exceed the window, truncation fails with a bare-string 400."""
+    served = bench(1000, n_keep_wording=wording)
+    response = served.chat(user(numbered_words(3000)), stream=True)
+    assert (response.status_code, served.last.outcome) == (400, "overflow")
+    assert text in response.json()["error"]

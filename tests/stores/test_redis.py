@@ -215,14 +215,6 @@ async def test_of_very_much_text_the_longest_conversation_comes(
     assert [each.covered_messages for each in found] == [7, 6]
 
 
-async def test_a_script_that_the_server_forgot_is_told_again(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """SCRIPT FLUSH, or another server behind the same name."""
-    store = opened(server.url)
-    await store.put("team", compaction("h"))
-    server.tell("SCRIPT", "FLUSH")
-    assert await store.find("team", ["h"]) == [compaction("h")]
-
-
 async def test_the_rights_that_the_documentation_names_are_enough(
     server: Server, opened: Callable[..., RedisStore]
 ) -> None:

@@ -17,16 +17,11 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.concurrency import ended
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
-from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import StoreError
 from litellm_compaction.places import parse_redis
 from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.stores import Board, Store, open_store
-from litellm_compaction.stores.redis import client_of
-from tests.engine.bench import usage
+from litellm_compaction.stores import Store, open_store
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore, RedisStore, SteadyStore
 from tests.stores.servers import Server, any_program, free_port, running
@@ -37,7 +32,6 @@ LIMIT_S = 1.0
 MANY_CALLS, FAR_LESS_S = 300, 60.0
 # Of a store whose clients are made otherwise.
 ANY = "redis://127.0.0.1"
-POOL = "http://192.0.2.1:1234 qwen3-8b"
 
 
 @pytest.fixture
@@ -283,9 +277,6 @@ class Sentinels:
     async def knows_the_replica(self) -> bool:
         return str(self.replica.port).encode() in self.sentinel.says("SENTINEL", "REPLICAS", "mymaster")
 
-    async def is_promoted(self) -> bool:
-        return b"master" in self.replica.says("ROLE")
-
     def end(self) -> None:
         for server in (self.sentinel, self.replica, self.master):
             server.kill()
@@ -330,99 +321,6 @@ async def test_a_failover_is_followed(sentinels: Sentinels, opened: Callable[...
 
     await eventually(goes_on)
     assert sentinels.replica.says("EXISTS", "compaction:{team}:c:after") == b":1\r\n"
-
-
-class Processes:
-    """Two that keep room in one context together, and others that come later, each with a connection of its own."""
-
-    def __init__(self, clients: Callable[[], Any]) -> None:
-        self.clients = clients
-        self.stores: list[RedisStore] = []
-        self.coordinations: list[Coordination] = []
-        self.admissions: list[Admission] = []
-        self.tasks: list[asyncio.Task[Seat]] = []
-
-    def begun(self) -> int:
-        """One more; its number."""
-        self.stores.append(RedisStore(ANY, limit_s=LIMIT_S, clients=self.clients))
-        self.coordinations.append(Coordination(Board(self.stores[-1].rows)))
-        self.admissions.append(Admission(coordination=self.coordinations[-1]))
-        return len(self.admissions) - 1
-
-    async def enter(self, at: int, tokens: int) -> Seat:
-        return await self.admissions[at].enter(
-            POOL, window_tokens=100, tokens=tokens, most_tokens=0, timeout_s=10 * FAR_LESS_S
-        )
-
-    def entering(self, at: int, tokens: int) -> asyncio.Task[Seat]:
-        self.tasks.append(asyncio.ensure_future(self.enter(at, tokens)))
-        return self.tasks[-1]
-
-    async def are_together(self) -> bool:
-        """Whether each reaches the board, and all that hold room are on it."""
-        topic = f"pool {shared_name(POOL)}"
-        # Looks without a note of its own.
-        seen = [
-            await each.update(topic, lambda notes: (None, len(notes)), name="onlooker") for each in self.coordinations
-        ]
-        holding = sum(usage(each, POOL).window_tokens > 0 for each in self.admissions)
-        return min(seen) >= holding and not any(each.is_lost for each in self.coordinations)
-
-    async def aclose(self) -> None:
-        await ended(self.tasks)
-        for coordination in self.coordinations:
-            await coordination.aclose()
-        for store in self.stores:
-            await store.aclose()
-
-
-@pytest.fixture
-async def processes() -> AsyncIterator[Callable[[Callable[[], Any]], Processes]]:
-    """Begins two processes on a server by URL and ends them."""
-    made: list[Processes] = []
-
-    def make(clients: Callable[[], Any]) -> Processes:
-        made.append(Processes(clients))
-        made[-1].begun()
-        made[-1].begun()
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.aclose()
-
-
-@pytest.mark.parametrize("loss", ["failover", "restart"])
-async def test_room_is_kept_together_over_the_loss_of_its_server(
-    loss: str, request: pytest.FixtureRequest, processes: Callable[[Callable[[], Any]], Processes]
-) -> None:
-    """Two processes and a third one, at the promoted replica, or at the same server without its notes."""
-    if loss == "failover":
-        sentinels: Sentinels = request.getfixturevalue("sentinels")
-        await eventually(sentinels.knows_the_replica)
-        together = processes(sentinels.clients())
-    else:
-        server: Server = request.getfixturevalue("server")
-        together = processes(lambda: client_of(server.url))
-    first = await together.enter(0, 60)
-    second = together.entering(1, 41)
-    await eventually(together.are_together)
-    assert not second.done()
-    if loss == "failover":
-        sentinels.master.kill()
-        await eventually(sentinels.is_promoted)
-    else:
-        server.kill()
-        server.start()
-    await eventually(together.are_together)
-    # An outage of more than two seconds lets each go on as if it were alone; behind it nobody does.
-    third = together.entering(together.begun(), 41)
-    await eventually(together.are_together)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(third), 1.0)
-    first.release()
-    (await second).release()
-    assert (await third).tokens == 41
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sqlite3
 import subprocess
@@ -74,18 +73,6 @@ def test_a_store_serves_several_event_loops(path: Path) -> None:
         thread.join()
     asyncio.run(store.aclose())
     assert found == [1] * 4
-
-
-def test_a_store_that_nobody_ends_closes_its_file(path: Path) -> None:
-    """When it is collected, or the process ends: SQLite's journal is then folded in."""
-    store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
-    asyncio.run(store.put("team", compaction("h")))
-    assert Path(f"{path}-wal").exists()
-    # Until its thread has taken up the next thing, it holds on to the last one.
-    asyncio.run(store.rows._thread.run(int))
-    del store
-    gc.collect()
-    assert not Path(f"{path}-wal").exists()
 
 
 _WRITER = """

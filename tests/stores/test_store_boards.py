@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
-import signal
 import stat
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Board
 from tests.engine.bench import Clock
 from tests.stores.made import MemoryBoard, RedisStore, file_board
@@ -114,51 +109,4 @@ async def test_notes_from_before_a_restart_of_the_machine_are_gone(path: Path) -
     await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
     clock.now_s = 5
     assert await board.update("pool", "b", says(b"2"), lease_s=LEASE_S) == []
-    await board.aclose()
-
-
-async def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    """And soon."""
-    (tmp_path / "file").write_text("")
-    board = file_board(tmp_path / "file" / "board")
-    with pytest.raises(StoreError):
-        await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
-    await board.aclose()
-    with pytest.raises(StoreError, match="closed"):
-        await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
-
-
-def _holds(path: Path, told: Connection) -> None:
-    """Leaves a note and renews it until it is killed."""
-
-    async def run() -> None:
-        board = file_board(path)
-        while True:
-            await board.update("pool", "holder", says(b"mine"), lease_s=1.0)
-            told.send("renewed")
-            await asyncio.sleep(0.2)
-
-    asyncio.run(run())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a process that is killed without a chance to say so")
-async def test_the_note_of_a_killed_process_ends_with_its_lease(path: Path) -> None:
-    """Not before: a process that lives may be late; and no process has to tidy up behind another."""
-    spawn = multiprocessing.get_context("spawn")
-    heard, told = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_holds, args=(path, told))
-    process.start()
-    try:
-        assert heard.poll(60)
-        board = file_board(path)
-        assert await board.update("pool", "b", says(None), lease_s=LEASE_S) == [b"mine"]
-    finally:
-        process.kill()
-        process.join(60)
-    killed_s = time.monotonic()
-    while await board.update("pool", "b", says(None), lease_s=LEASE_S):
-        assert time.monotonic() < killed_s + 60
-        await asyncio.sleep(0.05)
-    # The last renewal was at most 0.2 s and a step before the end.
     await board.aclose()
