@@ -13,7 +13,7 @@ import pytest
 import tomlkit
 import yaml
 
-from litellm_compaction.cli.client_files import change_of, rendered
+from litellm_compaction.cli.client_files import change_of
 from litellm_compaction.errors import ConfigError
 
 CODEX = """\
@@ -166,49 +166,21 @@ def test_json_keeps_order_indentation_line_ends_and_mark(end: str, mark: bytes, 
     assert change_of(path, OPENCODE_LINES, {}).difference() == ""
 
 
-def test_a_missing_file_is_made_with_its_folder(tmp_path: Path) -> None:
-    """It begins with what a new file needs, and only its owner can read it."""
-    path = tmp_path / "a" / "b" / "config.yaml"
-    change = change_of(path, CONTINUE_LINES, {"schema": "v1"})
-    assert not path.parent.exists()
-    assert change.write() is None
-    assert path.read_text("utf-8") == rendered({"schema": "v1", **CONTINUE_LINES}, ".yaml")
-    assert list(path.parent.iterdir()) == [path]
-    if os.name == "posix":
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
 def test_the_old_file_stays_beside_the_new_one(tmp_path: Path) -> None:
-    """An older copy is not overwritten; nothing else is left."""
-    path = put(tmp_path / "config.toml", CODEX)
-    put(tmp_path / "config.toml.bak", "older")
+    """An older copy is not overwritten, nothing else is left, and a link stays one: its target is changed."""
+    target, path = put(tmp_path / "dotfile", CODEX), tmp_path / "config.toml"
+    path.symlink_to(target)
+    put(tmp_path / "dotfile.bak", "older")
     path.chmod(0o640)
     backup = change_of(path, CODEX_LINES, {}).write()
-    assert backup == tmp_path / "config.toml.bak1"
+    assert backup == tmp_path / "dotfile.bak1"
     assert backup.read_text("utf-8") == CODEX
-    assert (tmp_path / "config.toml.bak").read_text("utf-8") == "older"
-    assert len(list(tmp_path.iterdir())) == 3
+    assert (tmp_path / "dotfile.bak").read_text("utf-8") == "older"
+    assert len(list(tmp_path.iterdir())) == 4
+    assert path.is_symlink()
     if os.name == "posix":
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    """Its target is changed, as in a folder of dotfiles; the copy stands beside that."""
-    folder = tmp_path / "dotfiles"
-    folder.mkdir()
-    target = put(folder / "codex.toml", CODEX)
-    path = tmp_path / "config.toml"
-    path.symlink_to(target)
-    assert "model_context_window = 32768" in changed(path, CODEX_LINES)
-    assert path.is_symlink()
-    assert "model_context_window = 32768" in target.read_text("utf-8")
-    assert (folder / "codex.toml.bak").read_text("utf-8") == CODEX
-    path.unlink()
-    path.symlink_to(tmp_path / "nowhere" / "config.toml")
-    changed(path, CODEX_LINES)
-    assert path.is_symlink()
-    assert (tmp_path / "nowhere" / "config.toml").is_file()
 
 
 def test_a_file_that_was_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:

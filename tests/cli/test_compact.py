@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,27 +136,6 @@ def test_the_new_request_can_be_written(
     assert "summarized" in said
     assert SUMMARY in json.loads(new.read_text(encoding="utf-8"))["messages"][1]["content"]
     assert "cannot be written" in run("-o", str(tmp_path), save(chat(3)), code=1)
-
-
-def test_the_key_and_the_address_come_from_the_environment(
-    run: Run, save: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same two variables as everywhere."""
-    simulator = Simulator([Model(QWEN)], script=summarizing, api_token="sk-lm")
-    simulator.load(QWEN, 8192)
-    path = save(chat(30, words=150))
-    with serve(simulator) as address:
-        monkeypatch.setenv("LM_STUDIO_API_BASE", f"{address.base_url}/v1")
-        assert "answered HTTP 401" in run(path, code=1)
-        monkeypatch.setenv("LM_STUDIO_API_KEY", "sk-lm")
-        assert "1 summary call" in run(path)
-
-
-def test_stdin_is_a_dash(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a byte order mark, too, as PowerShell writes it."""
-    piped = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + json.dumps(chat(3)).encode()))
-    monkeypatch.setattr(sys, "stdin", piped)
-    assert run("-").startswith("6 messages, ")
 
 
 @pytest.mark.parametrize(

@@ -228,16 +228,6 @@ def test_write_shows_asks_and_writes(connect: Connect, home: Path, monkeypatch: 
     assert len(list(path.parent.iterdir())) == 2
 
 
-@pytest.mark.parametrize("name", [name for name, client in CLIENTS.items() if "files" in client])
-def test_every_file_can_be_made_and_is_then_complete(name: str, connect: Connect, home: Path) -> None:
-    """Each client that has one; `environ` names another folder."""
-    place = json.loads(connect(name, "--json")[1])
-    assert connect(name, "--write", "--yes")[0] == 0
-    assert Path(place["file"]).is_file()
-    assert Path(place["file"]).is_relative_to(home)
-    assert "has these lines already" in connect(name, "--write", "--yes")[1]
-
-
 @pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
 def test_a_unix_shell_reads_back_what_was_meant(tmp_path: Path) -> None:
     """Blanks, quotes and dollars included."""

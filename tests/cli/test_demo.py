@@ -44,11 +44,6 @@ def _asked(answered: Callable[[httpx.Request], httpx.Response]) -> Answer:
         return ask(http, "key", "model", [])
 
 
-def test_a_refusal_is_an_answer_with_its_error() -> None:
-    """So that the other side goes on."""
-    assert _asked(lambda _: httpx.Response(400, text="too long")) == Answer("", [], "HTTP 400: too long")
-
-
 def test_a_stream_that_breaks_off_keeps_its_text() -> None:
     """With the error that the stream names."""
     chunks = 'data: {"choices": [{"delta": {"content": "word"}}]}\n\ndata: {"error": "gone"}\n\n'

@@ -44,23 +44,10 @@ def run(server: Server, capsys: pytest.CaptureFixture[str]) -> Callable[..., str
     return run
 
 
-def test_stored_compactions_are_listed_shown_and_purged(run: Callable[..., str]) -> None:
-    """As in a file: by scope, by age, all; what the page shows as history too."""
-    _, first, second, total = run("store", "ls").splitlines()
-    assert {first.split()[1], second.split()[1]} == {"scope-a", "scope-b"}
-    assert total.startswith("2 compactions, ")
-    ids = {line.split()[1]: line.split()[0] for line in (first, second)}
-    assert "--- summary of round 1, to message 4\nThe secret plan.\n" in run("store", "show", ids["scope-a"][:12])
-    assert len(run("events", "--json").splitlines()) == 3
-    assert run("store", "purge", "--scope", "scope-a", "--yes") == "1 compactions deleted.\n"
-    assert "scope-b" in run("store", "ls")
-    assert run("store", "purge", "--older-than", "30d", "--yes") == "0 compactions deleted.\n"
-    assert run("store", "purge", "--all", "--yes") == "1 compactions deleted.\n"
-    assert run("store", "ls") == "No compactions yet.\n"
-
-
-def test_a_store_that_is_not_there_is_an_error(run: Callable[..., str], server: Server) -> None:
+def test_a_store_is_read_or_an_error(run: Callable[..., str], server: Server) -> None:
     """What an operator asks for is never answered from memory."""
+    assert run("store", "purge", "--scope", "scope-a", "--yes") == "1 compactions deleted.\n"
+    assert run("store", "ls").splitlines()[1].split()[1] == "scope-b"
     assert "cannot be reached" in run("store", "ls", code=1, url=f"redis://:hunter2@127.0.0.1:{free_port()}")
     assert "AuthenticationError" in run("store", "ls", code=1, url=server.url)
     assert "is written %2F" in run("store", "ls", code=1, url="redis://:hunter2/@h")

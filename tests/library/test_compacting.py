@@ -24,7 +24,6 @@ from litellm_compaction import (
 )
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.strategies import STRATEGIES
-from litellm_compaction.errors import SummaryFailed
 from tests.builders import (
     JsonDict,
     agent_run,

@@ -102,15 +102,6 @@ def test_whole_tool_call(served: Bench) -> None:
     assert (choice["message"]["tool_calls"], choice["finish_reason"]) == ([], "length")
 
 
-def test_usage_comes_last_and_only_when_asked_for(served: Bench) -> None:
-    """A stream carries usage in a chunk without choices, if `include_usage` is set."""
-    assert all("usage" not in data for _, data in served.events(user("hi"))[:-1])
-    usage = served.events(user("hi"), stream_options={"include_usage": True})[-2][1]
-    assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == served.last.completion_tokens
-    assert "prompt_tokens_details" not in usage["usage"]
-
-
 def test_text_completion(served: Bench, client: openai.OpenAI) -> None:
     """The completions endpoint answers without a template, streamed or not."""
     served.simulator.script = lambda call: Reply(f"seen: {call.prompt_text}")

@@ -35,24 +35,6 @@ def test_a_growing_conversation_reuses_everything_before_its_tail(bench: BenchFa
     assert second.cached_tokens + second.computed_tokens == second.prompt_tokens
 
 
-def test_requests_beyond_the_slots_wait_in_order(bench: BenchFactory) -> None:
-    """With one slot a second request starts only when the first has ended."""
-    served = bench(models=[Model("m", parallel=1)])
-    gate = Gate()
-    served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(served.chat, user("one"))
-        assert gate.reached.wait(60)
-        second = pool.submit(served.chat, user("two"))
-        served.simulator.wait_until(lambda: len(served.simulator.requests) == 2)
-        gate.open()
-        assert first.result().status_code == second.result().status_code == 200
-    one, two = served.simulator.requests
-    assert one.ended_s is not None
-    assert two.first_delta_s is not None
-    assert two.first_delta_s > one.ended_s
-
-
 def _two_at_once(served: Bench, words: int, **fields: Any) -> list[Any]:
     """Two answers of two tokens a word, three quarters of both made before either goes on; the results in order."""
     barrier = threading.Barrier(2, timeout=60)

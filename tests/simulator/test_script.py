@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from litellm_compaction.simulator import ChatCall, Reply, summary_of_facts
-from tests.simulator.bench import Bench, system, tool_round, user
+from tests.simulator.bench import Bench, user
 
 
 def test_a_request_for_a_summary_gets_one_of_what_was_shown(served: Bench) -> None:
@@ -20,19 +20,6 @@ def test_parts_of_a_summary_are_merged(served: Bench) -> None:
     heading = "### What the user said"
     parts = f"You write the record.\n\nPART 1:\n{heading}\n- First.\n\nPART 2:\n{heading}\n- Second."
     assert served.chat(user(parts)).json()["choices"][0]["message"]["content"] == f"{heading}\n- First.\n- Second."
-
-
-def test_script_sees_the_call(served: Bench) -> None:
-    """A script gets the body, the text with tool results and arguments, the counts, and a running index."""
-    calls: list[ChatCall] = []
-    served.simulator.script = lambda call: calls.append(call)
-    served.chat(user("hi"))
-    served.chat(system("S"), user("read a.py"), *tool_round(), temperature=0.3)
-    call = calls[1]
-    assert (call.index, call.stream, call.truncated, call.context_length) == (1, False, False, 8192)
-    assert call.prompt_text == "S\nread a.py\n" + '{"path": "a.py"}' + "\nprint('hello')"
-    assert (call.body["temperature"], call.messages[0]["content"]) == (0.3, "S")
-    assert call.prompt_tokens == served.last.prompt_tokens
 
 
 def test_failing_script_is_a_visible_500(served: Bench) -> None:
