@@ -40,23 +40,6 @@ CODEX_LINES = {
     "model_context_window": 32_768,
     "model_providers": {"litellm": {"name": "LiteLLM", "base_url": "http://127.0.0.1:4000/v1", "env_key": "KEY"}},
 }
-CONTINUE = """\
-name: Local Assistant
-version: 1.0.0
-schema: v1
-models:
-  # at work
-  - name: Größe
-    provider: anthropic
-    model: claude-sonnet   # newest
-    prompt: |
-      # not a comment
-    roles: [chat, edit]
-
-# what it may read
-context:
-  - provider: code
-"""
 MODEL = {"name": "local (LiteLLM)", "model": "local", "capabilities": ["tool_use"], "options": {"contextLength": 8192}}
 CONTINUE_LINES = {"models": [MODEL]}
 OPENCODE = {

@@ -15,7 +15,6 @@ from litellm_compaction.simulator import rendering
 from tests.cli import copied
 
 PLAIN = Look(window_tokens=8192, color=False, unicode=False)
-IN_COLOR = Look(window_tokens=8192, color=True, unicode=True)
 
 
 def test_a_cut_prompt_is_a_bar_with_a_gap() -> None:
