@@ -96,14 +96,10 @@ _SLOW_PLACES = (
     "security/test_shared_store.py",
     "security/test_tenants.py",
     "cli/test_up_children.py",
-    "cli/test_compact.py",
-    "cli/test_count.py",
     "cli/test_up.py",
     "engine/test_compactor_long_conversations.py",
     "engine/test_compactor_strategies.py",
     "engine/sharing/test_pool_workers.py",
-    "library/test_compacting.py",
-    "library/test_compacting_example.py",
     "tokens/test_counter_engine_golden.py",
     "tokens/test_counter_golden.py",
     "tokenizers/test_registry.py",
@@ -112,9 +108,6 @@ _SLOW_PLACES = (
     "tokenizers/test_vocabulary.py",
     "proxy/answer/test_loop_seeded.py",
     "stores/test_redis_outages.py",
-    "stores/test_sqlite.py",
-    "stores/test_sqlite_file.py",
-    "stores/test_store.py",
 )
 # What only `.ci/full` runs, beside the tests that are marked `full`.
 _FULL_PLACES = (
