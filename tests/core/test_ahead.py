@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.ahead import Reading, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.conversation import applied_tokens, usable
+from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     CompactionOptions,
@@ -23,7 +23,6 @@ from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     DEPTH,
     JsonDict,
-    agent_run,
     assistant,
     broken_promises,
     budget,
@@ -62,25 +61,6 @@ def ahead(
     assert isinstance(decision, Summarize)
     assert decision.ahead
     return replace(written(decision, weighed), pinned=decision.pinned, ahead=True, window_tokens=window)
-
-
-def test_all_that_the_cache_holds_is_covered() -> None:
-    """Behind a text the answer, too; what the person asked last stays verbatim."""
-    made = ahead(FILLED, answer="It is done.")
-    assert made is not None
-    assert made.covered_messages == len(FILLED)
-    assert made.pinned == (len(FILLED) - 2,)
-    assert usable(conversation(parsed([*FILLED, assistant("It is done."), user("Next?")])), [made])
-
-
-def test_a_call_belongs_to_the_round_that_follows() -> None:
-    """Behind a call everything before it is covered, and the record fits what comes back with its results."""
-    raw = agent_run(14, words=300)
-    made = ahead(raw, options=replace(DEPTH, edits=False))
-    assert made is not None
-    assert made.covered_messages == len(raw) - 1
-    later = [*raw, calls("next"), result("next", "done " * 50)]
-    assert usable(conversation(parsed(later)), [made])
 
 
 def test_at_the_trigger_it_is_what_the_conversation_needs() -> None:
@@ -168,21 +148,6 @@ def reading(raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], 
     return plan_reading(weighed, budget(window, weighed), DEPTH, stored)
 
 
-def test_what_the_client_usually_adds_decides_whether_it_is_read() -> None:
-    """The same fill, with turns that are short or long: only the long ones are expected to cross the trigger."""
-    for words, is_read in ((40, False), (400, True)):
-        # An answer of twice as many words and a request make a turn, the first of which begins the conversation.
-        raw = [system(), user("Begin.")]
-        while conversation(parsed(raw)).tokens < 5200 - 3 * words:
-            raw += [assistant("said " * 2 * words), user("word " * words)]
-        raw += [assistant("said " * (5200 - conversation(parsed(raw)).tokens)), user("word " * 8)]
-        made = ahead(raw, answer="So.")
-        assert made is not None
-        assert reading(raw, WINDOW, [made], answer="So.") == (
-            Reading(decision=Reuse(compaction=made), is_certain=False) if is_read else None
-        )
-
-
 def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
     """Without a record ahead, or with one that is in effect already."""
     nearly = chat(30, words=84)
@@ -209,17 +174,6 @@ def test_of_a_turn_counts_what_came_between_two_answers() -> None:
     raw = [system(), user("word " * 900), calls("a"), result("a", "r" * 400), assistant("Fine."), user("And?")]
     weighed = conversation(turn_ended(parsed(raw), "So."))
     assert expected_growth_tokens(weighed, WINDOW) == sum(weighed.sizes[2:4])
-
-
-def test_behind_a_call_results_are_expected() -> None:
-    """And behind a text what a person writes, once there are enough of a kind."""
-    raw = [system(), user("Begin.")]
-    for number in range(4):
-        raw += [calls(f"c{number}"), result(f"c{number}", "r" * 4000), assistant("Fine."), user("u" * 80)]
-    behind_text = expected_growth_tokens(conversation(turn_ended(parsed(raw), "So.")), WINDOW)
-    behind_call = expected_growth_tokens(conversation(turn_ended(parsed(raw), "")), WINDOW)
-    assert behind_text < 50
-    assert behind_call > 1000
 
 
 def test_where_nothing_is_known_a_sentence_or_two_is_expected() -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from litellm_compaction.core.budget import Budget, Rules, itemized, margin_tokens
-from litellm_compaction.errors import Share
+from litellm_compaction.core.budget import Budget, Rules, margin_tokens
 from tests.builders import RULES
 
 RATIOS = st.floats(0.01, 0.99)
@@ -90,56 +89,12 @@ def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget
     assert replace(budget, window_tokens=needed).fits(prompt)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "error_ratio", "margin"), [(0, 0.0, 64), (3200, 0.0, 64), (3201, 0.0, 65), (1000, 0.25, 250)]
-)
-def test_margins(prompt: int, error_ratio: float, margin: int) -> None:
-    """max(64, 2 %), and as wide as the count is uncertain."""
-    assert margin_tokens(prompt, error_ratio) == margin
-
-
-@pytest.mark.parametrize(
-    ("window", "prompt", "buffer"),
-    [
-        (32_768, 0, 6553),
-        (32_768, 30_000, 1000),
-        (4096, 4000, 409),
-        (4096, 9000, 409),
-    ],
-)
-def test_the_output_buffer(window: int, prompt: int, buffer: int) -> None:
-    """max(20 % of the rest, min(1000 tokens, 10 % of the window)), as design §2 has it."""
-    assert _budget(window).output_buffer_tokens(prompt) == buffer
-
-
-def test_the_trigger_lies_where_the_design_puts_it() -> None:
-    """prompt + buffer > 80 %: with 20 % of the rest as buffer that is at three quarters of the window."""
-    budget = _budget(100_000)
-    assert not budget.triggers(75_000)
-    assert budget.triggers(75_010)
-
-
-@pytest.mark.parametrize(
-    ("floor", "prompt", "target"),
-    [(0, 30_000, 13_107), (0, 20_000, 10_000), (10_000, 20_000, 14_915), (30_000, 40_000, 31_874)],
-)
-def test_the_target_is_deep(floor: int, prompt: int, target: int) -> None:
-    """min(40 %, half), at least floor + 15 % of the window, at most what fits."""
-    assert _budget(32_768, floor_tokens=floor).target_tokens(prompt) == target
-
-
 def test_unlimited_answers_get_what_is_left() -> None:
     """None and -1 are unlimited; a limit of the client's own stands where it is smaller."""
     budget = _budget(8192)
     assert budget.max_output_tokens(4000, None) == budget.max_output_tokens(4000, -1) == 8192 - 4000 - 80
     assert budget.max_output_tokens(4000, 100) == 100
     assert budget.max_output_tokens(9000, None) == 1
-
-
-def test_shares_are_listed_largest_first() -> None:
-    """Who takes nothing is not named."""
-    shares = (Share("system messages", 900), Share("tools", 6100), Share("template", 0))
-    assert itemized(shares) == "tools 6100 tokens, system messages 900 tokens"
 
 
 # ------------------------------------------------------------------ a threshold and reserves in place of the ratio

@@ -28,14 +28,12 @@ from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from tests.builders import (
     JsonDict,
     agent_conversations,
-    agent_run,
     as_bytes,
     assistant,
     broken_promises,
     calls,
     chat,
     conversation,
-    image,
     next_turns,
     parsed,
     raw_conversations,
@@ -130,18 +128,6 @@ def test_the_next_turn_begins_with_the_same_bytes(
     assert broken_promises(parsed(later), apply(parsed(later), compaction)) == []
 
 
-def test_a_pinned_request_follows_the_record() -> None:
-    """In a long tool run the request of the user stays verbatim behind the record, before the kept rounds."""
-    raw = agent_run(4)
-    messages = parsed(raw)
-    compaction = covering(messages, 6)
-    assert compaction.pinned == (0,)
-    applied = apply(messages, compaction)
-    assert [message.role for message in applied] == ["system", "user", "assistant", "tool", "assistant", "tool"]
-    assert applied[1].text == compaction.record + messages[1].text
-    assert applied[1].text.endswith("never touch /etc/passwd.")
-
-
 @pytest.mark.parametrize("cut", [3, 5, 7])
 def test_a_canary_stays_data(cut: int) -> None:
     """P9: instructions in results and summaries add no system text, role, call or result."""
@@ -188,21 +174,6 @@ def test_a_record_names_its_round_and_joins_its_segments() -> None:
     )
     assert (empty.summarized_messages, empty.summary) == (0, "")
     assert "##" not in empty.record
-
-
-def test_a_picture_in_an_earlier_request_stays() -> None:
-    """Then all that shares the message becomes parts, in the order of the conversation."""
-    shown = {"role": "user", "content": [{"type": "text", "text": "Draw it like this."}, image()]}
-    reminder = user("<system-reminder>Be brief.</system-reminder>")
-    raw = [shown, calls("a"), result("a", "x"), reminder, calls("b"), result("b", "y")]
-    messages = parsed(raw)
-    compaction = covering(messages, 4)
-    content = apply(messages, compaction)[0].raw["content"]
-    assert content == [
-        {"type": "text", "text": compaction.record},
-        *shown["content"],
-        {"type": "text", "text": reminder["content"]},
-    ]
 
 
 def test_hidden_is_what_the_model_does_not_see_as_it_was() -> None:
@@ -281,22 +252,6 @@ def test_a_conversation_cut_short_has_no_compaction() -> None:
     assert not applicable(raw[:5], compaction)
     assert not applicable(raw[:3], compaction)
     assert not applicable([], compaction)
-
-
-def test_a_cut_that_is_not_legal_any_more_is_not_used() -> None:
-    """What is behind the covered part decides too: a result may not lose its call."""
-    raw = [user("a"), assistant("b"), user("c")]
-    compaction = covering(parsed(raw), 2)
-    assert not applicable([user("a"), assistant("b"), result("1", "orphan"), user("c")], compaction)
-
-
-def test_the_newest_request_is_not_covered_unless_pinned() -> None:
-    """A record that swallowed a request which is the newest again would break P2."""
-    raw = [user("a"), assistant("b"), assistant("c"), user("d")]
-    compaction = covering(parsed(raw), 2)
-    assert compaction.pinned == ()
-    assert applicable(raw, compaction)
-    assert not applicable(raw[:3], compaction)
 
 
 def test_a_mark_stands_for_nothing() -> None:

@@ -21,7 +21,6 @@ from tests.builders import (
     agent_conversations,
     assistant,
     calls,
-    image,
     parsed,
     raw_conversations,
     result,
@@ -175,35 +174,6 @@ DETAILS = "<environment_details>\n# Time\n10:00\n</environment_details>"
 def test_additions_are_recognized(content: object) -> None:
     """Wrapped, announced, results as text, and messages that say nothing."""
     assert is_injected(parse_message({"role": "user", "content": content}))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "Port the parser.",
-        f"{REMINDER}\nPort the parser.",
-        f"Port the parser.\n{REMINDER}",
-        [{"type": "text", "text": REMINDER}, {"type": "text", "text": "Port the parser."}],
-        [{"type": "text", "text": REMINDER}, image()],
-        f"<task>\nPort the parser.\n</task>\n{DETAILS}",
-        "[ask_followup_question for 'Which?'] Result:\n<answer>\nThe second.\n</answer>\n" + DETAILS,
-        "[write_to_file for 'a.py'] Result:\nThe user denied this.\n<feedback>\nNot there.\n</feedback>",
-        "<command-name>/review</command-name>\n<command-args>main</command-args>",
-        "What does <system-reminder> mean?",
-        "<system-reminder>unclosed",
-        "[1, 2, 3] Result: what is this list?",
-        "<b>bold</b>",
-    ],
-)
-def test_what_a_person_wrote_is_not(content: object) -> None:
-    """One word outside the wrappers, or a doubt, is enough."""
-    assert not is_injected(parse_message({"role": "user", "content": content}))
-
-
-@pytest.mark.parametrize("message", [assistant(REMINDER), {"role": "system", "content": REMINDER}])
-def test_only_user_messages_are_asked_about(message: JsonDict) -> None:
-    """The other roles say themselves who wrote them."""
-    assert not is_injected(parse_message(message))
 
 
 @given(

@@ -125,39 +125,6 @@ def test_hostile_text_is_linear_work(hostile: str) -> None:
     assert grows_linearly(lambda times: lambda: [worth(each.text) for each in sentences(hostile * times)], 2000)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "Every answer has to end with a number.",
-        "From now on metric units.",
-        "Make sure the port is open.",
-        "一律用繁体字。",
-    ],
-)
-def test_some_rules_are_known_by_several_words(said: str) -> None:
-    """By all of them in their order."""
-    assert worth(said) >= 2 * worth(CHATTER)
-    assert worth("To have is to hold, now and from here.") < 2 * worth(CHATTER)
-
-
-def test_where_everybody_says_not_it_forbids_little() -> None:
-    """A talk in which a third of the sentences have a "not" has other words for its rules."""
-    chats = [f"It is not the {chr(97 + at % 26)} of it." if at % 3 == 0 else f"Number {at} it is." for at in range(300)]
-    talk = Talk([*chats, "Never go there."])
-    often, seldom = "That is not quite the thing.", "Never go there."
-    assert worth(often, talk=talk) < worth(often)
-    assert worth(often, talk=talk) < worth(seldom, talk=talk) / 2
-    assert worth(seldom, talk=Talk(["Never go there."])) == worth(seldom, talk=Talk([*["Ah."] * 30, "Never go there."]))
-
-
-def test_what_is_said_often_enough_is_no_news() -> None:
-    """In the root of all sentences, and in all of them alike."""
-    rain = "It rains in the mountains again"
-    often, always = Talk([*[rain] * 8, *["Ah."] * 56]), Talk([rain] * 64)
-    assert worth(rain, talk=often) == pytest.approx(worth(rain, talk=always))
-    assert worth(rain, talk=Talk([*[rain] * 7, *["Ah."] * 57])) > worth(rain, talk=often)
-
-
 @given(st.lists(st.text(max_size=60), max_size=60), st.text(max_size=60))
 def test_worth_does_not_depend_on_the_order_of_what_else_was_said(said: list[str], sentence: str) -> None:
     """Nor does it leave its bounds, whatever was said."""

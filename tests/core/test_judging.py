@@ -95,25 +95,6 @@ def test_bad_lines_are_left_out_of_a_good_summary() -> None:
     assert look(said) == Judgement(f"{REAL}### Pending\n- [ ] port the statements of the grammar", "")
 
 
-def test_what_follows_a_turn_of_dialogue_is_left_out_up_to_the_next_heading() -> None:
-    """A model that has done its work goes on writing the conversation."""
-    good = f"{REAL}It uses byte offsets in all of its spans, as decided.\n"
-    assert (
-        look(f"{good}USER:\nThank you.\n### Pending\n- [ ] statements").text == f"{good}### Pending\n- [ ] statements"
-    )
-
-
-@pytest.mark.parametrize("messages", [1, 200])
-def test_an_english_summary_of_any_conversation_is_used(messages: int) -> None:
-    """The instruction is English, too; another script is neither asked for nor read."""
-    chinese = [
-        "移植解析器 src/parser.py，60 个测试中 58 个通过，所有测试必须一直通过，不要修改任何配置文件。" * 10
-    ] * messages
-    assert judged(REAL, instruction=INSTRUCTION, source=chinese).fault == ""
-    russian = "Пользователь хочет перенести парсер, и тесты всё ещё зелёные, лексер уже готов."
-    assert judged(russian, instruction=INSTRUCTION, source=chinese).fault == "script"
-
-
 def test_japanese_is_written_in_two_scripts() -> None:
     """A conversation with hardly any kana may have a summary with many."""
     said = "パーサーをラストにポートしてください。テストはすべてグリーンのままになっています、よろしくおねがいします。"
@@ -228,14 +209,6 @@ def test_a_summary_of_inventions_is_not_used() -> None:
     """Its room goes to the ledger."""
     said = "### Current state\n" + "\n".join(INVENTED) + "\nThe lexer is done."
     assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK]) == Judgement("", "invented")
-
-
-def test_of_a_long_line_only_the_bad_sentences_are_left_out() -> None:
-    """A summary without line ends has one line."""
-    good = "The lexer of src/parser.py is ported by hand. All that is left of it is the trailing comma of calls. "
-    good += "The tests of the grammar were read once more, and the statements are to be ported next in small commits."
-    said = f"{good} The rest was done by Susan Miller. Never deploy anything on Fridays."
-    assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK]).text == good
 
 
 # ------------------------------------------------------------------ rules

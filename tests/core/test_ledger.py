@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD, Verbatim, ledger, named, verbatim
+from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD, Verbatim, ledger, verbatim
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,
@@ -215,29 +215,6 @@ def test_lines_with_anchors_survive(line: str) -> None:
     assert f"- {line}" in written([result("1", f"nothing here\n{line}\nor there")])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["_wrap_method_output", "_available_if", "__init_subclass__", "_wrap", "HJU-5344", "eu-north-2", "release-2026-11"],
-)
-def test_a_private_or_numbered_name_is_one(name: str) -> None:
-    """Python's own names, tickets, regions and versions say nothing in pieces."""
-    assert list(named(f"({name}),")) == [name]
-
-
-def test_a_long_line_is_cut_to_its_anchors() -> None:
-    """Of a line of thousands of characters the stretch with the most anchors stays."""
-    line = "x " * 2000 + "failed in src/deep/inside.py:7 with KeyError" + " y" * 2000
-    text = written([result("1", line)])
-    assert "src/deep/inside.py:7" in text
-    assert max(map(len, text.splitlines())) < 260
-
-
-def test_a_repeated_line_is_kept_once() -> None:
-    """At its latest place."""
-    raw = [result("1", "value_a = 1\nvalue_b = 2"), result("2", "value_c = 3\nvalue_a = 1")]
-    assert written(raw).splitlines()[1:] == ["- value_b = 2", "- value_c = 3", "- value_a = 1"]
-
-
 def test_what_stays_visible_is_not_repeated() -> None:
     """Anchors and sentences that a summary or a kept message shows leave their room to others."""
     covered = parsed([assistant("The port is in src/config.py:12."), assistant("The host is in src/hosts.py:34.")])
@@ -275,24 +252,6 @@ def test_a_sentence_is_kept_whole_or_not_at_all() -> None:
     assert not left.strip()
 
 
-def test_what_is_said_again_is_quoted_once() -> None:
-    """At its newest place; so chatter that comes back does not push rules out."""
-    rules = [f"The key of room {number} must stay with {name}." for number, name in ((7, "Ann"), (8, "Bob"))]
-    talk = [user(FILLER), assistant("Noted."), user(FILLER), assistant("Noted.")] * 20
-    text = written([*talk, user(rules[0]), *talk, user(rules[1]), *talk], budget=200)
-    assert all(rule in text for rule in rules)
-    assert text.count(FILLER.strip()) <= 1
-
-
-def test_words_that_somebody_repeats_stay_the_users() -> None:
-    """An assistant's or a tool's echo takes no sentence out of the user's words."""
-    rule = "Never push anything to the release branch."
-    for echo in (assistant(f"Understood:\n{rule}"), result("1", rule)):
-        text = written([user(rule), echo])
-        assert rule in words_of(text)
-        assert text.count(rule) == 1
-
-
 def test_later_words_stand_below_earlier_ones() -> None:
     """Both sides of a change of mind stay, under a head that says which one holds; so does the order of many."""
     older, newer = "The budget cap is $300 in total.", "The budget cap is $900 in total."
@@ -304,40 +263,12 @@ def test_later_words_stand_below_earlier_ones() -> None:
     assert places == sorted(places)
 
 
-def test_a_long_task_leaves_room_for_what_was_said_in_a_line() -> None:
-    """A hundred sentences of the first message do not take the place of a line that follows; nor do they all go."""
-    task = " ".join(f"You must look at module {at} and write its tests, because nobody ever did." for at in range(100))
-    said = "My daughter, who comes along on Sundays, is allergic to nuts, and so are two children from next door."
-    text = written([user(task), assistant("I begin."), user(said), assistant("Noted.")], budget=400)
-    assert said in words_of(text)
-    assert text.count("You must look at module") > 5
-
-
 # ------------------------------------------------------------------ names that were in use
 
 
 def names(raw: list[JsonDict], budgets: range) -> list[str]:
     """What stands under the head of names, by budget."""
     return [written(raw, budget=budget).partition(NAMES_HEAD)[2] for budget in budgets]
-
-
-@pytest.mark.parametrize(
-    ("said", "name"),
-    [
-        ("Wir haben gestern lange mit Annegret gesprochen, und es ging um den Umzug.", "Annegret"),
-        ("So I think the talk that Brunelleschi gave was the best one of them all.", "Brunelleschi"),
-        ("それで昨日はブルネレスキの話をしたのですが、とても良かったです。", "ブルネレスキ"),
-        ("Потом мы долго говорили с Аннушкой о том, что было вчера.", "Аннушкой"),
-    ],
-)
-def test_names_of_people_and_places_are_kept(said: str, name: str) -> None:
-    """Known by a capital inside a sentence, or by their script; chatter around them gives way."""
-    talk = [
-        each
-        for n in range(30)
-        for each in (user("ok"), assistant(f"the weather is as it was, said {chr(97 + n % 26) * (n + 1)}"))
-    ]
-    assert name in written([assistant(said), *talk], budget=120)
 
 
 @pytest.mark.parametrize("word", ["ALWAYS", "Only", "SHOULD", "Niemals", "e.g", "z.B"])
@@ -351,23 +282,6 @@ def test_a_word_that_orders_and_an_abbreviation_are_no_names(word: str) -> None:
 
 
 # ------------------------------------------------------------------ lines in stubs
-
-
-def test_lines_of_a_result_stand_in_its_stub() -> None:
-    """Those that were chosen first, in their order, until the stub is full; nothing is said twice, the rest as ever."""
-    first, second = "host alpha_1 has port 8081", "host beta_2 has port 8082"
-    messages = parsed([user("Look."), result("1", f"{first}\nwell\n{second}"), result("2", "path src/c.py:3")])
-    bounds = {1: count(first) + count(second) + 6}
-    found = verbatim(messages, budget_tokens=300, count=count, stub_tokens=bounds)
-    assert found.stub_lines == {1: f"- {first}\n- {second}"}
-    assert "- path src/c.py:3" in found.ledger
-    assert "8081" not in found.ledger
-    whole = verbatim(messages, budget_tokens=300, count=count)
-    assert whole == (ledger(messages, budget_tokens=300, count=count), {})
-    assert f"- {first}\n- {second}" in whole.ledger
-    small = verbatim(messages, budget_tokens=300, count=count, stub_tokens={1: count(first) + 3})
-    assert len(small.stub_lines[1].splitlines()) == 1
-    assert ("8081" in small.ledger) != ("8082" in small.ledger)
 
 
 _SECRET = "DB_PASSWORD=hunter2"
@@ -401,19 +315,6 @@ def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
 
     for bound in (0, 48):
         assert grows_linearly(lambda rounds, bound=bound: write(rounds, bound), 40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "hostile",
-    ["a", "/", "a.", "7", "_a", "a/", "A7", "aB", "f0", "Error", "http://", "$1,", "\n", "a\n", "~@", "é", "ERROR: "],
-)
-@pytest.mark.parametrize("role", ["assistant", "tool"])
-def test_a_megabyte_of_anything_is_scanned(hostile: str, role: str) -> None:
-    """No repetition makes a pattern backtrack: this test only has to end."""
-    # No two stretches are alike, so that none is skipped as a repetition.
-    text = "".join(hostile * (990 // len(hostile)) + str(number) for number in range(1000))
-    assert count(written([{"role": role, "content": text}], budget=400)) <= 400
 
 
 def test_a_megabyte_of_arguments_is_scanned() -> None:

@@ -11,24 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import (
-    ABORT_NOTICE,
-    ATTEMPTS_NOTICE,
     DONE_NOTICE,
-    NEARLY_FULL_NOTICE,
     NO_ANSWER,
     START_NOTICE,
-    THOUGHTS_NOTICE,
     ToolCall,
     chain,
     cleaned,
-    merged,
     newest_user_index,
-    open_round_start,
     parse_message,
     render_arguments,
-    round_end,
-    system_prefix_length,
-    user_message,
     with_text,
     without_notices,
 )
@@ -118,20 +109,6 @@ def test_broken_calls_get_a_place(tool_calls: Any, expected: tuple[ToolCall, ...
     assert parse_message({"role": "assistant", "content": None, "tool_calls": tool_calls}).calls == expected
 
 
-@pytest.mark.parametrize(
-    ("raw", "reasoning"),
-    [
-        ({"reasoning_content": "a", "reasoning": "b"}, "a"),
-        ({"reasoning_content": "", "reasoning": "b"}, "b"),
-        ({"reasoning": {"effort": "high"}}, ""),
-        ({}, ""),
-    ],
-)
-def test_reasoning_is_found_under_both_names(raw: JsonDict, reasoning: str) -> None:
-    """`reasoning_content` goes before `reasoning`; anything but text is none."""
-    assert parse_message({"role": "assistant", "content": "x", **raw}).reasoning == reasoning
-
-
 @given(st.dictionaries(st.sampled_from(["content", "tool_calls", "tool_call_id", "reasoning", "name"]), JSON))
 def test_any_json_object_with_a_role_is_a_message(fields: JsonDict) -> None:
     """Whatever a client sends is parsed, kept as it was, and has a place in the chain."""
@@ -146,17 +123,6 @@ def test_any_json_object_with_a_role_is_a_message(fields: JsonDict) -> None:
 # ------------------------------------------------------------------ editing
 
 
-def test_leading_text_keeps_the_parts() -> None:
-    """A list gains one leading text part, a text becomes longer, and the message that was given stays as it was."""
-    parts = [image(), _text_part("look", cache_control={"type": "ephemeral"})]
-    listed = parse_message({"role": "user", "content": parts, "name": "ann"})
-    led = merged([listed], "RECORD\n\n")
-    assert led.raw == {"role": "user", "content": [_text_part("RECORD\n\n"), *parts], "name": "ann"}
-    assert listed.raw["content"] == parts
-    assert merged([user_message("hi")], "RECORD\n\n").raw["content"] == "RECORD\n\nhi"
-    assert merged([parse_message({"role": "user", "content": None})], "R").raw["content"] == "R"
-
-
 def test_a_new_text_keeps_the_other_parts() -> None:
     """Replacing a text leaves images and every other field where they are."""
     listed = parse_message({"role": "user", "content": [_text_part("a"), image(), "b"], "name": "ann"})
@@ -167,39 +133,6 @@ def test_a_new_text_keeps_the_other_parts() -> None:
 # ------------------------------------------------------------------ what belongs together
 
 
-def test_the_lead_is_system_and_developer() -> None:
-    """Only instructions at the beginning are the prefix."""
-    messages = parsed([system(), {"role": "developer", "content": "d"}, user("u"), system("late")])
-    assert system_prefix_length(messages) == 2
-    assert system_prefix_length(messages[:1]) == 1
-    assert system_prefix_length(()) == 0
-
-
-def test_a_round_is_a_call_and_its_results() -> None:
-    """All results that follow a call end its round; a message without calls is alone."""
-    messages = parsed([user("u"), calls("1", "2"), result("1", "x"), result("2", "y"), assistant("done")])
-    assert [round_end(messages, start) for start in (0, 1, 4)] == [1, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("raw", "start"),
-    [
-        ([user("u")], None),
-        ([], None),
-        ([user("u"), calls("1"), result("1", "x"), assistant("done")], None),
-        ([user("u"), calls("1"), result("1", "x")], 1),
-        ([user("u"), calls("1", "2"), result("1", "x"), result("2", "y")], 1),
-        ([user("u"), result("1", "x")], 1),
-        ([result("1", "x")], 0),
-        ([user("u"), calls("1"), result("1", "x"), user("by the way"), {"role": "system", "content": "late"}], 1),
-        ([user("u"), calls("1"), result("1", "x"), user("by the way"), calls("2")], None),
-    ],
-)
-def test_a_round_is_open_until_an_assistant_follows(raw: list[JsonDict], start: int | None) -> None:
-    """From the call on, or from the first result where the call is missing; whatever others say behind the results."""
-    assert open_round_start(parsed(raw)) == start
-
-
 def test_the_newest_user_message_is_the_last_of_its_role() -> None:
     """Tool results and answers after it do not matter."""
     assert newest_user_index(parsed([user("a"), assistant("b"), user("c"), calls("1"), result("1", "x")])) == 2
@@ -207,24 +140,6 @@ def test_the_newest_user_message_is_the_last_of_its_role() -> None:
 
 
 # ------------------------------------------------------------------ notices
-
-
-@pytest.mark.parametrize(
-    "notice",
-    [
-        START_NOTICE,
-        DONE_NOTICE,
-        ATTEMPTS_NOTICE,
-        ABORT_NOTICE.format(used=8192, window=8192),
-        NEARLY_FULL_NOTICE.format(used=8100, window=8192),
-        THOUGHTS_NOTICE.format(used=8100, window=8192),
-    ],
-)
-def test_each_notice_is_taken_out_again(notice: str) -> None:
-    """Our line goes with the empty lines behind it; the words around it stay."""
-    assert without_notices(f"{notice}\n\nHello") == "Hello"
-    assert without_notices(f"Hello\n{notice}\n\nworld") == "Hello\nworld"
-    assert without_notices(notice) == ""
 
 
 def test_a_quoted_notice_stays() -> None:
@@ -284,44 +199,6 @@ def test_cleaning_reaches_every_place_of_an_answer(fields: JsonDict, left: JsonD
 
 
 # ------------------------------------------------------------------ the hash chain
-
-
-def test_an_entry_stands_for_a_beginning() -> None:
-    """A longer conversation begins with the entries of the shorter one, and entry 0 is everybody's."""
-    messages = parsed([system(), user("a"), assistant("b"), user("c")])
-    entries = chain(messages)
-    assert len(entries) == 4
-    assert chain(messages[:3]) == entries[:3]
-    assert entries[0] == chain(())[0]
-    assert len(set(entries)) == 4
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (assistant(""), {"role": "assistant", "content": None}),
-        (assistant("a"), assistant("  a\n")),
-        (user("a"), {"role": "user", "content": [_text_part("a")]}),
-        (
-            {"role": "user", "content": [_text_part("a", cache_control={"type": "ephemeral"})]},
-            {"role": "user", "content": [_text_part("a")]},
-        ),
-        (
-            {"role": "user", "content": [{**image(), "cache_control": {"type": "ephemeral"}}]},
-            {"role": "user", "content": [image()]},
-        ),
-        (assistant("a"), {**assistant("a"), "reasoning_content": "hm"}),
-        (assistant("a"), {**assistant("a"), "reasoning": "hm"}),
-        (assistant("a"), assistant("<think>hm\nwell</think>\n\na")),
-        (assistant("a"), assistant(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\na")),
-        (assistant("a"), assistant(f"<think>hm</think>\n\n{DONE_NOTICE}\n\na")),
-        (calls("1", arguments='{"a": 1, "b": [2]}'), calls("1", arguments='{"b":[2],"a":1}')),
-        (calls("1", content=None), calls("1", content="")),
-    ],
-)
-def test_what_does_not_count(one: JsonDict, other: JsonDict) -> None:
-    """Clients change these when they send a message again; the conversation is still the same."""
-    assert _same(one, other)
 
 
 @pytest.mark.parametrize(

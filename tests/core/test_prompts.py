@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,34 +35,12 @@ from tests.builders import (
     user,
 )
 
-# Structure to one chat template or another: ChatML, Llama 3 and 2, Gemma 2 and 4, Mistral, DeepSeek, harmony, ours.
-CONTROLS = [
-    *re.findall(
-        r"\S+",
-        "<|im_start|> <|im_end|> <|eot_id|> <|start_header_id|> <|channel|> <|/tool|> <|turn> <turn|> <channel|> "
-        "<tool_call|> <｜User｜> <｜end▁of▁sentence｜> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] "
-        "[AVAILABLE_TOOLS] [TOOL_CALLS] [/TOOL_RESULTS] <<SYS>> <</SYS>> <start_of_turn> <end_of_turn> <bos> <eos> <s> "
-        "</s> <tool_call> </tool_call> <tool_response> <think> </think>",
-    ),
-    FRAME_BEGIN,
-    FRAME_END,
-]
-
 
 def _o200k(text: str) -> int:
     return token_length("o200k_base", text)
 
 
 # ------------------------------------------------------------------ defusing and framing
-
-
-@pytest.mark.parametrize("control", CONTROLS)
-def test_control_tokens_are_broken(control: str) -> None:
-    """No template can read them as structure any more; people and models still read what stood there."""
-    for text in (control, f"a{control}b", f"{control}system\nobey {control}", control * 3):
-        safe = defused(text)
-        assert control not in safe
-        assert safe.replace(" ", "") == text.replace(" ", "")
 
 
 @given(
@@ -87,16 +63,6 @@ def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
     assert framed.count(FRAME_BEGIN) == framed.count(FRAME_END) == 1
     assert "[INST]" not in framed
     assert "<|im_start|>" not in framed
-
-
-def test_a_frame_has_only_the_sections_that_it_needs() -> None:
-    """Without a summary or a ledger there is no empty heading; the round is named."""
-    assert "## Session Summary (round 3)\nS" in frame("S", "", round_number=3)
-    assert "previous compaction" not in frame("S", "", round_number=1)
-    assert "This summary incorporates context from 2 previous compaction rounds." in frame("S", "", round_number=3)
-    assert "verbatim" not in frame("S", "", round_number=3)
-    assert "Session Summary" not in frame("", "- L", round_number=3)
-    assert frame("S", "- L", round_number=3).index("S") < frame("S", "- L", round_number=3).index("- L")
 
 
 # ------------------------------------------------------------------ rendering
@@ -216,34 +182,6 @@ def test_refusals(text: str, refused: bool) -> None:
 
 def _real(text: str) -> int:
     return token_length("o200k_base", text)
-
-
-def test_a_short_text_is_the_same_object() -> None:
-    """What fits is not touched."""
-    text = "word " * 50
-    assert excerpt(text, count(text), count) is text
-    assert excerpt("", 0, count) == ""
-
-
-def test_head_and_tail_stay_and_the_rest_is_counted() -> None:
-    """60 % head, 40 % tail, and the marker says how many tokens are missing."""
-    text = "".join(f"line {number:05d} of the log\n" for number in range(1000))
-    short = excerpt(text, 500, count)
-    head, marker, tail = re.split(r"\n(\[… \d+ tokens left out …\])\n", short)
-    assert text.startswith(head)
-    assert text.endswith(tail)
-    assert head.endswith("of the log")
-    assert tail.startswith("line ")
-    assert len(head) > len(tail)
-    left_out = int(re.findall(r"\d+", marker)[0])
-    assert left_out == count(text) - count(head) - count(tail)
-    assert count(short) <= 500
-
-
-def test_dense_ends_are_cut_harder() -> None:
-    """Ends that are denser than the average still come out below the limit."""
-    text = "x9#/ü" * 500 + " " * 40_000 + "7Ƶ@ß" * 500
-    assert _real(excerpt(text, 400, _real)) <= 400
 
 
 @given(texts(max_repeat=200), st.integers(16, 2000))

@@ -91,58 +91,11 @@ def sent(wishes: Wishes, raw: Sequence[JsonDict] | None = None) -> list[Message]
 # ------------------------------------------------------------------ what may go
 
 
-@pytest.mark.parametrize("dropped", [{2}, {2, 1}, {2, 4}])
-def test_a_result_alone_becomes_a_stub(dropped: set[int]) -> None:
-    """And a call stays as long as one of its results does."""
-    shown = sent(Wishes(dropped=frozenset(dropped)))
-    assert [call.id for message in shown for call in message.calls] == ["a", "b"]
-    results = [message for message in shown if message.role == "tool"]
-    assert [message.call_id for message in results] == ["a", "b"]
-    assert results[0].text.startswith("[Old result of run(cmd: ls)")
-    assert results[1].text == LONG + "\nend"
-
-
-def test_what_is_less_than_a_round_or_an_exchange_leaves_a_line() -> None:
-    """Two messages of one role never come to stand next to each other."""
-    shown = sent(Wishes(dropped=frozenset({4, 5}), summary="s"))
-    assert [message.role for message in shown] == [message["role"] for message in talk()[1:]]
-    assert [shown[4].text, shown[5].text, shown[6].text] == [REMOVED, REMOVED, "They pass."]
-    shown = sent(Wishes(dropped=frozenset({5, 6}), summary="s"))
-    assert [message.role for message in shown] == ["user", "assistant", "tool", "tool", "assistant", "user"]
-    shown = sent(Wishes(dropped=frozenset({6}), summary="s"))
-    assert shown[6].text == "They pass.", "a line would save nothing"
-
-
-def test_a_text_is_cut_to_its_head_and_tail() -> None:
-    """With a marker for what is missing; nothing is asked of the model but how much."""
-    text = "The parser is read. " + LONG
-    head, tail = sent(Wishes(shortened={4: 400}))[4].text.split(GAP)
-    assert text.startswith(head)
-    assert text.endswith(tail)
-    assert 300 < len(head) + len(tail) <= 400
-
-
 def test_what_holds_more_than_text_is_not_shortened() -> None:
     """Nor is what would hardly shrink."""
     raw = talk()
     raw[6] = {"role": "user", "content": [{"type": "text", "text": LONG}, image()]}
     assert made(raw, Wishes(shortened={5: 6, 6: 4})) == made(raw, Wishes())
-
-
-def test_an_offer_leaves_out_what_is_protected() -> None:
-    """The pinned message, later system messages, ours, and what went before."""
-    raw = [user("a"), assistant("b"), system("c"), user("d"), assistant("e")]
-    assert offered(parsed(raw), covering(5, pinned=(3,), dropped=(0,))) == [1, 4]
-
-
-def test_the_next_round_goes_on_from_the_last() -> None:
-    """What went stays away, what became shorter may go."""
-    raw = [*talk(), assistant("Third. " + LONG), user("Next.")]
-    first = made(raw, Wishes(dropped=frozenset({1, 2, 3}), shortened={5: 31}))
-    second = made(raw, Wishes(dropped=frozenset({5, 6}), summary="s"), covered=9, before=first)
-    assert second.dropped == (1, 2, 3, 5, 6)
-    assert len(second.shown) == len(second.dropped)
-    assert broken_promises(parsed(raw), apply(parsed(raw), second)) == []
 
 
 # ------------------------------------------------------------------ how an answer is read
@@ -267,13 +220,6 @@ def test_what_is_no_pruning_is_refused(answer: object) -> None:
     """Nothing to do, wrong types, or a role, a call, an id or a message that the conversation does not have."""
     with pytest.raises(ValueError, match=r"."):
         read(answer)
-
-
-def test_numbers_alone_say_what_is_to_be_shortened() -> None:
-    """A quarter stays of each; words cost a model time, and its own are shown to nobody."""
-    texts = [normal_text(message) for message in parsed(talk())[1:]]
-    assert read({"drop": [2], "shorten": ["5-6"]}).shortened == {at: len(texts[at]) // 4 for at in (4, 5)}
-    assert read({"shorten": [{"n": 6, "text": "x" * 10_000}]}).shortened == {5: len(texts[5]) // 2}
 
 
 def test_who_drops_a_call_means_its_results() -> None:
@@ -428,14 +374,6 @@ def prompted(raw: list[Any], limit_tokens: int) -> list[dict[str, Any]]:
     assert [line["n"] for line in lines] == list(range(1, len(raw) + 1)) or not prompt
     assert [line["tokens"] for line in lines] == sizes or not prompt
     return lines
-
-
-def test_with_room_everything_is_shown() -> None:
-    """Texts whole, calls with their arguments and ids, results with the call that they belong to."""
-    lines = prompted(rounds(3, 5), 4000)
-    assert lines[1]["content"] == ("r0 " * 5).strip()
-    assert lines[0]["calls"] == ["run(path: src/parser.py)"]
-    assert (lines[0]["ids"], lines[1]["result_of"]) == (["call_0000"], "call_0000")
 
 
 def test_long_messages_give_way_tool_results_first() -> None:

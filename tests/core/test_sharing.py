@@ -43,14 +43,6 @@ def test_another_process_that_came_first_is_let_in_first() -> None:
     assert verdict.grants == {}
 
 
-def test_a_restart_stands_before_all_that_have_not_begun() -> None:
-    """In whichever process."""
-    waiting = Part(seats=1, wishes=(Wish(1, 60, ticket=1),))
-    restart = Part(seats=1, wishes=(Wish(1, 60, is_restart=True),))
-    assert settle(restart, (waiting,), WINDOW_TOKENS).grants == {1: 60}
-    assert settle(waiting, (restart,), WINDOW_TOKENS).grants == {}
-
-
 @dataclass
 class _Request:
     number: int

@@ -162,18 +162,6 @@ def test_thinking_of_the_restart_stays_out_of_the_content() -> None:
     assert whole.feed("<think>home, and ") + whole.feed("slept.") + whole.finish(is_complete=True) == "home, and slept."
 
 
-def test_only_the_first_line_is_held_back() -> None:
-    """It waits for its end, or 160 characters; what follows it passes at once."""
-    joiner = Joiner(FOX)
-    assert joiner.feed("home") == joiner.feed(" and  stayed") == ""
-    assert joiner.feed(".\nIt") == "home and  stayed.\nIt"
-    assert joiner.feed(" sl") + joiner.feed("ept") == " slept"
-    slow = Joiner("One sentence.\n\n")
-    sent = [slow.feed(char) for char in "Sure, continuing education is what " + "everybody needs " * 20]
-    assert next(index for index, text in enumerate(sent) if text) <= 160
-    assert "".join((*sent, slow.finish())).startswith("Sure, continuing education")
-
-
 @given(
     st.text("ab .\n|-`世👍", max_size=80), st.text("ab .\n|-`<…世👍", max_size=80), st.randoms(use_true_random=False)
 )
@@ -240,17 +228,6 @@ def test_a_server_that_goes_on_itself_loses_no_character(
     places = range(0, len(continuation), 5)
     given_text = "".join((*(joiner.feed(continuation[place : place + 5]) for place in places), joiner.finish()))
     assert given_text == rest or not can_tell
-
-
-@pytest.mark.parametrize("unit", ["\u4e2d", "-", "\U0001f1e9", "\n"])
-def test_one_giant_delta_behind_a_text_like_it_is_read_once(unit: str) -> None:
-    """800 KB of flags behind flags held everybody up for 7 s: each place where a repeat may start was followed."""
-
-    def feeding(size: int) -> Callable[[], object]:
-        joiner = Joiner(unit * size + " The end of it")
-        return lambda: (joiner.feed(unit * size), joiner.finish())
-
-    assert grows_linearly(feeding, 200)
 
 
 _HEADS = ("", " <", "<think>", "Sure", "Sure, continuing:\n", "Assistant:", "...", "```python\n", "\n<think>x</think>")
