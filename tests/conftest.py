@@ -95,7 +95,6 @@ _SLOW_PLACES = (
     "cli/test_up.py",
     "core/continuation/test_joiner_seeded.py",
     "engine/test_compactor_long_conversations.py",
-    "engine/test_compactor_strategies.py",
     "engine/sharing/test_pool_workers.py",
     "library/test_compacting.py",
     "library/test_compacting_example.py",
