@@ -98,7 +98,6 @@ _SLOW_PLACES = (
     "cli/test_up_children.py",
     "cli/test_up.py",
     "engine/test_compactor_long_conversations.py",
-    "engine/test_compactor_strategies.py",
     "engine/sharing/test_pool_workers.py",
     "tokens/test_counter_engine_golden.py",
     "tokens/test_counter_golden.py",

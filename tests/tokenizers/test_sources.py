@@ -36,13 +36,8 @@ WANTED = WantedModel(key="tiny", publisher="p", file_format="gguf")
 # A vocabulary in this package, a template in it, and how the model is called whose they are.
 FAMILIES = [
     ("qwen2", "qwen3", "qwen3", "qwen3-8b"),
-    ("llama3", "llama3.1", "llama", "llama-3.1-8b"),
     ("llama2", "llama2", "llama", "llama-2-7b"),
-    ("mistral-v3", "mistral-v3", "llama", "mistral-7b-instruct-v0.3"),
     ("tekken", "mistral-nemo", "llama", "mistral-nemo-instruct-2407"),
-    ("deepseek-v3", "deepseek-v3.1", "deepseek2", "deepseek-v3.1"),
-    ("phi3", "phi3.5", "phi3", "phi-3.5"),
-    ("gemma4", "gemma4", "gemma4", "gemma-4-26b"),
 ]
 
 

@@ -311,7 +311,6 @@ async def test_another_processs_answer_ends_what_is_written_ahead(fleet: Fleet) 
     assert set(left_to_others) == {POOL.partition(" ")[0]}
 
 
-@pytest.mark.slow
 @given(seed=st.integers(0, 1 << 32), processes=st.integers(2, 4), delay_s=st.sampled_from([0.0, 0.001, 0.3]))
 def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int, delay_s: float) -> None:
     """Clients of several processes that wait, are lent to, called back, go on, leave and give up in any order."""
