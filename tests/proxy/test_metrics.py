@@ -113,6 +113,23 @@ def test_a_refusal_an_alarm_and_restarts_are_counted() -> None:
     assert library.of("restarts_total") == {("qwen",): [2]}
 
 
+def test_what_is_no_decision_about_a_prompt_is_counted_by_itself() -> None:
+    """Records that are written ahead, with what they cost among all summaries; answers that the window has cut."""
+    library = FakeLibrary()
+    metrics = Metrics(lambda: library)
+    metrics.observe(event("prepared"))
+    metrics.observe(event("given_up", summary_calls=0, reason="arrived"))
+    metrics.observe(event("reused", summary_calls=0, reason="prepared"))
+    sizes = {"window_tokens": 8192, "attempt": 0, "attempts": 3, "tokens_before": 8000, "tokens_after": 8000}
+    for outcome in ("restarted", "attempts", "aborted"):
+        metrics.observe(ContinuationEvent(outcome=outcome, model="qwen", **sizes))  # type: ignore[arg-type]
+    ahead = {outcome: values for (_, outcome), values in library.of("ahead_total").items()}
+    assert ahead == {"prepared": [1], "given_up": [1], "used": [1]}
+    assert sum(map(len, library.of("compactions_total").values())) == 1
+    assert sum(map(len, library.of("summary_duration_seconds").values())) == 1
+    assert library.of("answers_ended_total") == {("qwen", "attempts"): [1], ("qwen", "aborted"): [1]}
+
+
 def test_without_the_library_nothing_happens() -> None:
     """No error, and the import is tried once."""
     tried: list[int] = []

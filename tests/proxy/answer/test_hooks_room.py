@@ -67,24 +67,6 @@ async def _response(scene: Scene, ending: Ending, asked_tokens: int | None = Non
     return response
 
 
-async def test_an_open_stream_holds_its_room() -> None:
-    """As long as somebody may read it; dropped unread, it holds nothing."""
-    scene = _scene()
-    stream = await asyncio.ensure_future(_response(scene, "stream"))
-    assert not await _is_free(scene)
-    del stream
-    gc.collect()
-    assert await _is_free(scene)
-
-
-@pytest.mark.parametrize("ending", ["whole", "error"])
-async def test_a_task_that_ends_gives_its_room_back(ending: Literal["whole", "error"]) -> None:
-    """A whole answer is there, or there is none."""
-    scene = _scene()
-    await asyncio.gather(asyncio.ensure_future(_response(scene, ending)), return_exceptions=True)
-    assert await _is_free(scene)
-
-
 async def test_a_cancelled_task_gives_its_room_back() -> None:
     """A client that leaves while the deployment is asked, of which no hook is told."""
     scene = _scene()

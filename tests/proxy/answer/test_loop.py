@@ -127,27 +127,6 @@ async def test_a_server_that_refuses_the_fields_is_asked_by_words() -> None:
     assert asked == [{"reasoning_effort": "none"}, {}]
 
 
-@pytest.mark.parametrize("window_tokens", [2048, 8192], ids=["held", "streamed"])
-@pytest.mark.parametrize("chunk_tokens", [1, 20])
-async def test_tool_calls_come_whole_and_once(window_tokens: int, chunk_tokens: int) -> None:
-    """Parallel calls after some text: each complete, once, behind the text, `tool_calls` at the end."""
-    calls = [("read", ARGUMENTS), ("write", ARGUMENTS), ("list", "{}")]
-    scene = Scene(
-        SHORT, [Turn(reply=Reply("I look.", tool_calls=calls))], window_tokens=window_tokens, chunk_tokens=chunk_tokens
-    )
-    read = await scene.read()
-    assert read.calls == calls
-    assert (read.raw_text, read.finish_reasons) == ("I look.", ["tool_calls"])
-    assert read.shape_problems() == []
-    fragments = [delta for delta in read.deltas if delta.get("tool_calls")]
-    # Held ones come whole, each in an event of its own.
-    whole = [call["function"]["arguments"] for delta in fragments for call in delta["tool_calls"]]
-    assert (whole == [arguments for _, arguments in calls]) == (window_tokens == 2048)
-    assert all(len(delta["tool_calls"]) == 1 for delta in fragments)
-    texts = [index for index, delta in enumerate(read.deltas) if delta.get("content")]
-    assert max(texts) < read.deltas.index(fragments[0])
-
-
 async def test_later_call_that_is_cut_is_not_begun() -> None:
     """Of parallel calls the client gets whole ones only: it executes those, and the model asks for the rest again."""
     first = json.dumps({"text": prose("first", 3000)})
@@ -184,18 +163,6 @@ async def test_json_document_that_has_not_begun_is_asked_for_as_a_document(reaso
     assert (read.raw_text.strip(), read.finish_reasons, read.shape_problems()) == (document, ["stop"], [])
     opened = scene.server.opened[1]
     assert opened.continuation is None or opened.continuation.begins_anew
-
-
-@pytest.mark.parametrize("reported", [True, 99], ids=["exact", "one_less"])
-async def test_clients_own_limit_is_not_continued(reported: bool | int) -> None:
-    """`length` at the client's own max_tokens is the end, also where the server reports one token less."""
-    scene = Scene(SHORT, [Turn(reply=Reply(WORDS), usage=reported)], output_tokens=100)
-    read = await scene.read()
-    assert WORDS.startswith(read.raw_text)
-    assert count(read.raw_text) == 100
-    assert (read.finish_reasons, len(scene.server.opened)) == (["length"], 1)
-    assert scene.server.opened[0].max_tokens == 100
-    assert not scene.listener.has_filled
 
 
 async def test_clients_limit_holds_over_restarts() -> None:

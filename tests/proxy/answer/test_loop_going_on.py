@@ -40,19 +40,6 @@ def ways(made: Scene) -> list[str]:
     return [opened.continuation.way for opened in made.server.opened if opened.continuation is not None]
 
 
-async def test_the_model_goes_on_inside_its_answer() -> None:
-    """No request of ours, no word twice, none lost; the prompt ends where the answer was stopped."""
-    made = scene(Turn(reply=goes_on(WORDS)))
-    assert (await made.read()).text == WORDS
-    assert ways(made) == ["raw"]
-    opened = made.server.opened[1]
-    assert opened.continuation is not None
-    assert opened.continuation.prompt is not None
-    assert opened.messages is not None
-    assert opened.continuation.prompt.text.endswith(f"<|end_header_id|>\n\n{opened.messages[-1].text}")
-    assert opened.messages[-1].role == "assistant"
-
-
 async def test_without_a_known_template_the_answer_is_the_last_message() -> None:
     """The server renders it; of one that goes on nowhere we ask in the user's place, as before."""
     made = scene(Turn(reply=goes_on(WORDS)), model="unknown-7b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -71,23 +70,6 @@ async def test_the_clients_word_goes_before_the_setting(changes: dict[str, Any],
     assert most - 64 <= count(read.reasoning) <= most or most == WINDOW
     if most == WINDOW:
         assert count(read.reasoning) >= 0.85 * WINDOW
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        lambda: Reply(numbered_words(2500)),
-        lambda: Reply(numbered_words(2200), reasoning="It begins."),
-        lambda: Reply(f"<think>\nShort.\n</think>\n\n{numbered_words(2200)}"),
-    ],
-    ids=["text", "text behind a thought", "text behind a block"],
-)
-async def test_text_has_no_budget(reply: Callable[[], Reply]) -> None:
-    """A long answer is no thought."""
-    scene = thinking(Turn(reply=reply()))
-    read = await scene.read()
-    assert (len(scene.server.opened), read.finish_reasons) == (1, ["stop"])
-    assert read.text == reply().content
 
 
 async def test_a_first_word_that_is_held_back_is_no_thought() -> None:

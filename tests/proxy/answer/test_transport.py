@@ -18,34 +18,6 @@ from litellm_compaction.proxy.answer.transport import Clients, ListTransport
 from tests.proxy.answer.wired import SHORT, USAGE, USAGE_CHUNK, Body, Wire, choice_of, chunk, sse, whole
 
 
-async def test_whole_answer_is_asked_for_as_a_stream_and_joined() -> None:
-    """One upstream request that streams; the client gets one completion with the stream's own envelope."""
-    pieces = [
-        chunk({"role": "assistant", "content": "One"}),
-        chunk({"content": " two"}),
-        chunk({}, "stop", stats={"s": 1}),
-    ]
-    wire = Wire([lambda: sse(*pieces, USAGE_CHUNK)])
-    answer = await wire.ask()
-    (sent,) = wire.sent
-    assert (sent["stream"], sent["stream_options"]) == (True, {"include_usage": True})
-    assert answer.headers["content-type"] == "application/json"
-    assert (answer.headers["x-request-id"], "transfer-encoding" in answer.headers) == ("r1", False)
-    body = answer.json()
-    (choice,) = body.pop("choices")
-    assert body == {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 7,
-        "model": "served",
-        "system_fingerprint": "fp",
-        "stats": {"s": 1},
-        "usage": USAGE,
-    }
-    assert choice["message"] == {"role": "assistant", "content": "One two"}
-    assert (choice["index"], choice["finish_reason"]) == (0, "stop")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_server_that_ignores_stream_is_understood(stream: bool) -> None:
     """One JSON in spite of `stream: true`: a whole answer is given on as it came, a stream is made of it."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.messages import parse_message
-from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.proxy.page.turns import Drop, Talk, Turn, Turns, talks_of, turn_from_json, turn_to_json
-from tests.engine.bench import Bench
+from litellm_compaction.proxy.page.turns import Drop, Turn, turn_from_json, turn_to_json
 
 TURN = Turn(
     talk="abcdef0123",
@@ -31,48 +26,6 @@ TURN = Turn(
     action="compacted",
     restarts=[Drop(7000, 2000)],
 )
-
-
-class Log:
-    """What one worker writes down, each request a second after the one before."""
-
-    def __init__(self, *, is_alone: bool = False) -> None:
-        self.lines: list[str] = []
-        clock = itertools.count(1000.0)
-        self.turns = Turns(
-            lambda _, text: self.lines.append(text),
-            secret=lambda: None if is_alone else "what all workers know",
-            wall_clock=lambda: next(clock),
-        )
-
-    @property
-    def talks(self) -> list[Talk]:
-        return talks_of(turn for line in self.lines if (turn := turn_from_json(line)) is not None)
-
-
-async def _guarded(bench: Bench, *texts: str, window: int = 8192) -> tuple[list[Any], PreparedRequest]:
-    raw = [{"role": "user" if index % 2 == 0 else "assistant", "content": text} for index, text in enumerate(texts)]
-    return [parse_message(each) for each in raw], await bench.guard(raw, window)
-
-
-async def _ask(turns: Turns, bench: Bench, *texts: str, tenant: str = "anna", tokens: int = 100) -> None:
-    messages, prepared = await _guarded(bench, *texts)
-    context = replace(bench.context(), tenant=tenant)
-    turns.answered(turns.sent(None, messages, context, prepared), context, prepared, tokens, 1)
-
-
-async def test_a_conversation_is_followed_by_how_it_begins() -> None:
-    """Turns of one conversation come together, others stay apart, and no text is kept."""
-    bench, log = Bench(), Log()
-    secret = "my very own secret opening"
-    for texts in ([secret], [secret, "a", "b"], ["other"], [secret, "a", "b", "c", "d"]):
-        await _ask(log.turns, bench, *texts)
-    latest, other = log.talks
-    assert [turn.when_s for turn in latest.turns] == [1000.0, 1001.0, 1003.0]
-    assert [turn.messages for turn in latest.turns] == [1, 3, 5]
-    assert len(other.turns) == 1
-    assert latest.id != other.id
-    assert secret not in str(log.lines)
 
 
 _BAD: list[dict[str, object]] = [

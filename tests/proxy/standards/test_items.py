@@ -16,7 +16,7 @@ from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
 from litellm_compaction.proxy.call import Call, Calls, ClientRequest
 from litellm_compaction.proxy.standards.items import Items
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, returned
+from litellm_compaction.proxy.standards.orders import Orders
 from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import image, parsed, raw_conversations, user
 from tests.core.test_portable import COMPACTION, RAW
@@ -71,36 +71,6 @@ async def test_any_conversation_comes_back(raw: list[dict[str, object]], tenant:
     """Whatever is in it."""
     found = portable(parsed(raw), None)
     assert await ITEMS.opened(tenant, await ITEMS.sealed(tenant, found), "input") == found
-
-
-REQUEST = Request(messages=parsed(RAW))
-
-
-@pytest.mark.parametrize(
-    ("orders", "is_compacted", "is_returned"),
-    [
-        (NO_ORDERS, True, False),
-        (Orders(wants_item=True), True, True),
-        (Orders(wants_item=True), False, False),
-        (Orders(compacts_only=True), True, True),
-        (Orders(compacts_only=True), False, True),
-        (Orders(tells_edits=True), True, False),
-        (Orders(wants_item=True, portable=portable(parsed(RAW), COMPACTION)), True, False),
-    ],
-)
-async def test_it_gets_a_compaction_that_it_does_not_have(
-    orders: Orders, is_compacted: bool, is_returned: bool
-) -> None:
-    """If it wants one; in place of an answer it always gets something."""
-    prepared = await Bench().guard(RAW, 8192)
-    prepared = replace(prepared, compaction=COMPACTION if is_compacted else None)
-    found = returned(orders, REQUEST, prepared)
-    assert (found is not None) == is_returned
-    assert returned(orders, REQUEST, None) is None
-    # A record that stands for a part of the answer, too, is for the store.
-    assert returned(orders, REQUEST, replace(prepared, way="turn")) is None
-    if found is not None:
-        assert found == portable(parsed(RAW), prepared.compaction)
 
 
 async def test_an_answer_is_whole_without_an_item_that_cannot_be_made() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from litellm_compaction.core.clear_order import ClearOrder
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.standards.messages import read_orders
+from litellm_compaction.proxy.standards.messages import Block, read_orders, with_block
 from litellm_compaction.proxy.standards.orders import Orders
 from tests.builders import parsed
 from tests.core.test_portable import COMPACTION, RAW
@@ -128,3 +129,53 @@ async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, A
         await read_orders(body, opened)
     assert caught.value.field == field
     assert f"(compaction_{code})" in str(caught.value) or not code
+
+
+MADE = Block(text="text", summary="The record.", edits=[{"type": TOOLS}], read_tokens=70, written_tokens=7)
+
+
+def frame(**event: Any) -> bytes:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+
+FRAMES = [
+    frame(type="message_start", message={}),
+    frame(type="content_block_start", index=0, content_block={"type": "text"})
+    + frame(type="content_block_stop", index=0),
+    b": ping\n\n",
+    frame(type="message_delta", delta={"stop_reason": "end_turn"}, usage={"input_tokens": 5, "output_tokens": 2}),
+    frame(type="message_stop"),
+]
+
+
+async def told(found: Block, *, is_alone: bool = False) -> list[dict[str, Any]]:
+    async def source() -> AsyncIterator[bytes]:
+        for each in FRAMES:
+            yield each
+
+    async def made() -> Block | None:
+        return found
+
+    stream = with_block(source(), made, is_settled=lambda: True, is_alone=lambda: is_alone)
+    raw = b"".join([each async for each in stream])
+    return [json.loads(part.split(b"data: ", 1)[1]) for part in raw.split(b"\n\n") if b"data: " in part]
+
+
+async def test_the_block_comes_before_what_the_model_says() -> None:
+    """The events of a block with its whole summary, the others behind it; usage and edits in `message_delta`."""
+    start, opening, delta, stop, text, _, end, _ = await told(MADE)
+    assert start["type"] == "message_start"
+    assert (opening["index"], opening["content_block"]["type"], opening["content_block"]["content"]) == (
+        0,
+        "compaction",
+        "",
+    )
+    assert delta["delta"] == {"type": "compaction_delta", "content": "The record.", "encrypted_content": "text"}
+    assert (stop["type"], text["index"]) == ("content_block_stop", 1)
+    assert end["context_management"] == {"applied_edits": [{"type": TOOLS}]}
+    assert [each["type"] for each in end["usage"]["iterations"]] == ["compaction", "message"]
+    assert [each["input_tokens"] for each in end["usage"]["iterations"]] == [70, 5]
+    assert end["usage"]["input_tokens"] == 5
+    alone = await told(MADE, is_alone=True)
+    blocks = [event["content_block"]["type"] for event in alone if event["type"] == "content_block_start"]
+    assert (blocks, alone[-2]["delta"]["stop_reason"]) == (["compaction"], "compaction")
