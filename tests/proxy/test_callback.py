@@ -17,7 +17,7 @@ from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.proxy import callback
 from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.stores import open_store
-from tests.security.hooks import Client, Scene, conversation, use_router
+from tests.security.hooks import Scene, use_router
 
 
 async def test_what_was_told_last_is_in_the_history(tmp_path: Path) -> None:
@@ -76,18 +76,3 @@ def counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(measurer, "measure", counting)
     return measured
-
-
-@pytest.mark.parametrize("group", ["carried", "hooked"])
-@pytest.mark.parametrize("rounds", [0, 4], ids=["short", "compacted"])
-async def test_a_request_whose_deployment_is_foreseen_is_measured_once(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, group: str, rounds: int
-) -> None:
-    """And sent as if it had been measured twice: compacted where it has to be, its answer whole."""
-    measured = counted(scene, monkeypatch)
-    client = Client(scene, "sk-alice", conversation("alice", rounds), attempts=[group])
-    await client.send()
-    assert client.error is None
-    assert len(measured) == 1
-    assert client.headers["x-litellm-compaction"] == ("compacted" if rounds else "none")
-    assert "CANARY-alice" in client.read
