@@ -1,4 +1,4 @@
-"""Redis behind the store: outages of every kind, loops and threads, a cluster, sentinels, and others' keys."""
+"""Redis behind the store: others' keys and values, rights, TLS, loops and threads, scripts, and a restart."""
 
 from __future__ import annotations
 
@@ -23,18 +23,27 @@ from redis.asyncio import Redis
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Board, Store, open_board, open_store
-from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, ServerFacts
+from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, ServerFacts, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
 from tests.stores.servers import Server, any_program, free_port, redis_program, running
+from tests.virtual_time import VirtualLoop
 
 TTL_S = 100.0
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[Server]:
     with running(any_program()) as server:
         yield server
+
+
+@pytest.fixture
+def server(started: Server) -> Server:
+    """One that is empty and knows no script, so that no test sees another's."""
+    started.tell("FLUSHALL")
+    started.tell("SCRIPT", "FLUSH")
+    return started
 
 
 @pytest.fixture
@@ -60,21 +69,6 @@ async def until_it_answers(store: Store) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError("the store does not come back")
-
-
-async def test_two_processes_share_what_one_has_written(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Records, facts, settings, history and plots: what one puts, another finds; numbers of events grow over both."""
-    first, second = opened(server.url), opened(server.url)
-    await first.put("team", compaction("h"))
-    await first.put_setting("mode", "off")
-    await asyncio.gather(*(store.add_event(time.time(), str(n)) for n in range(20) for store in (first, second)))
-    assert await second.find("team", ["h"]) == [compaction("h")]
-    assert await second.get_setting("mode") == "off"
-    numbers = [event.number for event in await second.events()]
-    assert len(numbers) == 40
-    assert numbers == sorted(set(numbers))
-    await first.aclose()
-    assert [event.number for event in await second.events(after=numbers[-3])] == numbers[-2:]
 
 
 async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
@@ -177,15 +171,15 @@ async def test_keys_of_others_stay(server: Server, opened: Callable[..., RedisSt
     assert all(server.says("EXISTS", key) == b":1\r\n" for key in foreign)
 
 
-@pytest.mark.parametrize("name", ["}", "{a}b", "*", "a:c:b", "ä\ud800", "%7D", "", "x" * 3000])
-async def test_any_name_of_a_scope_is_kept_apart(server: Server, opened: Callable[..., RedisStore], name: str) -> None:
+async def test_any_name_of_a_scope_is_kept_apart(server: Server, opened: Callable[..., RedisStore]) -> None:
     """Signs that mean something in a key or pattern mean nothing in a scope."""
-    store = opened(server.url)
-    await store.put(name, compaction("h*"))
-    await store.put("other", compaction("h*"))
-    assert {stored.scope for stored in await store.compactions()} == {name, "other"}
-    assert await store.delete(scope=name) == 1
-    assert [stored.scope for stored in await store.compactions()] == ["other"]
+    store, names = opened(server.url), ["}", "{a}b", "*", "a:c:b", "ä\ud800", "%7D", "", "x" * 3000]
+    for name in names:
+        await store.put(name, compaction("h*"))
+    assert {stored.scope for stored in await store.compactions()} == {*names}
+    while names:
+        assert await store.delete(scope=names.pop()) == 1
+        assert {stored.scope for stored in await store.compactions()} == {*names}
 
 
 async def test_a_foreign_value_under_our_key_is_a_miss(server: Server, opened: Callable[..., RedisStore]) -> None:
@@ -219,14 +213,6 @@ async def test_of_very_much_text_the_longest_conversation_comes(
         await store.put("team", compaction(f"h{number}", covered=number, text="x" * 400_000))
     found = await store.find("team", [f"h{number}" for number in range(8)])
     assert [each.covered_messages for each in found] == [7, 6]
-
-
-async def test_a_script_that_the_server_forgot_is_told_again(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """SCRIPT FLUSH, or another server behind the same name."""
-    store = opened(server.url)
-    await store.put("team", compaction("h"))
-    server.tell("SCRIPT", "FLUSH")
-    assert await store.find("team", ["h"]) == [compaction("h")]
 
 
 async def test_the_rights_that_the_documentation_names_are_enough(
@@ -344,3 +330,42 @@ async def test_a_client_that_decodes_what_it_reads_will_do(server: Server) -> No
 def test_a_server_without_streams_is_too_old(version: str, is_too_old: bool) -> None:
     """Of one that does not say it is not known."""
     assert ServerFacts(version, is_replica=False, policy="").is_too_old is is_too_old
+
+
+class Busy(VirtualLoop):
+    """A loop whose looks are late by as much each."""
+
+    late_s = 0.0
+
+    def _run_once(self) -> None:
+        super()._run_once()  # type: ignore[misc]
+        self._jumping.now_s += self.late_s
+
+
+@pytest.mark.parametrize(
+    ("late_s", "steps", "is_answered"), [(0.25, 8, True), (0.0, 20, True), (0.1, 1000, False), (0.0, None, False)]
+)
+def test_a_busy_process_does_not_take_a_server_for_slow(late_s: float, steps: int | None, is_answered: bool) -> None:
+    """A limit counts how often the process could look; a server that never answers is waited for just as long."""
+
+    async def answer() -> None:
+        if steps is None:
+            await asyncio.sleep(3600)
+        for _ in range(steps or 0):
+            await asyncio.sleep(0)
+
+    async def ask() -> tuple[bool, float]:
+        task = asyncio.ensure_future(answer())
+        try:
+            return await is_done(task, 0.25), asyncio.get_running_loop().time()
+        finally:
+            task.cancel()
+
+    loop = Busy()
+    loop.late_s = late_s
+    try:
+        found, now_s = loop.run_until_complete(ask())
+    finally:
+        loop.close()
+    assert found is is_answered
+    assert steps is not None or now_s == pytest.approx(0.25)

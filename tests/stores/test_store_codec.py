@@ -40,11 +40,10 @@ def test_what_is_not_ours_is_none(data: bytes) -> None:
     assert decode(data) is None
 
 
-@pytest.mark.parametrize("size", range(0, 300, 7))
-def test_what_is_cut_off_is_none(size: int) -> None:
-    """A damaged row is dropped."""
+def test_what_is_cut_off_is_none() -> None:
+    """A damaged row is dropped, wherever it ends."""
     data = encode(compaction("h", text="x" * 300))
-    assert decode(data[:size]) is None
+    assert all(decode(data[:size]) is None for size in range(len(data)))
 
 
 def test_versions_read_each_other() -> None:
