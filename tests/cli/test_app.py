@@ -10,19 +10,6 @@ import pytest
 
 from litellm_compaction import __version__
 from litellm_compaction.cli import main
-from litellm_compaction.cli.app import program
-
-
-def test_up_has_safe_defaults() -> None:
-    """Port 4000, this machine only, no simulator unless needed."""
-    options = program.commands["up"].make_context("up", []).params
-    assert (options["host"], options["port"], options["config"]) == ("127.0.0.1", 4000, None)
-    assert (options["simulator"], options["lm_studio"], options["force"], options["verbose"]) == (
-        False,
-        None,
-        False,
-        False,
-    )
 
 
 @pytest.mark.parametrize(

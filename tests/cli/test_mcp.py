@@ -65,18 +65,6 @@ async def test_an_operator_looks_everything_up(path: Path, tmp_path: Path) -> No
         assert errors.read() == ""
 
 
-@pytest.mark.slow
-async def test_one_scope_alone(path: Path) -> None:
-    """Nothing of another one is found, by words, by handle or in the list."""
-    await _tell(path)
-    foreign = covered(*BIRD, scope="scope-b").hashes[1][:12]
-    async with started(path, "--scope", "scope-a") as client:
-        assert "typus" in (await asked(client, "search_history", query="fish"))[0]
-        assert (await asked(client, "search_history", query="falcon"))[0].endswith("for: falcon")
-        assert await asked(client, "get_message", handle=foreign) == ("not found", True)
-        assert await listed(client) == [covered(*FISH).hashes[1][:12]]
-
-
 async def _tell(path: Path) -> None:
     store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
     for scope, said in (("scope-a", FISH), ("scope-b", BIRD)):
@@ -103,10 +91,3 @@ def test_without_originals_it_does_not_start(run: Run, tmp_path: Path) -> None:
 def test_a_scope_that_is_not_clear_is_named(run: Run) -> None:
     """Before anything is served."""
     assert "2 scopes begin with 'scope-'" in run("mcp", "--scope", "scope-", code=1)
-
-
-def test_an_older_sdk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the LiteLLM that brings the newer one."""
-    monkeypatch.delitem(sys.modules, "litellm_compaction.proxy.mcp_server", raising=False)
-    monkeypatch.setitem(sys.modules, "mcp_types", None)
-    assert "LiteLLM 1.103" in run("mcp", code=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,19 +71,6 @@ def test_one_scope_alone(run: Run) -> None:
     assert "2 scopes begin with 'scope-'" in run("recall", "--scope", "scope-", "falcon", code=1)
 
 
-def test_json_and_the_number_of_hits(run: Run) -> None:
-    """As the proxy answers."""
-    found = json.loads(run("recall", "--json", "--last", "1", "fish bird"))
-    assert len(found["hits"]) == 1
-    assert found["words"] == ["fish", "bird"]
-
-
-@pytest.mark.parametrize("query", ["", " ", 'AND "', "x" * 100_000])
-def test_any_query_is_answered(run: Run, query: str) -> None:
-    """By a sentence, however long it is."""
-    assert run("recall", query).startswith("Nothing ")
-
-
 @pytest.mark.parametrize("written", ["sk-else", "os.environ/ELSE", None])
 def test_the_key_is_the_configs_then_the_environments(
     run: Run, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None
@@ -113,19 +99,6 @@ def test_purge_takes_the_originals_along(run: Run, path: Path) -> None:
     assert "falcon" in run("recall", "falcon")
     run("store", "purge", "--all", "--yes")
     assert "no originals" in run("recall", "falcon", code=1)
-
-
-def test_originals_without_records_are_purged_by_their_scope(run: Run, path: Path) -> None:
-    """Their time to live is longer."""
-
-    async def forget() -> None:
-        store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
-        await store.delete()
-        await store.aclose()
-
-    asyncio.run(forget())
-    said = run("store", "purge", "--scope", "scope-b", "--yes")
-    assert said == "1 parts of originals deleted.\n0 compactions deleted.\n"
 
 
 def test_without_originals_it_says_how_to_have_them(run: Run, tmp_path: Path) -> None:
