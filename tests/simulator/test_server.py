@@ -25,18 +25,6 @@ def test_bodies_that_are_no_json_object_are_refused(bench: BenchFactory, raw: by
     assert served.last.body is None
 
 
-def test_greeting(bench: BenchFactory) -> None:
-    """The identity probe is answered as LM Studio answers it."""
-    assert bench().get("/lmstudio-greeting") == {"lmstudio": True}
-
-
-def test_unknown_paths_answer_200_with_an_error(bench: BenchFactory) -> None:
-    """A path LM Studio does not know gives HTTP 200 and an error body."""
-    response = bench().client.get("/api/tags")
-    assert response.status_code == 200
-    assert "Unexpected endpoint" in response.json()["error"]
-
-
 @pytest.mark.parametrize(("api", "known"), [("v1", 4), ("v0", 3), ("openai", 1)])
 def test_older_servers_offer_fewer_paths(bench: BenchFactory, api: str, known: int) -> None:
     """Each API generation offers its own paths and treats newer ones as unknown."""
