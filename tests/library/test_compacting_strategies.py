@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction import compact, count_tokens, safe_compact, select_messages
+from litellm_compaction import compact, count_tokens, select_messages
 from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_END
-from litellm_compaction.core.record import Record, write_record
-from litellm_compaction.errors import SummaryFailed
-from tests.builders import agent_run, assistant, broken_promises, calls, chat, parsed, result, system, user
+from tests.builders import agent_run, assistant, broken_promises, chat, parsed, system, user
 from tests.integration.bench import edit_plan
 from tests.library.scripted import SUMMARY, FakeCompletion, config
 
@@ -71,36 +69,6 @@ async def test_a_pruning_keeps_what_its_model_wants_to_keep() -> None:
     assert f"fills {done.tokens_before} of at most 16384 tokens" in question.replace("\n", " ")
 
 
-async def test_stubs_of_a_later_pruning_hold_lines_of_their_own_results() -> None:
-    """Also beside quotes of an earlier record, which the messages carry."""
-    record = write_record(Record(summary=SUMMARY, ledger=f"{WORDS_HEAD}\n- Be brief.\n- In English, please.", round=1))
-    raw = [system(), user(f"{record}Find the ports.")]
-    for number in range(8001, 8013):
-        text = f"server alpha_{number} listens on {number}\n" + "".join(f"padding {n}\n" for n in range(240))
-        raw += [calls(f"c{number}"), result(f"c{number}", text)]
-
-    def results(prompt: str) -> str:
-        shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
-        return json.dumps({"drop": [each["n"] for each in shown if each["role"] == "tool"], "summary": SAID})
-
-    done = await compact(raw, config(strategy="prune"), FakeCompletion([results]))
-    stubs = {message["tool_call_id"]: message["content"] for message in done.messages if message["role"] == "tool"}
-    lines = {call_id: text for call_id, text in stubs.items() if "From it:]" in text}
-    assert len(lines) > 3
-    assert all(f"- server alpha_{call_id[1:]} listens on {call_id[1:]}" in text for call_id, text in lines.items())
-    assert "- Be brief.\n- In English, please." in done.messages[1]["content"]
-
-
-@pytest.mark.parametrize("kind", ["good", "fenced", "thinking", "orphans"])
-async def test_an_edit_plan_may_come_in_any_dress(kind: str) -> None:
-    """And calls go with their results whatever it says."""
-    raw = agent_run(24)
-    done = await compact(raw, config(strategy="prune"), FakeCompletion([lambda prompt: spoilt(kind, prompt)]))
-    assert (done.compacted, done.strategy) == (True, "prune")
-    problems = broken_promises(parsed(raw), parsed(done.messages))
-    assert [problem for problem in problems if problem != "null content"] == []
-
-
 async def test_a_model_may_write_the_conversation_anew() -> None:
     """As the whole list of what stays, which its window has room for: its messages are the caller's own."""
     raw = agent_run(24)
@@ -136,31 +104,6 @@ async def test_a_pruning_that_cannot_be_used_is_followed_by_a_summary(
     assert "secret" not in str(reasons)
 
 
-async def test_prunings_go_on_from_each_other_until_their_record_is_full() -> None:
-    """Rounds count up, what earlier ones said stays, and a record over its bound becomes a summary."""
-    long = " ".join(f"fact {number} of the work so far" for number in range(40))
-    completions = FakeCompletion([lambda prompt: edit_plan(prompt, f"{SAID} {long}") or SUMMARY])
-    messages: list[Any] = chat(14)
-    strategies = []
-    for number in range(1, 8):
-        done = await compact(messages, config(strategy="prune", summary_max_tokens=400), completions)
-        assert (done.compacted, done.round) == (True, number)
-        assert str(done.messages).count("## Session Summary") == 1
-        strategies.append(done.strategy)
-        messages = [*done.messages, assistant("Fine."), *chat(12)[1:]]
-    assert strategies[:2] == ["prune", "prune"]
-    assert "summary" in strategies
-    assert strategies[strategies.index("summary") + 1] == "prune"
-
-
-async def test_without_room_for_the_question_a_summary_is_made() -> None:
-    """A small window, a hundred messages: nobody is asked for a plan."""
-    completions = FakeCompletion([plan])
-    done = await compact(chat(150, words=3), config(strategy="prune", context_window_tokens=2048), completions)
-    assert (done.compacted, done.strategy) == (True, "summary")
-    assert not [prompt for prompt in completions.prompts if edit_plan(prompt)]
-
-
 async def test_a_hand_off_leaves_the_last_request_alone_behind_it() -> None:
     """System and one user message: the hand-over, then the request, word for word."""
     raw = chat(20)
@@ -174,15 +117,6 @@ async def test_a_hand_off_leaves_the_last_request_alone_behind_it() -> None:
     assert text.endswith(f"{FRAME_END}\n\n{LAST_REQUEST}{raw[-1]['content']}")
     assert "### 7. Immediate next step" in completions.prompts[0]
     assert select_messages(raw, config(strategy="handoff")).to_keep == raw[-1:]
-
-
-async def test_a_hand_off_keeps_the_open_tool_round() -> None:
-    """Behind the request that it is about; `null` content stays what it is."""
-    raw = [*chat(20), calls("x", "y"), result("x", "one"), result("y", "two")]
-    done = await compact(raw, config(strategy="handoff"), FakeCompletion())
-    assert [message["role"] for message in done.messages] == ["system", "user", "assistant", "tool", "tool"]
-    assert done.messages[-3:] == raw[-3:]
-    assert done.messages[1]["content"].endswith(f"{LAST_REQUEST}Question 19. " + raw[-4]["content"].partition(". ")[2])
 
 
 async def test_hand_offs_follow_each_other() -> None:
@@ -201,16 +135,6 @@ async def test_hand_offs_follow_each_other() -> None:
     again = await compact(second.messages, config(strategy="handoff"), completions)
     assert (again.messages, again.compacted, again.reason) == (second.messages, False, "all_recent")
     assert len(completions.asked) == 2
-
-
-@pytest.mark.parametrize("strategy", ["prune", "handoff"])
-async def test_a_model_that_never_answers_well(strategy: str) -> None:
-    """`compact` raises, `safe_compact` gives the messages back, as with a summary."""
-    raw = chat(20)
-    with pytest.raises(SummaryFailed, match="refusal"):
-        await compact(raw, config(strategy=strategy), FakeCompletion([REFUSAL]))
-    done = await safe_compact(raw, config(strategy=strategy), FakeCompletion([REFUSAL]))
-    assert (done.messages, done.compacted, done.reason, done.strategy) == (raw, False, "error", "")
 
 
 async def test_a_pruning_invents_nothing() -> None:

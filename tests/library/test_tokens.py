@@ -25,10 +25,6 @@ def test_what_is_no_text_has_no_tokens(value: object) -> None:
     assert estimate_tokens(value) == 0
 
 
-def test_a_role_counts() -> None:
-    assert estimate_messages_tokens([{"role": "assistant", "content": "four"}]) == -(-(9 + 4) // 4)
-
-
 def test_tool_parts_count_by_their_texts() -> None:
     """As Vercel's AI SDK writes calls and results; a picture still costs what a large one does."""
     call = {"type": "tool-call", "toolCallId": "a", "toolName": "read", "args": {"path": "a.py"}}
