@@ -98,15 +98,6 @@ def test_ls_shows_everything_but_text(run: Callable[..., str]) -> None:
     assert "secret" not in first + second
 
 
-def test_show_prints_one_with_its_text(run: Callable[..., str]) -> None:
-    """By the beginning of its id; summary and ledger, because that is what was asked for."""
-    shown = run("store", "show", ids(run)["scope-a"][:12])
-    assert "scope     scope-a\n" in shown
-    assert "covers    4 messages" in shown
-    assert "--- summary of round 1, to message 4\nThe secret plan.\n" in shown
-    assert shown.endswith("--- ledger\n- src/a.py\n")
-
-
 @pytest.mark.parametrize(
     ("arguments", "left", "events"),
     [

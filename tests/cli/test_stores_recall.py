@@ -71,12 +71,6 @@ def test_one_scope_alone(run: Run) -> None:
     assert "2 scopes begin with 'scope-'" in run("recall", "--scope", "scope-", "falcon", code=1)
 
 
-def test_a_query_that_is_too_long_is_told_so(run: Run) -> None:
-    """With what to change."""
-    said = run("recall", "x" * 100_000, code=1)
-    assert "has 100,000 characters, and at most 400 are searched: ask with a few words, an id or a handle." in said
-
-
 @pytest.mark.parametrize("written", ["sk-else", "os.environ/ELSE", None])
 def test_the_key_is_the_configs_then_the_environments(
     run: Run, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None

@@ -153,8 +153,6 @@ def test_up_serves_lm_studio_where_it_answers(
     ("changed", "said"),
     [
         ({"litellm_settings": {"callbacks": []}}, "the plug-in is not listed, so nothing is guarded"),
-        ({"litellm_settings": {"callbacks": ["litellm_compaction.handlers"]}}, "is not the handler"),
-        ({"settings": {"pruning_model": "nowhere"}}, "nowhere"),
         ({"general_settings": {"master_key": "os.environ/NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
     ],
 )

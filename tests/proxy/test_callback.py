@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.proxy import callback
 from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.stores import open_store
-from tests.security.hooks import Scene, use_router
 
 
 async def test_what_was_told_last_is_in_the_history(tmp_path: Path) -> None:
@@ -51,28 +49,3 @@ async def test_a_part_that_hangs_or_fails_keeps_no_proxy_from_its_end(
         monkeypatch.setattr(handler._history, "settle", broken)
         await handler.aclose()
         await handler._compactor.aclose()
-
-
-# Of LiteLLM's chunks.
-pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
-
-
-@pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    made = Scene()
-    use_router(monkeypatch, made.router)
-    return made
-
-
-def counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Grows by one for each time that a request is measured."""
-    measured: list[str] = []
-    measurer = scene.handler._compactor._measurer
-    weigh = measurer.measure
-
-    async def counting(request: Any, context: Any) -> Any:
-        measured.append(context.label)
-        return await weigh(request, context)
-
-    monkeypatch.setattr(measurer, "measure", counting)
-    return measured

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
 
-from litellm_compaction.simulator import Fault, Gate, Reply, numbered_words
+from litellm_compaction.simulator import Fault, Gate, Model, Reply, numbered_words
 from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, deltas, finish_reasons, parse_events, user
 
 
@@ -169,3 +171,64 @@ def test_a_fault_ends_an_answer(bench: BenchFactory, stream: bool) -> None:
         served.simulator.fail_next(Fault("empty", "mid_text"))
         events = served.events(user("hi"))
         assert (finish_reasons(events), bool(deltas(events)), events[-1][1]) == ([], True, "[DONE]")
+
+
+def test_speed(bench: BenchFactory) -> None:
+    """Tokens come at the configured speed, streamed or not, after a prompt that takes its time."""
+    served = bench(tokens_per_second=200, prompt_tokens_per_second=200, script=lambda call: Reply("a b c d e f g h"))
+    for stream in (True, False):
+        started_s = time.monotonic()
+        served.chat(user("hi"), stream=stream)
+        assert time.monotonic() - started_s >= 8 / 200
+    record = served.simulator.requests[0]
+    assert record.first_delta_s is not None
+    assert record.first_delta_s - record.started_s >= record.computed_tokens / 200
+
+
+def test_slow(bench: BenchFactory) -> None:
+    """A slow answer comes whole, after its delay."""
+    served = bench(script=lambda call: Reply(TEXT, fault=Fault("slow", "mid_text", delay_ms=60)))
+    assert deltas(served.events(user("hi"))) == TEXT
+    assert served.last.ended_s - served.last.started_s >= 0.06
+
+
+def test_reasoning_inline(bench: BenchFactory) -> None:
+    """With `think` the thoughts are inside the text."""
+    served = bench(reasoning_field="think", script=lambda call: Reply("Answer.", reasoning="Hm."))
+    assert deltas(served.events(user("go"))) == "<think>\nHm.\n</think>\n\nAnswer."
+
+
+def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> None:
+    """A client that leaves during prompt processing keeps its slot until that is done, as in LM Studio."""
+    # One slot: beside others the next request need not wait for this one.
+    served = bench(models=[Model(KEY, parallel=1)], prompt_tokens_per_second=100)
+    # It would not end by itself, however late the client comes to leave.
+    endless = Reply(TEXT, gate=Gate())
+    served.simulator.script = lambda call: endless if call.index == 0 else None
+    body = {"messages": [user(numbered_words(8))], "stream": True}
+    with served.client.stream("POST", "/v1/chat/completions", json=body):
+        pass
+    first = served.last
+    served.chat(user("next"))
+    assert first.outcome == "disconnected"
+    assert served.last.ended_s - first.started_s >= first.computed_tokens / 100
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_hang_ends_with_the_client(bench: BenchFactory, stream: bool) -> None:
+    """A hanging answer is still to come when a later one has ended, until the client gives up, which is recorded."""
+    served = bench(models=[Model(KEY, parallel=2)])
+    simulator = served.simulator
+    simulator.script = lambda call: Reply(TEXT, fault=Fault("hang") if call.index == 0 else None)
+    body = {"messages": [user("hi")], "stream": stream}
+    async with httpx.AsyncClient(base_url=served.base_url, trust_env=False, timeout=60) as client:
+        waiting = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
+        await asyncio.to_thread(simulator.wait_until, lambda: bool(simulator.requests))
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        first, second = simulator.requests
+        assert (first.outcome, second.outcome) == ("running", "ok")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    await asyncio.to_thread(simulator.wait_until, lambda: first.outcome == "disconnected")
+    assert first.completion_tokens == 0

@@ -180,3 +180,21 @@ def test_a_first_message_beyond_the_window_is_a_400(bench: BenchFactory, wording
     response = served.chat(user(numbered_words(3000)), stream=True)
     assert (response.status_code, served.last.outcome) == (400, "overflow")
     assert text in response.json()["error"]
+
+
+def test_requests_beyond_the_slots_wait_in_order(bench: BenchFactory) -> None:
+    """With one slot a second request starts only when the first has ended."""
+    served = bench(models=[Model("m", parallel=1)])
+    gate = Gate()
+    served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(served.chat, user("one"))
+        assert gate.reached.wait(60)
+        second = pool.submit(served.chat, user("two"))
+        served.simulator.wait_until(lambda: len(served.simulator.requests) == 2)
+        gate.open()
+        assert first.result().status_code == second.result().status_code == 200
+    one, two = served.simulator.requests
+    assert one.ended_s is not None
+    assert two.first_delta_s is not None
+    assert two.first_delta_s > one.ended_s

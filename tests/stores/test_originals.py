@@ -6,8 +6,6 @@ import asyncio
 import logging
 import os
 import sqlite3
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
@@ -216,44 +214,6 @@ async def test_an_answer_that_goes_on_is_not_kept_in_pieces(opened: Opening) -> 
     originals = opened()
     await kept(originals, replace(conversation, messages=(*conversation.messages[:-1], last)))
     assert await texts(originals) == ["word 0", "word 1", "word 2"]
-
-
-_WRITER = """
-import asyncio, sys
-from pathlib import Path
-from litellm_compaction.stores import Originals
-from litellm_compaction.stores.sqlite import SqliteRows
-from tests.stores.test_originals import SECRET, covered, talk
-
-async def write():
-    rows = SqliteRows(Path(sys.argv[1]), ttl_s=1000, max_bytes=10**9)
-    originals = Originals(rows, ttl_s=1000, secret=lambda: SECRET)
-    for at in range(10**6):
-        originals.keep(covered(*talk(40, f"plan {at}")))
-        await originals.settle()
-        print(at, flush=True)
-
-asyncio.run(write())
-"""
-
-
-@pytest.mark.slow
-async def test_a_process_that_is_killed_leaves_nothing_half(tmp_path: Path) -> None:
-    """Everything that is listed is whole, and what it said to be kept is there."""
-    path, root = tmp_path / "originals", Path(__file__).parents[2]
-    command = [sys.executable, "-c", _WRITER, str(path)]
-    environ = {**os.environ, "PYTHONPATH": str(root)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ, cwd=root) as writer:
-        assert writer.stdout is not None
-        told = [writer.stdout.readline() for _ in range(30)]
-        writer.kill()
-    assert told[-1] == "29\n"
-    originals = Originals(SqliteRows(path, ttl_s=1000, max_bytes=10**9), ttl_s=1000, secret=lambda: SECRET)
-    names = await originals.names("tenant")
-    found = await originals.read("tenant", names)
-    assert len(found) == len(names) >= 30
-    assert {len(stretch.messages) for stretch in found} == {40}
-    await originals.aclose()
 
 
 async def test_a_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
