@@ -77,6 +77,6 @@ def office(tmp_path_factory: pytest.TempPathFactory, liar: Liar) -> Iterator[Ben
     ) as bench:
         for name, simulator in bench.simulators.items():
             simulator.unload(simulator.instances[0].id)
-            # LM Studio's default: a request answers while another one's summary is held.
-            simulator.load(KEY, bench.groups[name].window, parallel=4)
+            # A request answers while another one's summary is held, and none waits for another.
+            simulator.load(KEY, bench.groups[name].window, parallel=16)
         yield bench

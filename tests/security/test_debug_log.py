@@ -13,7 +13,18 @@ import pytest
 from litellm_compaction.simulator import Reply
 from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import Bench, Group, is_summary_call, open_bench
-from tests.security.office import GUARDED, ROUTES, Liar, ask, body_of, conversation, said, seen, words_of
+from tests.security.office import (
+    GUARDED,
+    ROUTES,
+    Liar,
+    ask,
+    body_of,
+    conversation,
+    forget_failures,
+    said,
+    seen,
+    words_of,
+)
 
 # Planted in a conversation, in tools, in names and in headers.
 _PLANTED = ("PLANTED-system", "PLANTED-newest", "PLANTED-tool", "PLANTED-user", "PLANTED-focus", "hunter2-PLANTED")
@@ -106,6 +117,7 @@ def test_no_line_of_ours_tells_what_was_said(
         # What nobody has counted passes.
         for group in GUARDED:
             office.forgive(group)
+    forget_failures(office)
     assert len(lines) >= 4, "nothing is told of these requests any more"
     assert words_of(lines) == set()
 
