@@ -138,8 +138,8 @@ def outcome(bench: Bench, route: str, name: str, *, stream: bool) -> str:
     posts = [record for record in watch.records if record.method == "POST"]
     if elsewhere := sorted({record.path for record in posts} - SEEN):
         return f"round the guard: {', '.join(elsewhere)}"
-    if over := [problem for record in posts if (problem := over(record))]:
-        return f"over the window: {', '.join(over)}"
+    if broken := [problem for record in posts if (problem := over(record))]:
+        return f"over the window: {', '.join(broken)}"
     if answer.status_code != 200:
         return f"refused: {answer.json()['error']['message']}"
     # A stream may part the word "Understood".
