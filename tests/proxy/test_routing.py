@@ -114,20 +114,6 @@ def test_every_way_in_which_the_router_finds_a_model_is_known(name: str) -> None
     assert unknown_model(CONFIG, name) == ""
 
 
-@pytest.mark.parametrize("name", ["loca", "Local", "openai/x", "lm_studio", ""])
-def test_others_are_refused_with_those_that_are_known(name: str) -> None:
-    """The operator sees what to choose from."""
-    said = unknown_model(CONFIG, name)
-    assert said == (
-        f"no model of this proxy is called {name!r}; known: local, lm_studio/*, nickname, hidden, and __same__"
-    )
-
-
-def test_models_of_a_database_may_come_later() -> None:
-    """Nothing is refused that LiteLLM could still learn."""
-    assert unknown_model({**CONFIG, "general_settings": {"store_model_in_db": True}}, "nobody") == ""
-
-
 def test_a_long_list_is_cut() -> None:
     """An error is no catalog."""
     many = {"model_list": [{"model_name": f"m{number}"} for number in range(50)]}

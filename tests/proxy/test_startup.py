@@ -15,7 +15,6 @@ from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import startup
 from litellm_compaction.proxy.config_check import Finding, check_config
-from litellm_compaction.proxy.routing import serves
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None = None) -> Settings:
@@ -58,23 +57,6 @@ def test_a_wrong_one_stops_the_start(
     """The error names key, value and what is allowed."""
     with pytest.raises(ConfigError, match=said):
         loaded(monkeypatch, settings, own)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "name", "expected"),
-    [
-        ("*", "qwen/qwen3-8b", True),
-        ("qwen/*", "qwen/qwen3-8b", True),
-        ("qwen/*", "google/gemma", False),
-        ("*-8b", "qwen3-8b", True),
-        ("a.*", "ab", False),
-        ("fixed", "fixed", True),
-        ("fixed", "other", False),
-    ],
-)
-def test_a_wildcard_reaches_what_its_pattern_says(pattern: str, name: str, expected: bool) -> None:
-    """As LiteLLM fills in the name; what else a regular expression knows is text."""
-    assert serves(pattern, name) is expected
 
 
 def misplaced(config: dict[str, Any]) -> list[Finding]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -55,17 +54,6 @@ async def _read(ahead: ReadAhead) -> bytes:
     return b"".join([piece async for piece in ahead.aiter_bytes()])
 
 
-async def test_the_end_is_told_though_nothing_is_read() -> None:
-    """The server has ended its answer, whoever reads; all of it can be read later."""
-    ended: list[int] = []
-    ahead = _ahead(Body(b"one ", b"two ", b"three"), lambda: ended.append(1))
-    await settled()
-    assert ended == [1]
-    assert await _read(ahead) == b"one two three"
-    await ahead.aclose()
-    assert ended == [1]
-
-
 async def test_a_server_that_is_far_ahead_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than the bound is kept of an answer that is not read; with the reader it goes on."""
     monkeypatch.setattr(unread, "_MOST_UNREAD_BYTES", 100)
@@ -113,21 +101,6 @@ def test_a_stream_that_is_not_pulled_is_closed() -> None:
         with pytest.raises(LeftUnread):
             await anext(numbers)
         await numbers.aclose()
-
-    run(play())
-
-
-def test_a_slow_reader_keeps_its_stream() -> None:
-    """One item every five seconds, for minutes."""
-
-    async def play() -> None:
-        closed: list[str] = []
-        seen = 0
-        async for number in closed_if_unread(_numbers(closed)):
-            assert (number, closed) == (seen, [])
-            seen += 1
-            await asyncio.sleep(5)
-        assert (seen, closed) == (100, ["closed"])
 
     run(play())
 
@@ -215,22 +188,3 @@ def test_who_waits_for_room_is_told_once(caplog: pytest.LogCaptureFixture) -> No
     (told,) = [record.getMessage() for record in caplog.records if "waits_for_room" in record.getMessage()]
     assert "waited_s=10" in told
     assert "Hello" not in told
-
-
-def test_room_whose_answer_is_lost_is_given_back() -> None:
-    """Nothing refers to it any more, and nothing has given it back."""
-
-    async def play() -> None:
-        for settings in (SHARED, {}):
-            scene = Scene(SHORT, [], settings=settings, window_tokens=2048)
-            prepared = await scene.prepared()
-            room = scene.compactor.room(scene.context)
-            await room.acquire(prepared, 100, is_watched=True)
-            room.started()
-            assert scene.compactor.held().answers == 1
-            del room
-            gc.collect()
-            await asyncio.sleep(1)
-            assert scene.compactor.held() == (0, 0)
-
-    run(play())
