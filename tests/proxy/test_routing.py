@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
+from litellm_compaction.errors import ModelNotLoaded
 from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens, unknown_model
 from litellm_compaction.windows.windows import Target, Windows
 
@@ -23,31 +23,6 @@ def opted(model: str, *, compaction: dict[str, Any] | None = None, info: Any = N
     """The target of an opted-in deployment whose server is not LM Studio."""
     found = deployment(model, {"compaction": {"enabled": True, **(compaction or {})}, **(info or {})}, **params)
     return found.other_target or found.target
-
-
-@pytest.mark.parametrize(
-    ("model", "params", "apis"),
-    [
-        ("openai/x", {"api_base": LOCAL}, ("llama.cpp", "vllm", "ollama")),
-        ("openai/x", {"api_base": "http://gpu.lan:8000/v1"}, ("llama.cpp", "vllm", "ollama")),
-        ("openai/x", {"api_base": "https://api.example.com/v1"}, ()),
-        ("openai/gpt-4o", {}, ()),
-        ("anthropic/claude-sonnet-5", {}, ()),
-        ("anthropic/claude-sonnet-5", {"api_base": LOCAL}, ()),
-        ("openrouter/some/model", {"api_base": LOCAL}, ()),
-        ("ollama/llama3", {}, ("ollama",)),
-        ("ollama_chat/llama3", {"api_base": "http://10.0.0.7:11434"}, ("ollama",)),
-        ("ollama_chat/llama3", {"api_base": "https://ollama.com"}, ()),
-        ("hosted_vllm/x", {"api_base": "https://vllm.example.com/v1"}, ("vllm",)),
-        ("hosted_vllm/x", {}, ()),
-        ("llamafile/x", {}, ("llama.cpp",)),
-    ],
-)
-def test_only_ones_own_servers_are_asked(model: str, params: dict[str, str], apis: tuple[str, ...]) -> None:
-    """Software to run oneself at the operator's address, OpenAI-compatible ones in a local network; never a cloud."""
-    target = opted(model, **params)
-    assert target.apis == apis
-    assert not target.is_lmstudio
 
 
 @pytest.mark.parametrize(
@@ -89,16 +64,6 @@ def test_the_sources_have_an_order(
 def test_nothing_is_assumed_of_ones_own_server(model: str, params: dict[str, str]) -> None:
     """128,000 tokens are for hosted models: a server of one's own has any context length, and may cut silently."""
     assert opted(model, **params).context_length is None
-
-
-async def test_ones_own_server_that_tells_no_window_is_refused_like_lm_studio() -> None:
-    """With the same sentence, and who was asked."""
-    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(404, json={}))) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        sentence = "^Context limit not available for x. Please ensure model metadata is correct."
-        with pytest.raises(WindowUnknown, match=sentence):
-            await windows.resolve(opted("openai/x", api_base=LOCAL))
-        await windows.aclose()
 
 
 @pytest.mark.parametrize(("models", "is_known"), [([], False), ([{"name": "x:latest", "context_length": 8192}], True)])
@@ -156,14 +121,3 @@ def test_others_are_refused_with_those_that_are_known(name: str) -> None:
     assert said == (
         f"no model of this proxy is called {name!r}; known: local, lm_studio/*, nickname, hidden, and __same__"
     )
-
-
-def test_models_of_a_database_may_come_later() -> None:
-    """Nothing is refused that LiteLLM could still learn."""
-    assert unknown_model({**CONFIG, "general_settings": {"store_model_in_db": True}}, "nobody") == ""
-
-
-def test_a_long_list_is_cut() -> None:
-    """An error is no catalog."""
-    many = {"model_list": [{"model_name": f"m{number}"} for number in range(50)]}
-    assert unknown_model(many, "nobody").endswith("m18, m19, …, and __same__")

@@ -10,8 +10,6 @@ import pytest
 
 from litellm_compaction.proxy.standards.routes import counting, serving
 
-USER = {"type": "message", "role": "user", "content": "Hi."}
-
 
 class Application:
     """Answers as LiteLLM would, and keeps what it was asked."""
@@ -68,44 +66,6 @@ async def asked(
     return sent[0]["status"], json.loads(content)
 
 
-@pytest.mark.parametrize("given", ["Hi.", [USER]])
-@pytest.mark.parametrize("root", ["", "/proxy"])
-async def test_a_compaction_alone_is_asked_for_by_a_trigger(given: Any, root: str) -> None:
-    """And told with the user's messages before the item."""
-    application = Application()
-    status, told = await asked(application, "/v1/responses/compact", {"model": "small", "input": given}, root=root)
-    [(path, body)] = application.asked
-    assert path == f"{root}/v1/responses"
-    assert body["input"][-1] == {"type": "compaction_trigger"}
-    assert body["stream"] is False
-    assert status == 200
-    assert told["object"] == "response.compaction"
-    assert [each["type"] for each in told["output"]] == ["message", "compaction"]
-
-
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("/v1/responses/input_tokens", {"object": "response.input_tokens", "input_tokens": 70}),
-        ("/v1/messages/count_tokens", {"input_tokens": 70}),
-    ],
-)
-async def test_a_count_is_told_in_the_routes_words(path: str, told: dict[str, Any]) -> None:
-    """Nothing is answered for it; a count that was not made leaves the answer, which says why."""
-    application = Application()
-    assert await asked(application, path, {"model": "small", "compaction": {}, "messages": []}) == (200, told)
-    assert counting() is None
-    status, body = await asked(Application(tokens=None), path, {"model": "small"})
-    assert (status, body["id"]) == (200, "r")
-
-
-async def test_with_edits_both_counts_are_told() -> None:
-    """As Anthropic does."""
-    body = {"model": "small", "context_management": {"edits": []}}
-    _, told = await asked(Application(), "/v1/messages/count_tokens", body)
-    assert told == {"input_tokens": 70, "context_management": {"original_input_tokens": 70}}
-
-
 @pytest.mark.parametrize("body", [{"model": "other", "input": "Hi."}, b"{", b"[]", b""])
 async def test_others_go_their_own_way(body: Any) -> None:
     """Unread models and unreadable bodies are LiteLLM's."""
@@ -114,13 +74,6 @@ async def test_others_go_their_own_way(body: Any) -> None:
     [(path, given)] = application.asked
     assert path == "/v1/responses/compact"
     assert given == body or "raw" in given or given == []
-
-
-async def test_a_refusal_is_told_as_it_is() -> None:
-    """With its own status."""
-    application = Application(status=401, answer={"error": {"message": "no"}})
-    told = await asked(application, "/v1/responses/compact", {"model": "small", "input": "x"})
-    assert told == (401, {"error": {"message": "no"}})
 
 
 async def test_a_refusal_of_anthropics_protocol_has_its_code() -> None:
@@ -138,19 +91,6 @@ async def test_a_refusal_of_anthropics_protocol_has_its_code() -> None:
     found = await error("`messages` has nothing to summarize (compaction_nothing_to_summarize).")
     assert found["details"] == {"error_code": "compaction_nothing_to_summarize"}
     assert "details" not in await error("Too long.")
-
-
-async def test_a_compressed_body_is_handed_on_as_it_was() -> None:
-    """For guarded models; LiteLLM has its own way with others."""
-    for model, is_read in (("small", True), ("other", False)):
-        application = Application()
-        body = gzip.compress(json.dumps({"model": model, "input": "Hi."}).encode())
-        await asked(application, "/v1/responses", body, content_encoding="gzip")
-        [(_, given)] = application.asked
-        assert ("raw" not in given) == is_read
-    status, told = await asked(Application(), "/v1/responses", b"no gzip", content_encoding="gzip")
-    assert status == 415
-    assert "content-encoding" in told["error"]["message"]
 
 
 async def test_a_compressed_body_takes_no_more_than_a_few_times_its_size() -> None:
