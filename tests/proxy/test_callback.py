@@ -16,6 +16,10 @@ from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.proxy import callback
 from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.stores import open_store
+from tests.security.hooks import Client, Scene, conversation, use_router
+
+# Of LiteLLM's chunks.
+pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
 
 
 async def test_what_was_told_last_is_in_the_history(tmp_path: Path) -> None:
@@ -49,3 +53,39 @@ async def test_a_part_that_hangs_or_fails_keeps_no_proxy_from_its_end(
         monkeypatch.setattr(handler._history, "settle", broken)
         await handler.aclose()
         await handler._compactor.aclose()
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    made = Scene()
+    use_router(monkeypatch, made.router)
+    return made
+
+
+def counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by one for each time that a request is measured."""
+    measured: list[str] = []
+    measurer = scene.handler._compactor._measurer
+    weigh = measurer.measure
+
+    async def counting(request: Any, context: Any) -> Any:
+        measured.append(context.label)
+        return await weigh(request, context)
+
+    monkeypatch.setattr(measurer, "measure", counting)
+    return measured
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("rounds", [0, 4], ids=["short", "compacted"])
+async def test_a_request_whose_deployment_is_foreseen_is_measured_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, group: str, rounds: int
+) -> None:
+    """And sent as if it had been measured twice: compacted where it has to be, its answer whole."""
+    measured = counted(scene, monkeypatch)
+    client = Client(scene, "sk-alice", conversation("alice", rounds), attempts=[group])
+    await client.send()
+    assert client.error is None
+    assert len(measured) == 1
+    assert client.headers["x-litellm-compaction"] == ("compacted" if rounds else "none")
+    assert "CANARY-alice" in client.read

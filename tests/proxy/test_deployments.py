@@ -17,6 +17,7 @@ from litellm_compaction.proxy.deployments import (
     limits_of,
 )
 from litellm_compaction.proxy.live_settings import LiveSettings
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, carrier_of
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Window, Windows
 from tests.proxy.test_routing import LOCAL, deployment
@@ -107,3 +108,22 @@ def test_the_answer_that_is_shown_is_what_is_set_aside_for_it(
     window = Window(tokens=window_tokens, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
     shown = {"max_input_tokens": window_tokens, "max_output_tokens": answer_tokens}
     assert limits_of(window, Settings(**settings)) == shown
+
+
+@pytest.mark.parametrize(
+    ("model", "base", "settings", "environ", "carrier"),
+    [
+        ("lm_studio/x", LOCAL, {}, {}, "transport"),
+        ("openai/x", LOCAL, {}, {}, "transport"),
+        ("openai/x", None, {}, {}, "hooks"),
+        ("ollama_chat/x", LOCAL, {}, {}, "hooks"),
+        ("lm_studio/x", LOCAL, {"carrier": "hooks"}, {}, "hooks"),
+        ("lm_studio/x", LOCAL, {}, {BYPASS_VARIABLE: " True"}, "hooks"),
+        ("lm_studio/x", LOCAL, {}, {BYPASS_VARIABLE: "no"}, "transport"),
+    ],
+)
+def test_the_transport_carries_what_it_can_reach(
+    model: str, base: str | None, settings: dict[str, Any], environ: dict[str, str], carrier: str
+) -> None:
+    """Where LiteLLM asks the server by a client that can be given; the operator may choose the hooks."""
+    assert carrier_of(deployment(model, ON, api_base=base), Settings(**settings), environ) == carrier

@@ -117,6 +117,26 @@ async def test_one_name_on_two_servers_is_listed_once_with_the_smaller_window(di
     assert shown(f"lm_studio/{QWEN}") == (4096, 819)
 
 
+async def test_numbers_of_others_stay(discovery: Discovery, servers: Servers) -> None:
+    """LiteLLM's and the operator's; ours come back after LiteLLM has taken a new map, and go without a trace."""
+    import litellm
+
+    configured = router(("lm_studio/*", "lm_studio/*", ONE))
+    written = {"litellm_provider": "lm_studio", "max_input_tokens": 7000, "mode": "chat"}
+    litellm.model_cost[f"lm_studio/{QWEN}"] = dict(written)
+    servers.models["one.test"][GEMMA] = 4096
+    await discovery.refresh(configured)
+    assert litellm.model_cost[f"lm_studio/{QWEN}"] == written
+    assert shown(f"lm_studio/{GEMMA}") == (4096, 819)
+    del litellm.model_cost[f"lm_studio/{GEMMA}"]
+    await discovery.refresh(configured)
+    assert litellm.get_model_info(f"lm_studio/{GEMMA}")["max_input_tokens"] == 4096
+    servers.models.clear()
+    await discovery.refresh(configured)
+    assert f"lm_studio/{GEMMA}" not in litellm.model_cost
+    assert litellm.model_cost[f"lm_studio/{QWEN}"] == written
+
+
 async def test_no_numbers_where_litellm_would_refuse_by_them(discovery: Discovery) -> None:
     """`enable_pre_call_checks` turns away what is about to be compacted; the names are listed all the same."""
     configured = router(("lm_studio/*", "lm_studio/*", ONE), enable_pre_call_checks=True)

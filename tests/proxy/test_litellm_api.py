@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -142,3 +144,40 @@ def test_a_database_without_prompts_keeps_no_response(
     monkeypatch.setitem(sys.modules, "litellm.proxy.spend_tracking.spend_tracking_utils", module)  # type: ignore[arg-type]
     monkeypatch.setattr(litellm, "cold_storage_custom_logger", cold_storage)
     assert keeps_responses() is keeps
+
+
+# Garbage that sets a context variable when it is collected, while a context variable is being set.
+_PROVOKE = """
+import contextvars, gc, random
+variables = [contextvars.ContextVar("v") for i in range(12)]
+def in_a_cycle():
+    me = yield
+    try:
+        yield me
+    finally:
+        variables[0].set(object())
+random.seed({seed})
+for i in range(60_000):
+    if i % 50 == 0:
+        gc.set_threshold(random.randint(3, 40), 1000, 1000)
+    generator = in_a_cycle()
+    next(generator)
+    generator.send(generator)
+    del generator
+    variables[i % 12].set(object())
+"""
+_HOLD = "from litellm_compaction.proxy.litellm_api import hold_contexts\nhold_contexts()\n"
+
+
+def _ends(script: str) -> int:
+    # Freed memory is overwritten, so that its use always shows.
+    environ = {**os.environ, "PYTHONMALLOC": "debug"}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False)
+    return done.returncode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_with_it_the_interpreter_lives(seed: int) -> None:
+    """However often the collector meets a variable that is being set."""
+    assert _ends(_HOLD + _PROVOKE.replace("{seed}", str(seed))) == 0

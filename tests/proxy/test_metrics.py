@@ -87,6 +87,19 @@ def test_what_is_held_is_shown_at_each_look() -> None:
     assert library.looks["litellm_compaction_room_answers"]() == 0
 
 
+def test_a_compaction_is_counted() -> None:
+    """By model, phase and outcome; its tokens, how full the window was, and what the summary took."""
+    library = FakeLibrary()
+    Metrics(lambda: library).observe(event())
+    assert library.of("compactions_total") == {("qwen", "pre_request", "compacted"): [1]}
+    assert library.of("prompt_before_tokens") == {("qwen",): [7000]}
+    assert library.of("prompt_after_tokens") == {("qwen",): [3000]}
+    assert library.of("summary_calls_total") == {("qwen",): [1]}
+    assert library.of("summary_duration_seconds") == {("qwen",): [pytest.approx(1.2)]}
+    assert library.of("window_fill_ratio") == {("qwen",): [pytest.approx(7000 / 8192)]}
+    assert library.of("refusals_total") == {}
+
+
 def test_a_refusal_an_alarm_and_restarts_are_counted() -> None:
     """A refusal was never sent, so it has no tokens after; the others have counters of their own."""
     library = FakeLibrary()

@@ -1,11 +1,12 @@
 """What a config file shows by itself, and what stops a start: settings where nobody reads them, or that are wrong.
 
-
 That a real proxy then does not start: `tests/processes/test_config_start.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import litellm
@@ -15,6 +16,9 @@ from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import startup
 from litellm_compaction.proxy.config_check import Finding, check_config
+from litellm_compaction.proxy.routing import serves
+from litellm_compaction.proxy.startup import Preparing
+from tests.engine.bench import settled
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None = None) -> Settings:
@@ -57,6 +61,23 @@ def test_a_wrong_one_stops_the_start(
     """The error names key, value and what is allowed."""
     with pytest.raises(ConfigError, match=said):
         loaded(monkeypatch, settings, own)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("*", "qwen/qwen3-8b", True),
+        ("qwen/*", "qwen/qwen3-8b", True),
+        ("qwen/*", "google/gemma", False),
+        ("*-8b", "qwen3-8b", True),
+        ("a.*", "ab", False),
+        ("fixed", "fixed", True),
+        ("fixed", "other", False),
+    ],
+)
+def test_a_wildcard_reaches_what_its_pattern_says(pattern: str, name: str, expected: bool) -> None:
+    """As LiteLLM fills in the name; what else a regular expression knows is text."""
+    assert serves(pattern, name) is expected
 
 
 def misplaced(config: dict[str, Any]) -> list[Finding]:
@@ -122,3 +143,31 @@ def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], m
 def test_what_is_in_its_place_or_another_callbacks_is_no_finding(config: dict[str, Any]) -> None:
     """Whatever shape the sections have."""
     assert misplaced(config) == []
+
+
+async def test_models_that_are_loaded_meanwhile_are_prepared_too(caplog: pytest.LogCaptureFixture) -> None:
+    """A list that comes while others are prepared is looked at once they are; what fails is told, and does not stay."""
+    gate, looks = asyncio.Event(), list[str]()
+
+    class Slow(Preparing):
+        async def prepare(self, router: Any) -> None:
+            looks.append(router)
+            await gate.wait()
+            if len(looks) == 1:
+                raise RuntimeError("odd")
+
+    windows: Any = SimpleNamespace(on_loaded=None)
+    made = Slow(SimpleNamespace(windows=windows), None, None)  # type: ignore[arg-type]
+    made.watch(lambda: "router")
+    for _ in range(3):
+        windows.on_loaded()
+        await settled()
+    gate.set()
+    await settled()
+    assert looks == ["router"] * 2
+    assert "failed_open" in caplog.text
+    windows.on_loaded()
+    await settled()
+    assert len(looks) == 3
+    await made.aclose()
+    assert windows.on_loaded is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from litellm.types.utils import Usage
@@ -69,6 +69,7 @@ async def test_what_the_loop_has_read_it_learns_itself() -> None:
         assert unread_overflow(call, NAMED, {}) == Overflow(2500, 2048)
 
 
+ENDS = get_args(End)
 CUT = ("limit", "overthought", "spent", "called_back", "overflow")
 
 
@@ -108,3 +109,8 @@ def test_what_a_client_has_is_never_asked_for_again(end: End, gives_way: bool, h
     """Neither compacted harder nor repeated: it would read the beginning twice."""
     step = next_step(ended(end, gives_way=gives_way, has_whole_calls=has_whole_calls))
     assert step == ("calls" if has_whole_calls else "go_on")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_refused_way_gives_way_to_another(end: End) -> None:
+    assert next_step(ended(end, is_way_refused=True)) == "other_way"

@@ -14,6 +14,7 @@ from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
 from litellm_compaction.proxy.answer.hooks import prepared_in_room
 from tests.builders import prose, talk
+from tests.engine.bench import usage
 from tests.proxy.scripted import Scene
 
 SHARED = {"admission": "pool", "admission_timeout_s": 0.05}
@@ -109,3 +110,20 @@ async def test_a_client_that_leaves_while_its_summary_is_made_gives_its_room_bac
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert await _is_free(scene)
+
+
+@pytest.mark.parametrize("ending", ["hang", "timeout"])
+async def test_a_plain_answer_that_nobody_reads_holds_its_room_until_its_server_has_ended(ending: Ending) -> None:
+    """Its client has left, or would not wait: the server writes it to its bound all the same."""
+    scene = _scene()
+    asking = asyncio.ensure_future(_response(scene, ending, asked_tokens=4))
+    if ending == "hang":
+        await asyncio.wait_for(scene.server.hanging.wait(), 60)
+        asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    (pool,) = scene.compactor._admission._pools
+    assert usage(scene.compactor._admission, pool).used_tokens > 0
+    other = Scene([{"role": "user", "content": prose("next", 1100)}], [], settings={"admission": "pool"})
+    other.compactor = scene.compactor
+    await asyncio.wait_for(_response(other, "whole"), 60)
+    assert not scene.compactor._admission._pools

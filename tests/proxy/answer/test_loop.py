@@ -55,6 +55,23 @@ OVERFLOWS = [
 ]
 
 
+@pytest.mark.parametrize("chunk_tokens", [pytest.param(1, marks=pytest.mark.slow), 7, 50])
+async def test_text_is_carried_over(chunk_tokens: int) -> None:
+    """An answer longer than the window arrives whole, as one stream; its server is stopped at 90 % of the window."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))], chunk_tokens=chunk_tokens)
+    read = await scene.read()
+    assert (read.text, read.finish_reasons, read.shape_problems()) == (WORDS, ["stop"], [])
+    first, second = scene.server.opened
+    assert read.raw_text.count(RESTARTED) == 1
+    assert read.chunks[0]["id"] == "chatcmpl-1"
+    assert [opened.is_continuation for opened in (first, second)] == [False, True]
+    assert 0.85 * 2048 <= first.prompt_tokens + first.completion_tokens <= 0.95 * 2048 + chunk_tokens
+    assert second.messages is not None
+    assert [message.role for message in second.messages][-2:] == ["assistant", "user"]
+    for opened in (first, second):
+        assert opened.prompt_tokens + opened.max_tokens + 64 <= 2048
+
+
 @pytest.mark.parametrize("is_json", [False, True])
 @pytest.mark.parametrize("within", ["content", "off"])
 @pytest.mark.parametrize("before", ["content", "reasoning", "off"])
@@ -158,6 +175,47 @@ async def test_clients_limit_holds_over_restarts() -> None:
     assert read.usages[0]["completion_tokens"] <= 2300
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [1, 12, 40], ids=["a character", "a word", "some words"])
+@pytest.mark.parametrize("end", ["limit", "overflow"])
+async def test_stop_string_across_the_seam_is_seen(end: str, before: int) -> None:
+    """What had come of a stop string when the stream was cut comes again, so that the server can see it whole."""
+    first = Turn(reply=Reply(WORDS), end="error", after_tokens=700, text=OVERFLOWS[4])
+    first = Turn(reply=Reply(WORDS)) if end == "limit" else first
+    plain = Scene(SHORT, [first, Turn(reply=Reply(""))], settings={"max_restarts": 1})
+    await plain.read()
+    received = decode(encode(WORDS)[: plain.server.opened[0].completion_tokens])
+    stop = WORDS[len(received) - before : len(received) + 9]
+    exact = goes_on(WORDS)
+    stopped = Turn(reply=lambda messages: Reply(exact(messages).content.partition(stop)[0]))
+    scene = Scene(SHORT, [first, stopped], stops=("\n\nUser:", stop))
+    read = await scene.read()
+    assert len(scene.server.opened) == 2
+    assert read.text == WORDS.partition(stop)[0]
+    assert (read.finish_reasons, read.shape_problems()) == (["stop"], [])
+
+
+@pytest.mark.parametrize("filled", [0.72, 0.8, 0.88])
+async def test_answer_that_no_compaction_helps_goes_on_to_the_end_of_the_window(filled: float) -> None:
+    """One message that fills most of the window: nothing is stopped or announced for nothing, then the numbers."""
+    messages = [{"role": "user", "content": prose("sacred", int(filled * 2048) - 20)}]
+    scene = Scene(messages, [Turn(reply=Reply(WORDS))], settings={"answer_min_tokens": 16})
+    read = await scene.read()
+    (opened,) = scene.server.opened
+    assert opened.completion_tokens == opened.max_tokens
+    # All but the margin, here 5 % of the prompt.
+    assert 1.05 * opened.prompt_tokens + opened.max_tokens >= 2048 - 2
+    text, _, notice = read.raw_text.partition("\n\n")
+    assert WORDS.startswith(text)
+    assert count(text) >= opened.max_tokens - 2
+    opening, closing = NEARLY_FULL_NOTICE.split("{used}/{window}")
+    used, window = notice.removeprefix(opening).removesuffix(closing).split("/")
+    assert (int(used), int(window)) == (opened.prompt_tokens + opened.completion_tokens, 2048)
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+    expected = {"outcome": "aborted", "restarts": 0, "prompt_tokens": [opened.prompt_tokens]}
+    assert (read.usages[0]["compaction"], scene.listener.details) == (expected, expected)
+
+
 CLOSINGS = {
     "attempts": (SHORT, Turn(reply=goes_on(numbered_words(2400))), {"max_restarts": 1}, ATTEMPTS_NOTICE),
     "nearly full": ([{"role": "user", "content": prose("sacred", 1600)}], Turn(reply=Reply(WORDS)), {}, "nearly full"),
@@ -193,6 +251,28 @@ async def test_closing_text_goes_where_nothing_can_break(outcome: str, place: An
     told = read.usages[0]["compaction"]
     assert told["outcome"] == ("attempts" if outcome == "attempts" else "aborted")
     assert told["restarts"] == len(scene.server.opened) - 1
+
+
+@pytest.mark.parametrize("floor", [0.35, 0.5, 0.6, 0.65])
+@pytest.mark.parametrize("window_tokens", [2048, pytest.param(8192, marks=pytest.mark.slow)])
+async def test_every_restart_gains_an_output_buffer(floor: float, window_tokens: int) -> None:
+    """The higher the floor, the less of the answer stays verbatim; what gains nothing does not happen."""
+    messages = [{"role": "user", "content": prose("floor", int(floor * window_tokens))}]
+    words = numbered_words(3 * window_tokens)
+    scene = Scene(messages, [Turn(reply=goes_on(words))], window_tokens=window_tokens)
+    read = await scene.read()
+    first, *others = scene.server.opened
+    buffer_tokens = min(1000, window_tokens // 10)
+    before = first
+    for opened in others:
+        assert before.prompt_tokens + before.completion_tokens - opened.prompt_tokens >= buffer_tokens
+        assert window_tokens - opened.prompt_tokens >= buffer_tokens
+        before = opened
+    assert read.raw_text.count(DONE_NOTICE) == read.raw_text.count(START_NOTICE) == len(others)
+    assert read.usages[0].get("compaction", {"restarts": 0})["restarts"] == len(others)  # type: ignore[call-overload]
+    text = read.text.partition("\n\n⚠️")[0]
+    assert words.startswith(text)
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
 
 
 _CRASHED = "The model has crashed without additional information. (Exit code: 18446744072635810000)"
@@ -247,8 +327,13 @@ async def test_end_of_the_window_in_the_middle_is_carried_over(end: Any, after_t
     words = WORDS if end == "drop" else numbered_words(300)
     full = Turn(reply=goes_on(words), end=end, after_tokens=after_tokens, text=text)
     scene = Scene(SHORT if end == "drop" else talk("middle", 900), [full, Turn(reply=goes_on(words))])
+    told: list[Any] = []
+    scene.compactor = scene.compactor_told(told.append)
     read = await scene.read()
     assert (read.text, read.finish_reasons, read.shape_problems()) == (words, ["stop"], [])
+    # By our count there was room: the event has the server's word, so that the reader of a log need not wonder.
+    compacted = next(event for event in told if isinstance(event, CompactionEvent))
+    assert end == "drop" or (compacted.reason, compacted.refusal) == ("overflow", "error_event")
     assert len(scene.server.opened) == 2 or end == "drop"
 
 
@@ -361,6 +446,16 @@ def _beside_others(scene: Scene, parallel: int = 4) -> Scene:
     return scene
 
 
+async def test_an_answer_alone_in_a_shared_context_goes_on_as_it_came() -> None:
+    """Nobody can end it, so that no word is held: rewriting what the server sends doubled what a stream costs."""
+    reply = Reply(numbered_words(80))
+    scene = _beside_others(Scene(SHORT, [Turn(reply=reply)], window_tokens=131_072, chunk_tokens=1))
+    chunks = [chunk async for chunk in chunks_of(await scene.answer(scene.compactor.room(scene.context)))]
+    sent = scene.server.opened[0].completion_tokens
+    assert sum(isinstance(chunk, Received) for chunk in chunks) == sent
+    assert Read(chunks).text == reply.content
+
+
 def _sharing(context: Context, replies: Sequence[Any], **scene: Any) -> list[Scene]:
     """Requests to one server that fills one context with all of their answers."""
     scenes = []
@@ -422,6 +517,35 @@ async def test_an_answer_that_has_begun_is_stopped_for_one_that_comes(chunk_toke
     assert partial.endswith(" ") or words[len(partial) :].startswith(" ")
 
 
+@pytest.mark.parametrize("kind", ["json", "call"])
+async def test_what_cannot_be_cut_runs_to_its_end(kind: str) -> None:
+    """A document or a call that has begun is not stopped; who comes then waits for its end."""
+    document = json.dumps({"rows": [f"row{number} of many" for number in range(220)]})
+    calls = [("write", json.dumps({"text": prose("arguments", 900)}))]
+    reply = Reply(document) if kind == "json" else Reply("", tool_calls=calls)
+    context = Context(4096)
+    first, second = _sharing(context, [reply, Reply("Hello.")], is_json=kind == "json", chunk_tokens=64)
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.context)))
+    if kind == "json":
+        read = Read([await anext(chunks) for _ in range(3)])
+        reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.context)))
+        await settled()
+    else:
+        reading = asyncio.ensure_future(_later(first, second))
+        read = Read()
+    read.chunks += [chunk async for chunk in chunks]
+    assert (read.raw_text, read.calls) == ((document, []) if kind == "json" else ("", calls))
+    assert (await reading).raw_text == "Hello."
+    assert len(first.server.opened) == 1
+    assert context.most_tokens <= 4096
+
+
+async def _later(first: Scene, second: Scene) -> Read:
+    """The second request's answer, asked for when the first one's server has written a part of its own."""
+    await first.server.begun.wait()
+    return await second.read(room=first.compactor.room(second.context))
+
+
 @pytest.mark.parametrize("leaves", ["while it waits", "in the middle"])
 async def test_a_client_that_leaves_beside_others_lets_them_go_on(leaves: str) -> None:
     """Its room is given to the next one when the server has noticed; nobody waits for ever."""
@@ -446,6 +570,28 @@ async def test_a_client_that_leaves_beside_others_lets_them_go_on(leaves: str) -
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("after_tokens", [40, 150])
+async def test_overflow_far_below_the_window_shows_that_answers_share_it(is_whole: bool, after_tokens: int) -> None:
+    """Four answers end together, at a third of a window that nobody calls shared: each goes on, and is whole.
+
+    From then on they are fitted beside each other. Nothing was compacted, and nobody hears that it was.
+    """
+    words = numbered_words(400)
+    full = Turn(reply=Reply(words), end="error", after_tokens=after_tokens, text="Context size has been exceeded.")
+    turns = [full, Turn(reply=goes_on(words))]
+    scenes = [Scene(talk("pool", 600), turns, window_tokens=4096, is_whole=is_whole) for _ in range(4)]
+    first = scenes[0]
+    for scene in scenes:
+        scene.compactor = first.compactor
+    reads = await asyncio.gather(*(scene.read(room=first.compactor.room(scene.context)) for scene in scenes))
+    for scene, read in zip(scenes, reads, strict=True):
+        assert (read.raw_text, read.finish_reasons, read.shape_problems()) == (words, ["stop"], [])
+        assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
+    window = await first.compactor.windows.resolve(first.context.target)
+    assert (window.tokens, window.parallel) == (4096, 4)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("kind", ["short", "long", "call"])
 async def test_answered_request_is_never_told_as_refused(kind: str, is_whole: bool) -> None:
     """A prompt above the line, which nothing can shrink: asking whether a stop would gain anything leaves no event."""
@@ -458,3 +604,53 @@ async def test_answered_request_is_never_told_as_refused(kind: str, is_whole: bo
     read = await scene.read()
     assert read.finish_reasons == ["stop" if kind == "short" else "length"]
     assert [event for event in told if not isinstance(event, ContinuationEvent)] == []
+
+
+async def _filled(scene: Scene) -> Reservation:
+    """The place of another answer that cannot be stopped and has all of the context."""
+    other = Scene([{"role": "user", "content": prose("other", 2500)}], [], window_tokens=scene.window_tokens)
+    prepared = await other.prepared()
+    room = scene.compactor.room(scene.context)
+    await room.acquire(replace(prepared, window=replace(prepared.window, parallel=4)), 300, is_watched=False)
+    return room
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_request_that_waited_fits_the_window_of_its_turn(is_whole: bool) -> None:
+    """The model has been loaded with a smaller one meanwhile: it is compacted for that, and nothing is cut."""
+    words, loaded = numbered_words(100), [4096]
+    turns = [Turn(reply=Reply(words))]
+    scene = _beside_others(Scene(talk("reloaded", 2200), turns, window_tokens=4096, is_whole=is_whole))
+    windows = scene.compactor.windows
+    resolve = windows.resolve
+
+    async def reloaded(target: Target, *, fresh: bool = False) -> Window:
+        return replace(await resolve(target, fresh=fresh), tokens=loaded[0])
+
+    windows.resolve = reloaded  # type: ignore[method-assign]
+    beside = await _filled(scene)
+    reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.context)))
+    await settled()
+    assert scene.server.opened == []
+    loaded[0] = 2048
+    beside.release()
+    read = await asyncio.wait_for(reading, 60)
+    (opened,) = scene.server.opened
+    assert opened.prompt_tokens + opened.max_tokens <= 2048
+    assert (read.text.endswith(words), read.finish_reasons) == (True, ["stop"])
+
+
+async def test_answer_that_finds_no_room_to_go_on_ends_regularly() -> None:
+    """Its client has what was written, and reads that this is not all."""
+    text = numbered_words(900)
+    settings = {"admission_timeout_s": 0.05}
+    scene = _beside_others(Scene(SHORT, [Turn(reply=goes_on(text))], window_tokens=4096, settings=settings))
+    # Held as long as this name is: room that nothing refers to is given back.
+    beside = await _filled(scene)
+    read = await scene.read(room=scene.compactor.room(scene.context))
+    beside.release()
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+    said, abort, _ = read.text.partition("\n\n⚠️")
+    assert text.startswith(said.rstrip())
+    assert len(said) > 1000
+    assert abort

@@ -137,3 +137,17 @@ async def asked_later(made: Scene, seconds: float) -> list[str]:
     made.clock.now_s += seconds
     assert (await made.read()).text == WORDS
     return ways(made)
+
+
+async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
+    """What it repeats is taken out of this answer; the next one is asked for in another way."""
+    again = Turn(
+        reply=lambda messages: Reply(f"Sure, here is the rest:\n\n{goes_on(WORDS)(messages).content.lstrip()}")
+    )
+    made = scene(Turn(reply=goes_on(WORDS)), again)
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["raw"]
+    made.server.opened.clear()
+    made.server.turns = [Turn(reply=goes_on(WORDS))]
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["prefill"]

@@ -189,6 +189,22 @@ async def test_a_stream_that_begins_silently_opens_with_a_comment() -> None:
     await stream.aclose()
 
 
+async def test_a_beat_is_as_the_event_was_made() -> None:
+    """LiteLLM hides the answer's id in the events that it sends, in place; a beat names the same answer."""
+
+    def made(name: str) -> ResponseInProgressEvent:
+        return ResponseInProgressEvent.model_construct(type="response.in_progress", response={"id": name})
+
+    seen: list[Any] = []
+    stream = with_heartbeat(_SilentBehind([made("own")]), _call(may_pause=True), every_s=0.01)
+    for number in range(4):
+        event = await anext(stream)
+        seen.append(event.model_copy(deep=True))
+        event.response["id"] = f"hidden {number}"
+    await stream.aclose()
+    assert seen == [made("own")] * 4
+
+
 class _SilentBehind:
     """A stream that gives some chunks and then nothing."""
 

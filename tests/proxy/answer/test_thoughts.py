@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from litellm_compaction.proxy.answer.one_answer import Progress
+from litellm_compaction.proxy.answer.protocol import SILENT, Asked
+from litellm_compaction.proxy.answer.relay import Relay
+from litellm_compaction.proxy.answer.thoughts import Thoughts
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.rendering import count
 from tests.proxy.scripted import Scene, Turn
@@ -66,3 +70,30 @@ async def test_the_clients_word_goes_before_the_setting(changes: dict[str, Any],
     assert most - 64 <= count(read.reasoning) <= most or most == WINDOW
     if most == WINDOW:
         assert count(read.reasoning) >= 0.85 * WINDOW
+
+
+async def test_a_first_word_that_is_held_back_is_no_thought() -> None:
+    """Beside other answers no text goes out that ends inside a word; the answer has begun all the same."""
+    scene = thinking(runs_away())
+    asked = Asked(request=scene.request, output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
+    relay = Relay(Progress(), await scene.prepared(), asked, streaming_ratio=0.9, most_thoughts_tokens=4)
+    relay.opened(1000, None)
+    relay.has_company = True
+    for delta in ({"reasoning_content": "So it is"}, {"content": "incomprehensibilities"}):
+        relay.take({"choices": [{"delta": delta}]})
+    assert relay.generated_tokens >= 4
+    assert relay.end is None
+
+
+async def test_thoughts_before_an_interruption_count() -> None:
+    """An answer that was stopped for others goes on with what its budget leaves, and a closed one has no other."""
+    scene = llama_cpp(runs_away())
+    prepared = await scene.prepared()
+    asked = Asked(request=scene.request, output_tokens=None, is_json=False, notices=SILENT, wants_usage=False)
+    progress = Progress(completion_tokens=1100, lost_tokens=100)
+    thoughts = Thoughts(scene.context, asked, progress, scene.server)
+    assert thoughts.most_tokens(prepared) == BUDGET - 1000
+    assert thoughts.can_end(prepared)
+    assert not thoughts.can_end(replace(prepared, closing={}))
+    progress.completion_tokens += BUDGET
+    assert thoughts.most_tokens(prepared) == 1

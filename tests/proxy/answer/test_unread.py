@@ -105,6 +105,21 @@ def test_a_stream_that_is_not_pulled_is_closed() -> None:
     run(play())
 
 
+def test_a_slow_reader_keeps_its_stream() -> None:
+    """One item every five seconds, for minutes."""
+
+    async def play() -> None:
+        closed: list[str] = []
+        seen = 0
+        async for number in closed_if_unread(_numbers(closed)):
+            assert (number, closed) == (seen, [])
+            seen += 1
+            await asyncio.sleep(5)
+        assert (seen, closed) == (100, ["closed"])
+
+    run(play())
+
+
 def _wire(**settings: object) -> Wire:
     return Wire([lambda: sse(*WORDS, chunk({}, "stop"), USAGE_CHUNK)], settings={**SHARED, **settings})
 
@@ -188,3 +203,22 @@ def test_who_waits_for_room_is_told_once(caplog: pytest.LogCaptureFixture) -> No
     (told,) = [record.getMessage() for record in caplog.records if "waits_for_room" in record.getMessage()]
     assert "waited_s=10" in told
     assert "Hello" not in told
+
+
+def test_room_whose_answer_is_lost_is_given_back() -> None:
+    """Nothing refers to it any more, and nothing has given it back."""
+
+    async def play() -> None:
+        for settings in (SHARED, {}):
+            scene = Scene(SHORT, [], settings=settings, window_tokens=2048)
+            prepared = await scene.prepared()
+            room = scene.compactor.room(scene.context)
+            await room.acquire(prepared, 100, is_watched=True)
+            room.started()
+            assert scene.compactor.held().answers == 1
+            del room
+            gc.collect()
+            await asyncio.sleep(1)
+            assert scene.compactor.held() == (0, 0)
+
+    run(play())

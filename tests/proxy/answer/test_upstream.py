@@ -54,6 +54,23 @@ async def test_a_text_completion_gets_what_the_client_asked_for() -> None:
     }
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_system_messages_keep_the_role_that_litellm_wrote(role: str) -> None:
+    """It writes `system` where a server does not know `developer`; a list of ours holds the client's own word."""
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    body = {"model": "m", "messages": [{"role": role, "content": "Be brief."}, *SHORT]}
+    request = httpx.Request("POST", "http://here/v1/chat/completions")
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Bounded(9))
+    ours = parsed([{"role": "developer", "content": "Be brief."}, *SHORT])
+    await upstream.send(ours, 50, continuation=None, stream=False)
+    assert json.loads(seen[0].content)["messages"] == body["messages"]
+
+
 CLOSINGS = {
     ("llama.cpp", "llama-3.1-8b"): {
         "thinking_budget_tokens": 0,
