@@ -20,7 +20,7 @@ from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, carrier_of
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Window, Windows
-from tests.proxy.test_routing import LOCAL, deployment
+from tests.proxy.test_routing import LOCAL, ON, deployment
 from tests.stores.made import MemoryStore
 
 

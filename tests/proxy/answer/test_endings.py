@@ -59,6 +59,11 @@ async def test_count_of_the_server_decides(tokens: int, revealed: Overflow | Non
         assert unread_overflow(await _call(own), ENDED_EARLY, details) == revealed
 
 
+async def test_others_may_have_filled_a_shared_context() -> None:
+    """Then an overflow says nothing about the window."""
+    assert unread_overflow(await _call(1580, admission="pool"), UNNAMED, {}) == Overflow(None, None)
+
+
 async def test_what_the_loop_has_read_it_learns_itself() -> None:
     """The same of what the transport carries: here only what the server says in numbers counts."""
     read, continued = await _call(1580), await _call(1580)

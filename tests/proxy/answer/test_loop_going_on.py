@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamError
-from litellm_compaction.simulator import numbered_words
+from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Source, Target
 from tests.proxy.scripted import Scene, Turn, goes_on, summarized

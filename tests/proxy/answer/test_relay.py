@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -32,6 +33,15 @@ async def test_white_space_blank_by_blank_is_looked_at_once(monkeypatch: pytest.
     answer = await wire.ask()
     assert choice_of(answer)["message"]["content"] == "".join(pieces)
     assert 0 < looked[0] < 20_000
+
+
+async def test_what_may_begin_a_stop_string_waits_for_more() -> None:
+    """A stream that is stopped there could not take it back; what turns out to be another word is sent after all."""
+    wire = Wire([lambda: sse(*map(said, ["Hello Us", "hers", " Use", " it"]), chunk({}, "stop"))])
+    answer = await wire.ask(stream=True, stop=["User:"])
+    bodies = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    texts = [choice["delta"].get("content") for body in bodies for choice in body["choices"]]
+    assert [text for text in texts if text] == ["Hello ", "Ushers", " ", "Use it"]
 
 
 def said(text: str) -> Body:

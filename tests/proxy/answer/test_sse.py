@@ -18,8 +18,8 @@ from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usa
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import overflow_from_text
-from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.answer.sse import Bounds, json_object, read_body, read_events, with_heartbeat
+from litellm_compaction.proxy.answer.protocol import Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.sse import Bounds, event_of, json_object, read_body, read_events, with_heartbeat
 from litellm_compaction.proxy.call import Call, ClientRequest
 
 _BOUNDS = Bounds.of(1000)
@@ -84,6 +84,12 @@ async def test_chunk_of_another_shape_is_passed_over(choices: object) -> None:
     """Each of these ended an answer with an error of Python's own, and a traceback in the log."""
     lines = [b"data: " + json.dumps({"choices": choices}).encode() + b"\n\n", b'data: {"choices": []}\n\n']
     assert await _read(lines) == [{"choices": []}]
+
+
+def test_chunk_goes_on_in_its_own_bytes() -> None:
+    """A received chunk is written as it came, any other one as JSON in ASCII: lone surrogates have no UTF-8."""
+    assert event_of(Received({"a": 1}, b'data:{"a" : 1}')) == b'data:{"a" : 1}\n\n'
+    assert event_of({"a": "\ud800"}) == b'data: {"a":"\\ud800"}\n\n'
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 
 import httpx
 import pytest
@@ -96,6 +98,43 @@ def folded(body: bytes, encoding: str = "gzip", content_type: str = "application
 
 
 ANSWER = json.dumps({"choices": [{"message": {"content": "One"}}], "usage": USAGE}).encode()
+
+
+@cache
+def bomb_bytes() -> bytes:
+    """A hundred million spaces, folded."""
+    return gzip.compress(b" " * 100_000_000)
+
+
+BOMBS = {
+    "whole": lambda: folded(bomb_bytes()),
+    "stream": lambda: folded(bomb_bytes(), content_type="text/event-stream"),
+    "twice": lambda: folded(gzip.compress(bomb_bytes()), "gzip, gzip"),
+    "br": lambda: folded(bomb_bytes(), "br"),
+    "no gzip": lambda: folded(ANSWER),
+    "no gzip, stream": lambda: folded(ANSWER, content_type="text/event-stream"),
+    "long": lambda: httpx.Response(200, content=b" " * 30_000_000),
+    "structure": lambda: httpx.Response(200, content=b'{"choices":[' + b"{}," * 1_000_000 + b"{}]}"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_answer_that_unfolds_without_end_is_not_read(bomb: str, stream: bool) -> None:
+    """200 kB that become 200 MB cost 27.8 s of processor time; now no more than the answer may have is unfolded."""
+    wire = Wire([BOMBS[bomb]])
+    bomb_bytes()  # so that folding is no part of what is measured
+    tracemalloc.start()
+    try:
+        answer = await wire.ask(**({"stream": True} if stream else {}))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 502
+    assert "The model's server cannot be understood" in answer.json()["error"]["message"]
+    assert most_bytes < 80 * 2**20
+    assert len(wire.sent) == 1
 
 
 async def test_compressed_answer_is_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -52,6 +53,17 @@ def _ahead(body: Body, on_end: Callable[[], object] = bool) -> ReadAhead:
 
 async def _read(ahead: ReadAhead) -> bytes:
     return b"".join([piece async for piece in ahead.aiter_bytes()])
+
+
+async def test_the_end_is_told_though_nothing_is_read() -> None:
+    """The server has ended its answer, whoever reads; all of it can be read later."""
+    ended: list[int] = []
+    ahead = _ahead(Body(b"one ", b"two ", b"three"), lambda: ended.append(1))
+    await settled()
+    assert ended == [1]
+    assert await _read(ahead) == b"one two three"
+    await ahead.aclose()
+    assert ended == [1]
 
 
 async def test_a_server_that_is_far_ahead_waits(monkeypatch: pytest.MonkeyPatch) -> None:

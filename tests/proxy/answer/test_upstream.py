@@ -14,6 +14,7 @@ from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.proxy.answer.protocol import UpstreamDropped, continuation_of
 from litellm_compaction.proxy.answer.upstream import HttpUpstream
 from litellm_compaction.windows.windows import Source
+from tests.builders import parsed
 from tests.proxy.answer.test_loop_going_on import SHORT, scene
 from tests.proxy.scripted import Scene, Turn
 

@@ -1,0 +1,194 @@
+"""Hundreds of restarts of whole answers with fixed seeds, at all speeds, through the loop and the heartbeat.
+
+The joiner alone is tried on its own in `tests/core/continuation`; here a scripted server speaks in chunks of 1 to 50
+tokens, 1 to 4,000 tokens a second, in virtual time, and a client reads what comes over the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
+from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
+from litellm_compaction.proxy.call import Call
+from litellm_compaction.simulator import Reply
+from litellm_compaction.simulator.rendering import count
+from litellm_compaction.summarizer import SummaryAnswer
+from tests.core.continuation.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
+from tests.proxy.scripted import RESTARTED, SUMMARY, Read, Scene, Turn, chunks_of
+from tests.virtual_time import run
+
+# A quarter of what `deep` tries, which takes a minute of processor time.
+_RESTARTS = 1_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 250
+_WINDOW = 1024
+_HEARTBEAT_S = 10.0
+_PING = b": ping"
+_TOOL_SHARE = 0.25
+_THINK_SHARE = 0.25
+
+
+class _AmbiguousError(Exception):
+    """Another answer would give the same partial and the same continuation, so that no joiner can serve both."""
+
+
+@dataclass
+class _Model:
+    """One answer, said again from where it was cut, in a style that is drawn anew each time."""
+
+    rng: random.Random
+    text: str
+    calls: list[tuple[str, str]]
+    thoughts: str
+    seen: list[str]
+    styles: list[str] = field(default_factory=list)
+
+    def __call__(self, messages: Sequence[Message]) -> Reply:
+        if not messages[-1].is_synthetic:
+            return Reply(self.text, reasoning=self.thoughts, tool_calls=self.calls)
+        partial = "".join(self.seen).replace(RESTARTED, "").removesuffix(f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n")
+        assert self.text.startswith(partial), "what the client has is not the beginning of the answer"
+        rest, shown = self.text[len(partial) :], messages[-2].text
+        assert partial.endswith(shown), "the model is shown something else than the client has"
+        for style in (*self.rng.sample(STYLES, 3), "exact"):
+            restart = continued(self.rng, partial, rest, style, shown=shown)
+            if restart is not None and not is_ambiguous(partial, rest, restart.repeated):
+                self.styles.append(style)
+                return Reply(restart.continuation, reasoning="" if not self.thoughts else "On.", tool_calls=self.calls)
+        raise _AmbiguousError
+
+
+@dataclass
+class _Drawn:
+    """A scene, and what its answer has to be."""
+
+    scene: Scene
+    model: _Model
+    summary_s: float
+    gaps_s: list[float] = field(default_factory=list)
+
+    async def read(self) -> Read:
+        """The answer as a client reads it from the wire; notes how long it had to wait where a pause was announced."""
+        read, loop = Read(), asyncio.get_running_loop()
+        last_s, may_pause = loop.time(), False
+        call = cast("Call", self.scene.listener)
+        async with aclosing(with_heartbeat(self._events(), call, every_s=_HEARTBEAT_S)) as events:
+            async for event in events:
+                # The wait in which a pause came near had begun before.
+                self.gaps_s += [loop.time() - last_s] if may_pause else []
+                last_s, may_pause = loop.time(), self.scene.listener.may_pause
+                if event.startswith(_PING):
+                    continue
+                read.chunks.append(json.loads(event.removeprefix(b"data: ")))
+                for choice in read.chunks[-1]["choices"]:
+                    self.model.seen.append(choice["delta"].get("content") or "")
+        assert not any(opened.is_open for opened in self.scene.server.opened)
+        await self.scene.compactor.aclose()
+        return read
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(chunks_of(await self.scene.answer())) as chunks:
+            async for chunk in chunks:
+                # The scripted server has no bytes that could go on as they came.
+                yield event_of(dict(chunk))
+
+
+def _drawn(seed: int) -> _Drawn:
+    rng = random.Random(seed)
+    is_json = rng.random() < 0.1
+    model = _Model(
+        rng=rng,
+        text=_document(rng) if is_json else _text(rng),
+        calls=[] if is_json or rng.random() > _TOOL_SHARE else _calls(rng),
+        thoughts="Let me see. " * rng.randrange(2, 12) if rng.random() < _THINK_SHARE else "",
+        seen=[],
+    )
+    summary_s = 10 ** rng.uniform(-2, 2)
+
+    async def ask(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
+        await asyncio.sleep(summary_s)
+        return SummaryAnswer(text=SUMMARY)
+
+    scene = Scene(
+        [{"role": "user", "content": "Say it all."}],
+        [Turn(reply=model)],
+        window_tokens=_WINDOW,
+        chunk_tokens=rng.randrange(1, 51),
+        tokens_per_second=4_000 ** rng.random(),
+        is_json=is_json,
+        settings={"max_restarts": 20, "max_summary_calls": 20},
+        ask=ask,
+    )
+    return _Drawn(scene, model, summary_s)
+
+
+def _text(rng: random.Random) -> str:
+    """Prose, code, tables, lists and more of it, past several windows."""
+    parts: list[str] = []
+    while count("\n\n".join(parts)) < 3 * _WINDOW:
+        parts.append(rng.choice(GENERATORS)(rng))
+    return "\n\n".join(parts)
+
+
+def _document(rng: random.Random) -> str:
+    """A JSON document past several windows."""
+    parts: list[Any] = []
+    while count(json.dumps(parts)) < 3 * _WINDOW:
+        text = json_text(rng)
+        parts.append(json.loads(text) if text.startswith("[") else rng.randrange(10**9))
+    return json.dumps(parts, ensure_ascii=False, indent=rng.choice((None, 1)))
+
+
+def _calls(rng: random.Random) -> list[tuple[str, str]]:
+    """One to three calls that fit into a window together."""
+    return [
+        (f"tool_{number}", json.dumps({"n": number, "text": "word " * rng.randrange(1, 60)}))
+        for number in range(rng.randrange(1, 4))
+    ]
+
+
+def test_random_restarts_at_all_speeds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every answer is whole, one message, and never silent for longer than a heartbeat while it is compacted."""
+    counts: Counter[str] = Counter()
+    speeds: list[float] = []
+    seed = 0
+    while counts["restarts"] < _RESTARTS:
+        drawn = _drawn(seed)
+        seed += 1
+        try:
+            read = run(drawn.read())
+        except _AmbiguousError:
+            counts["ambiguous"] += 1
+            continue
+        restarts = len(drawn.scene.server.opened) - 1
+        counts["answers"] += 1
+        counts["restarts"] += restarts
+        counts.update(drawn.model.styles)
+        speeds.append(drawn.scene.tokens_per_second or 0)
+        about = f"seed {seed - 1}, {drawn.model.styles}"
+        assert read.text == drawn.model.text, about
+        assert read.shape_problems() == [], about
+        assert read.calls == drawn.model.calls, about
+        assert read.reasoning.startswith(drawn.model.thoughts), about
+        assert read.finish_reasons == ["tool_calls" if drawn.model.calls else "stop"], about
+        assert not drawn.scene.is_json or "⚙️" not in read.raw_text, about
+        assert drawn.scene.listener.details["restarts"] == restarts, about
+        assert max(drawn.gaps_s) <= _HEARTBEAT_S + 1e-6, about
+    styles = ", ".join(f"{style} {counts[style]}" for style in STYLES)
+    with capsys.disabled():
+        print(
+            f"\n{counts['restarts']} restarts of {counts['answers']} answers at {min(speeds):.1f} to"
+            f" {max(speeds):.0f} tokens/s: 0 lost, 0 repeated, 0 malformed"
+            f" ({counts['ambiguous']} ambiguous answers replaced; {styles})"
+        )
+    assert min(speeds) < 2 < 3000 < max(speeds)
+    assert all(counts[style] for style in STYLES)
