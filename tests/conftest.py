@@ -65,6 +65,7 @@ _TOGETHER = {
     "integration/test_notices": "restart",
     "processes/test_restart_": "connections",
     "real_engine/": "real_engine",
+    **{f"security/test_{name}": "office" for name in ("body", "debug", "faults", "large", "page", "store", "tenants")},
     "tokenizers/": "vocabularies",
     "tokens/": "vocabularies",
 }
@@ -88,7 +89,12 @@ _MATRIX = Path(__file__).parent / "clients" / "test_matrix.py"
 _SLOW_PLACES = (
     "processes/",
     "real_engine/",
-    "security/",
+    "security/test_body.py",
+    "security/test_faults.py",
+    "security/test_files.py",
+    "security/test_resources.py",
+    "security/test_shared_store.py",
+    "security/test_tenants.py",
     "cli/test_up_children.py",
     "cli/test_compact.py",
     "cli/test_count.py",
@@ -113,7 +119,15 @@ _SLOW_PLACES = (
     "stores/test_store.py",
 )
 # What only `.ci/full` runs, beside the tests that are marked `full`.
-_FULL_PLACES = ("integration/test_replay_foreign.py", "test_deploy_programs.py", "processes/test_newcomer.py")
+_FULL_PLACES = (
+    "integration/test_replay_foreign.py",
+    "processes/test_newcomer.py",
+    "real_engine/test_background.py",
+    "real_engine/test_cut_answers.py",
+    "real_engine/test_recall.py",
+    "real_engine/test_thoughts.py",
+    "test_deploy_programs.py",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import click
 import pytest
@@ -17,9 +14,7 @@ from pydantic import BaseModel
 
 from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
-from litellm_compaction.cli.demo import Filling, Look
 from litellm_compaction.config import DeploymentSettings, Settings
-from litellm_compaction.core.strategies import STRATEGIES
 from tests import clients_table
 from tests.settings_table import table
 
@@ -78,12 +73,6 @@ def test_the_config_is_the_shipped_one(name: str) -> None:
     assert yaml.safe_load(shown_config(name)) == yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
 
 
-def test_the_readme_is_short() -> None:
-    """It leads to the pages; ten lines of configuration are enough."""
-    assert len(page("README.md").splitlines()) <= 150
-    assert len(shown_config("README.md").splitlines()) <= 10
-
-
 @pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
 def test_the_two_commands_are_one_line_each(name: str) -> None:
     """Both do all the set-up with Python and pip alone."""
@@ -97,7 +86,7 @@ def test_the_two_commands_are_one_line_each(name: str) -> None:
 
 def test_ci_runs_the_tests_of_the_readme() -> None:
     """The same install and the same command, in a fresh environment."""
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    script = page(".ci/common") + page(".ci/run")
     assert "tools/install.py --tests" in script
     assert '/bin/python" -m pytest -n 3 --dist loadfile' in script
 
@@ -171,72 +160,6 @@ def menu_names(entry: Mapping[str, Any]) -> list[str]:
     return [value] if isinstance(value, str) else [name for each in value for name in menu_names(each)]
 
 
-_NAMING = (
-    "glossary",
-    "promises",
-    "contributing",
-    *(f"contributing/{path.stem}" for path in DOCS.glob("contributing/*")),
-)
-
-
-@pytest.mark.parametrize("name", _NAMING)
-def test_the_files_that_a_page_names_exist(name: str) -> None:
-    """Paths of the package and of the repository."""
-    named = named_files(name)
-    assert len(named) >= 4
-    for path in named:
-        assert any((root / path).exists() for root in (PACKAGE, ROOT)), path
-
-
-def named_files(name: str) -> set[str]:
-    """The paths in a page, as they are written."""
-    return set(re.findall(r"`((?!/)[\w./]+/[\w./]*)`", page(f"docs/{name}.md")))
-
-
-def modules(*, simulator: bool) -> Iterator[tuple[str, str]]:
-    """The name and the text of each module of the package."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = path.relative_to(PACKAGE).as_posix()
-        if simulator or not name.startswith("simulator/"):
-            yield name, path.read_text(encoding="utf-8")
-
-
-def scripts() -> dict[str, str]:
-    """The texts of the benchmarks that are run, by their paths in the repository."""
-    texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in ROOT.glob("benchmarks/**/*.py")}
-    return {path: text for path, text in texts.items() if 'if __name__ == "__main__":' in text}
-
-
-def test_the_recorded_demo_cuts_one_side_only() -> None:
-    """The run that is shown went well with the plug-in; the picture and the README have its figures."""
-    recorded = between("demo", page("docs/command-line.md"))
-    rows = {row[0]: row[1:] for row in (re.split(r"  +", line) for line in recorded.splitlines())}
-    cuts, zero = rows["prompts that the server cut or refused"]
-    assert (int(cuts) > 20, zero) == (True, "0")
-    for column, name in enumerate(("LM Studio alone", "with the plug-in")):
-        shown = [
-            rows["prompts that the server cut or refused"][column],
-            rows["prompt tokens that the engine computed"][column],
-        ]
-        [line] = [line for line in page("README.md").splitlines() if line.startswith(f"| {name} |")]
-        assert [line.split(" | ")[1], line.split(" | ")[-1].rstrip(" |")] == shown
-    picture = ElementTree.parse(DOCS / "demo.svg").getroot()  # noqa: S314 - our own
-    bars = sum(each.get("class") == "bar move" for each in picture.iter())
-    assert bars == 2 * len(re.findall("^turn ", recorded, re.MULTILINE))
-    assert f"{cuts} prompts cut" in str(picture.get("aria-label"))
-
-
-def test_every_placeholder_of_a_prompt_is_documented() -> None:
-    """With the strategies that have it, and where it is required."""
-    held = {name: each.placeholders for name, each in STRATEGIES.items()}
-    for name in {name for each in held.values() for names in each for name in names}:
-        [row] = [line for line in page("docs/strategies.md").splitlines() if line.startswith(f"| `{{{name}}}` |")]
-        having = [strategy for strategy, each in held.items() if name in (*each.required, *each.optional)]
-        assert ("| all" in row) == (having == list(held)), name
-        assert all(f"`{strategy}`" in row for strategy in having) or "| all" in row, name
-        assert ("(required)" in row) == any(name in each.required for each in held.values()), name
-
-
 def test_every_line_that_warns_has_a_remedy() -> None:
     """Each event of the log, and each name with which a warning begins, stands in the page of troubles."""
     remedies = page("docs/troubleshooting.md")
@@ -248,32 +171,3 @@ def test_every_line_that_warns_has_a_remedy() -> None:
     names.discard("reason")
     assert len(names) > 40
     assert sorted(name for name in names if f"`{name}`" not in remedies) == []
-
-
-def _tool(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None and spec.loader is not None  # noqa: PT018
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_picture_is_drawn_from_what_the_demo_prints() -> None:
-    """A bar for each turn of each side, what is over the window in red, a mark for a compaction."""
-    picture = _tool("demo_picture")
-    look = Look(window_tokens=8192, color=False, unicode=True)
-    printed = (
-        look.opening(),
-        look.turn(1, "read_file", Filling(405), Filling(405)),
-        look.turn(2, "answers", Filling(9000, 2000), Filling(3000)),
-        look.event("compaction 1", 9000, 3000),
-        look.turn(3, "report", Filling(0, has_failed=True), Filling(3000)),
-    )
-    text = "\n".join(printed)
-    without, with_it = picture.read(text)
-    assert without == [(405, False, False), (9000, True, False), (0, True, False)]
-    assert with_it == [(405, False, False), (3000, False, True), (3000, False, False)]
-    drawn = ElementTree.fromstring(picture.drawn(text))  # noqa: S314 - our own
-    kinds = [each.get("class") for each in drawn.iter() if each.get("class", "").endswith("move")]
-    assert kinds == ["bar move", "bar move", "cut move", *["bar move"] * 3, "mark move", "bar move"]

@@ -72,6 +72,11 @@ def _loop() -> _Loop:
     return _Loop()
 
 
+def in_loop(job: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine in the event loop of all applications."""
+    return _loop().run(job)
+
+
 NETWORK = Network()
 _OPEN: list[_Application] = []
 _ONE_AT_A_TIME = threading.RLock()

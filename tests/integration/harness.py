@@ -27,6 +27,8 @@ CHAT = "/v1/chat/completions"
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
 # Tests count what a server is asked, and in which order; calls in the background come when they come.
 NOTHING_AHEAD = {"background": "off"}
+# What an application in this process may have set for itself.
+_OF_ANOTHER = ("LITELLM_COMPACTION_HOME", "CONFIG_FILE_PATH", "WORKER_CONFIG")
 # Each only bounds a hang: on a busy machine a start has taken two minutes.
 _START_LIMIT_S = 300
 _LIMIT_S = 60
@@ -127,7 +129,7 @@ def environment(**extra: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.lower().endswith("_proxy") and name != "LITELLM_COMPACTION_HOME"
+        if not name.lower().endswith("_proxy") and name not in _OF_ANOTHER
     }
     root = str(Path(__file__).parents[2])
     return {

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from litellm_compaction.events import AHEAD, ContinuationEvent
 from litellm_compaction.proxy.metrics import add_to_trace, note_request_span
-from tests.security.hooks import Client, Scene, conversation, use_router
 from tests.test_events import event
 
 
@@ -97,25 +93,3 @@ def test_a_failure_never_harms_the_request() -> None:
         add_to_trace(event())
 
     asyncio.run(serve())
-
-
-@pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
-async def test_requests_at_the_same_time_have_their_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By either carrier, streamed or not; and no event holds a word of a conversation."""
-    scene, clients, spans = Scene(), [], [Span() for _ in range(4)]
-    use_router(monkeypatch, scene.router)
-    for number, (group, stream) in enumerate(itertools.product(("carried", "hooked"), (False, True))):
-        client = Client(
-            scene,
-            f"sk-key-only.{number}",
-            conversation(f"c{number}", 6),
-            f"call-{number}",
-            attempts=(group,),
-            stream=stream,
-        )
-        client.auth = request(spans[number])
-        clients.append(client)
-    await asyncio.gather(*(asyncio.create_task(client.send()) for client in clients))
-    assert [client.error for client in clients] == [None] * 4
-    assert [len(span.events) for span in spans] == [1, 1, 1, 1]
-    assert "CANARY" not in repr([span.events for span in spans])
