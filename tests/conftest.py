@@ -114,6 +114,7 @@ _FULL_PLACES = (
     "processes/test_newcomer.py",
     "real_engine/test_background.py",
     "real_engine/test_cut_answers.py",
+    "real_engine/test_recall.py",
     "real_engine/test_thoughts.py",
     "test_deploy_programs.py",
 )

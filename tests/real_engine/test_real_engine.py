@@ -145,6 +145,7 @@ _LOG = [f"{n}. The station noted {n * 53 % 97} birds and {n * 37 % 41} ships." f
 _LOG_LINES, _SHARED_ANSWER_TOKENS = (50, 350) if IS_LONG else (3, 60)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["pool", LLAMA_CPP])
 def test_four_answers_beside_each_other_are_whole(bench: Bench, model: str) -> None:
     """Over one unified cache, which a full one ends for all: listed by LM Studio, or by llama.cpp's own /props.
@@ -199,6 +200,7 @@ def _parts(answer: str, exchanges: Sequence[Exchange]) -> str:
     return rest.strip()
 
 
+@pytest.mark.full
 def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
     """Killed and loaded with half the window: the long conversation of before is compacted to that, and answered."""
     engine = bench.engines["reloaded"]
@@ -230,6 +232,7 @@ def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
     assert exchange.asked_text.endswith("\n\nAnd what was the word?")
 
 
+@pytest.mark.full
 def test_thirty_turns_overflow_nothing_and_keep_the_prompt_cache(bench: Bench, turns: Future[Turns]) -> None:
     """Every turn was answered, nothing cut, and the cache held the last turn."""
     asked, compacted = turns.result()

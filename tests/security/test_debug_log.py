@@ -94,12 +94,13 @@ _FAILING: dict[str, tuple[str, type[Exception]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["nothing", "the server quotes", *_FAILING])
 def test_no_line_of_ours_tells_what_was_said(
     office: Bench, liar: Liar, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At DEBUG, whatever goes wrong and whatever its error quotes, on every route and by each carrier."""
-    groups = ("quoting", "quoting-hooked") if trouble == "the server quotes" else GUARDED[:3:2]
+    groups = ("leaky", "leaky-hooked") if trouble == "the server quotes" else GUARDED[:3:2]
     for group in GUARDED:
         office.watch(group, seen)
     liar.says = lambda body: (400, {"error": {"message": f"reached context length of 900 tokens: {body}"}})
