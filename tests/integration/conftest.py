@@ -154,9 +154,10 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="module")
-def carrier() -> Carrier:
+def carrier(request: pytest.FixtureRequest) -> Carrier:
     """The transport; tests that `both_carriers` marks run by LiteLLM's hooks, too."""
-    return "auto"
+    chosen: Carrier = getattr(request, "param", "auto")
+    return chosen
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from litellm_compaction.simulator import ChatCall, Gate, Reply, Simulator, numbered_words
 from tests.builders import prose
-from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
+from tests.integration.bench import SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
 
@@ -35,7 +35,7 @@ _SEAM_CHARS = 48
 Carrier = Literal["auto", "hooks"]
 CARRIERS: tuple[Carrier, ...] = ("auto", "hooks")
 # For the scenarios that are shown with both.
-both_carriers = pytest.mark.parametrize("carrier", CARRIERS, scope="module")
+both_carriers = pytest.mark.parametrize("carrier", CARRIERS, indirect=True, scope="module")
 Style = Literal["exact", "sentence", "whole", "no_space", "fence", "chatter"]
 STYLES: tuple[Style, ...] = ("exact", "sentence", "whole", "no_space", "fence", "chatter")
 
@@ -89,7 +89,7 @@ _GROUPS = [
 _OPENED = pytest.StashKey[dict[str, "Restarting"]]()
 
 
-@dataclass
+@dataclass(repr=False)
 class Restarting(Bench):
     """A bench with the carrier that its answers are carried by, and the rows that were billed."""
 
@@ -195,6 +195,8 @@ class Teller:
     def __call__(self, call: ChatCall) -> Reply:
         if is_summary_call(call.body):
             return self.summary
+        if is_question(call.body):
+            return Reply("I")
         self.streams += 1
         asked = text_of(call.messages[-1])
         if self.streams > 1 and self.later:

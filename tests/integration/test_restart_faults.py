@@ -1,6 +1,6 @@
 """What becomes of an answer when the server fails: every kind of failure at every point, streaming and not.
 
-One test runs a whole table at once, and prints it. A server that hangs costs a time limit, which is a second here, so
+One test runs a whole table at once. A server that hangs costs a time limit, which is a second here, so
 that it is tried where nothing but the limit can end it.
 """
 
@@ -164,9 +164,7 @@ def _expectations(stream: bool) -> dict[tuple[str, str], str]:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_every_failure_has_its_outcome(
-    restarting: Restarting, stream: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_failure_has_its_outcome(restarting: Restarting, stream: bool) -> None:
     """A failure shows as what it is, at the point where it comes; one of ours, the summary's, does not show at all."""
     simulators = [restarting.simulators[name] for name in CROWDED]
     script = _Faulty()
@@ -176,10 +174,6 @@ def test_every_failure_has_its_outcome(
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda cell: _outcome(restarting, *cell, stream), cells))
     table = dict(zip(cells, found, strict=True))
-    with capsys.disabled():
-        print(f"\n{'stream' if stream else 'whole'}")
-        for row in ("", *PLACES):
-            print(f"{row:10}", *(f"{table.get((kind, row), '' if row else kind):18}" for kind in KINDS))
     expected = _expectations(stream)
     assert {cell: outcome for cell, outcome in table.items() if outcome != expected[cell]} == {}
     assert not [record for each in simulators for record in each.requests if record.outcome == "running"]
