@@ -74,6 +74,7 @@ _PROMISES = (
     "test_accounting",
     "test_alarm",
     "test_bad_input",
+    "test_every_route",
     "test_other_providers",
     "test_page_left_out",
     "test_promises",

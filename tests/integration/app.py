@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import copy
+import gc
 import importlib
 import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -79,6 +81,7 @@ def in_loop(job: Coroutine[Any, Any, T]) -> T:
 
 NETWORK = Network()
 _OPEN: list[_Application] = []
+_BY_NETLOC: dict[str, _Application] = {}
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -114,7 +117,10 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
         config: its config.yaml; data is kept in its folder.
         environ: variables beside those of `harness.environment`.
     """
+    _let_clients_in()
     application = _Application(config, environ)
+    netloc = urlsplit(application.proxy.base_url).netloc
+    _BY_NETLOC[netloc] = application
     with _ONE_AT_A_TIME:
         application.activate()
     try:
@@ -122,6 +128,7 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
     finally:
         with _ONE_AT_A_TIME:
             application.close()
+        del _BY_NETLOC[netloc]
         application.proxy.client.close()
     assert [line for line in application.proxy.lines if "failed_open" in line and "sabotage" not in line] == []
 
@@ -137,9 +144,7 @@ class _Application:
         self.proxy = Proxy(
             base_url=self._url,
             process=None,
-            client=httpx.Client(
-                base_url=self._url, headers={"user-agent": BROWSER}, timeout=300, transport=_Bridge(self)
-            ),
+            client=httpx.Client(base_url=self._url, headers={"user-agent": BROWSER}, timeout=300, transport=_Bridge()),
         )
 
     def activate(self) -> None:
@@ -148,7 +153,7 @@ class _Application:
             return
         for other in _OPEN:
             other.close()
-        with ExitStack() as stack:
+        with _without_garbage(), ExitStack() as stack:
             self._open(stack)
             self._stack = stack.pop_all()
         _OPEN.append(self)
@@ -157,7 +162,8 @@ class _Application:
         """Ends it as the end of a proxy does."""
         if self in _OPEN:
             _OPEN.remove(self)
-            self._stack.close()
+            with _without_garbage():
+                self._stack.close()
 
     def _open(self, stack: ExitStack) -> None:
         folder = str(self._config.parent)
@@ -170,11 +176,9 @@ class _Application:
             **self._environ,
         }
         stack.enter_context(_variables(variables))
-        stack.enter_context(NETWORK.in_use())
-        stack.enter_context(_clients_in_use())
         stack.enter_context(_put_back())
         stack.enter_context(_logging_to(self.proxy))
-        server = importlib.import_module("litellm.proxy.proxy_server")
+        server = _server()
         lifespan = server.proxy_startup_event(server.app)
         before: set[asyncio.Task[Any]] = set()
 
@@ -187,6 +191,7 @@ class _Application:
             NETWORK.detach(self._url)
             try:
                 await lifespan.__aexit__(None, None, None)
+                await importlib.import_module("litellm").close_litellm_async_clients()
             finally:
                 left = asyncio.all_tasks() - before - {asyncio.current_task()}
                 for task in left:
@@ -200,16 +205,15 @@ class _Application:
 class _Bridge(httpx.BaseTransport):
     """Carries a test's requests into the loop; the body of an answer is read there as it is read here."""
 
-    def __init__(self, application: _Application) -> None:
-        self._application = application
-
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        with _ONE_AT_A_TIME:
-            self._application.activate()
-        return _bridged(request)
+        answer: httpx.Response = _bridged(request)
+        return answer
 
 
 def _bridged(request: Any, kind: Any = httpx) -> Any:
+    with _ONE_AT_A_TIME:
+        if application := _BY_NETLOC.get(request.url.netloc.decode()):
+            application.activate()
     request.read()
     there = httpx.Request(request.method, str(request.url), headers=request.headers.raw, content=request.content)
     response = _loop().run(NETWORK.request(there))
@@ -217,19 +221,41 @@ def _bridged(request: Any, kind: Any = httpx) -> Any:
     return kind.Response(response.status_code, headers=response.headers.raw, stream=stream)
 
 
+@cache
+def _server() -> Any:
+    server = importlib.import_module("litellm.proxy.proxy_server")
+    # What is imported is no garbage: it is not looked at each time that an application ends.
+    gc.freeze()
+    return server
+
+
 @contextmanager
-def _clients_in_use() -> Iterator[None]:
-    """Lets the clients of a test's own thread, such as OpenAI's and Anthropic's, reach what is in the network."""
-    with ExitStack() as stack:
-        for kind in (httpx, importlib.import_module("httpx2")):
-            by_socket = kind.HTTPTransport.handle_request
-
-            def handled(transport: Any, request: Any, kind: Any = kind, by_socket: Any = by_socket) -> Any:
-                is_here = NETWORK.has(request.url.netloc.decode())
-                return _bridged(request, kind) if is_here else by_socket(transport, request)
-
-            stack.enter_context(patch.object(kind.HTTPTransport, "handle_request", handled))
+def _without_garbage() -> Iterator[None]:
+    """Collects what LiteLLM leaves unclosed, such as clients and coroutines: no later test is told of it."""
+    with warnings.catch_warnings():
+        for kind in (ResourceWarning, RuntimeWarning):
+            warnings.simplefilter("ignore", kind)
         yield
+        gc.collect()
+
+
+@cache
+def _let_clients_in() -> None:
+    """Lets the clients of LiteLLM and of a test's own thread, such as OpenAI's, reach what is in the network.
+
+    To the end of the process: an address that is in the network is nowhere else.
+    """
+    stack = ExitStack()
+    atexit.register(stack.close)
+    stack.enter_context(NETWORK.in_use())
+    for kind in (httpx, importlib.import_module("httpx2")):
+        by_socket = kind.HTTPTransport.handle_request
+
+        def handled(transport: Any, request: Any, kind: Any = kind, by_socket: Any = by_socket) -> Any:
+            is_here = NETWORK.has(request.url.netloc.decode())
+            return _bridged(request, kind) if is_here else by_socket(transport, request)
+
+        stack.enter_context(patch.object(kind.HTTPTransport, "handle_request", handled))
 
 
 class _Pulled:

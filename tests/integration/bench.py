@@ -184,7 +184,7 @@ class Watch:
         return problems(original, sent[:-1] if goes_on else sent)
 
 
-@dataclass
+@dataclass(repr=False)
 class Bench:
     """A proxy and its simulators; `folder` is the one that its data is in."""
 

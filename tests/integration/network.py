@@ -205,10 +205,15 @@ class _Exchange(httpx.AsyncByteStream):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._opened.pop(self._peer, None)
-        if not (self._is_whole or self._is_cut):
+        failed = not task.cancelled() and task.exception() is not None
+        if failed and not self._head.done():
+            # As uvicorn answers for an application that fails before it has answered.
+            self._head.set_result({"status": 500, "headers": [(b"content-type", b"text/plain; charset=utf-8")]})
+            self._pieces.put_nowait(b"Internal Server Error")
+            self._is_whole = True
             self._end()
-        if not task.cancelled():
-            task.exception()
+        elif not (self._is_whole or self._is_cut):
+            self._end()
 
 
 def _with_end(pieces: asyncio.Queue[bytes | None]) -> asyncio.Queue[bytes | None]:

@@ -12,8 +12,6 @@ from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, answers, open_bench
-from tests.integration.harness import proxy
-from tests.integration.restart_bench import Carrier
 from tests.integration.rows import Rows
 
 _WINDOW = 8192
@@ -26,14 +24,14 @@ _GROUPS = [Group(name, _WINDOW, slots=1) for name in _NAMES]
 
 
 @pytest.fixture(scope="module")
-def idle(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Rows]]:
-    """A proxy for each carrier that writes ahead, with keys of several people and a row for each call."""
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Rows]]:
+    """A proxy that writes ahead, with keys of several people and a row for each call."""
     folder = tmp_path_factory.mktemp("idle")
     rows = Rows(folder / "rows.jsonl")
     with open_bench(
         folder,
         _GROUPS,
-        {"background": "idle", "carrier": carrier},
+        {"background": "idle"},
         environ=rows.environ,
         litellm_settings={"callbacks": ["recorder.handler"]},
         general_settings={"custom_auth": "tenants.user_api_key_auth"},
@@ -175,33 +173,3 @@ def test_an_agents_round_is_left_whole(idle: tuple[Bench, Rows]) -> None:
     assert answer.headers["x-litellm-compaction"] == "reused"
     assert watch.problems(full) == []
     assert _outcomes(watch) == ["ok"]
-
-
-def test_the_proxy_ends_in_the_middle_of_it(tmp_path: Any) -> None:
-    """The call is closed with the process, and no task is left that anybody could complain about."""
-    gate = Gate()
-    with open_bench(tmp_path, [Group("ending", _WINDOW)], {"background": "idle"}) as bench:
-        watch = bench.watch("ending", answers(Reply(SUMMARY, gate=gate)))
-        bench.proxy.chat("ending", talk("ending", _FILLED))
-        assert gate.reached.wait(60)
-        bench.proxy.process.terminate()
-        bench.proxy.process.wait(60)
-        bench.simulators["ending"].wait_until(lambda: watch.summaries[0].disconnected_s is not None)
-        gate.open()
-    told = "\n".join(bench.proxy.lines)
-    for complaint in ("Task was destroyed", "never retrieved", "never awaited", "Traceback"):
-        assert complaint not in told
-
-
-def test_who_comes_to_another_proxy_has_the_engine_too(tmp_path: Any) -> None:
-    """In a context that their answers share two proxies see each other: the call of the one is ended for the other."""
-    gate = Gate()
-    with open_bench(tmp_path, [Group("shared", _WINDOW)], {"background": "idle"}) as bench:
-        watch = bench.watch("shared", answers(Reply(SUMMARY, gate=gate)))
-        with proxy(tmp_path / "config.yaml") as second:
-            bench.proxy.chat("shared", talk("shared", _FILLED))
-            assert gate.reached.wait(60)
-            answer = second.chat("shared", [{"role": "user", "content": "Hello."}])
-            assert answer.json()["choices"][0]["message"]["content"] == "Understood."
-            bench.simulators["shared"].wait_until(lambda: watch.summaries[0].disconnected_s is not None)
-            gate.open()

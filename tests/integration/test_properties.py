@@ -25,7 +25,6 @@ _GUARDED = [
 ]
 _TALKERS = [Group(f"talks-{window}", window, simulator={"chunk_tokens": 8}) for window in (2048, 4096)]
 _HELD = Group("held", 4096)
-_ROUTES = ("chat", "messages", "responses")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, is_summary_call
 from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
 from tests.integration.page_forms import ANNA, BERT, KEYS
-from tests.integration.restart_bench import Carrier
 from tests.integration.test_recall_tool import NAMES, TOOL, conversation, question, script
 
 
@@ -39,7 +38,7 @@ class Running:
 
 
 @pytest.fixture
-def running(carrier: Carrier, tmp_path: Path) -> Iterator[Running]:
+def running(tmp_path: Path) -> Iterator[Running]:
     shutil.copy(KEYS, tmp_path)
     simulator = Simulator([Model(KEY)])
     # Its summaries hold nothing of the conversation.
@@ -47,7 +46,7 @@ def running(carrier: Carrier, tmp_path: Path) -> Iterator[Running]:
     simulator.load(KEY, 8192)
     with ExitStack() as stack:
         base_url = stack.enter_context(serve(simulator)).base_url
-        settings = {"keep_originals": "compacted", "carrier": carrier, **NOTHING_AHEAD}
+        settings = {"keep_originals": "compacted", **NOTHING_AHEAD}
         auth = {"custom_auth": "page_keys.user_api_key_auth"}
         config = write_config(tmp_path, [lm_studio("small", KEY, base_url)], settings, general_settings=auth)
         yield Running(stack.enter_context(proxy(config)), simulator)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -19,12 +19,13 @@ from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, RequestRe
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
 from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, write_config
-from tests.integration.restart_bench import Carrier
+from tests.integration.restart_bench import Carrier, both_carriers
 
 _ANIMALS = [f"{size} {kind}" for size in ("small", "large", "old", "young") for kind in (
     "walrus", "otter", "seal", "crab", "heron", "turtle", "newt", "ray", "eel", "toad", "gull", "shrimp", "squid",
 )]  # fmt: skip
 # By animal, each said once, between much else.
+_NUMBERS = itertools.count()
 NAMES = {each: "".join(reversed(each.replace(" ", ""))) for each in _ANIMALS}
 # Programs get no notice in the text.
 PROGRAM = {"user-agent": "program"}
@@ -70,27 +71,29 @@ class Running:
         return [*messages, {"role": "assistant", "content": "Understood."}], gone[0], gone[9]
 
 
-@pytest.fixture
-def running(carrier: Carrier, tmp_path: Path) -> Iterator[Running]:
-    with opened(tmp_path, carrier) as started:
-        yield started
-
-
-@contextmanager
-def opened(folder: Path, carrier: str) -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def opened(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     simulator = Simulator([Model(KEY)])
-    simulator.script = script
     simulator.load(KEY, 8192)
     with ExitStack() as stack:
         base_url = stack.enter_context(serve(simulator)).base_url
         settings = {"keep_originals": "compacted", "carrier": carrier, **NOTHING_AHEAD}
-        config = write_config(folder, [lm_studio("small", KEY, base_url)], settings)
+        config = write_config(tmp_path_factory.mktemp("recall"), [lm_studio("small", KEY, base_url)], settings)
         yield Running(stack.enter_context(proxy(config)), simulator)
 
 
+@pytest.fixture
+def running(opened: Running) -> Running:
+    """One that the test before has left as it was."""
+    opened.simulator.script, opened.simulator.chunk_tokens = script, Simulator([]).chunk_tokens
+    opened.simulator.requests.clear()
+    opened.proxy.lines.clear()
+    return opened
+
+
 def conversation() -> list[dict[str, Any]]:
-    """Of many exchanges, with one name in each."""
-    said: list[dict[str, Any]] = [{"role": "system", "content": "You are helpful."}]
+    """Of many exchanges, with one name in each; no other test has it."""
+    said: list[dict[str, Any]] = [{"role": "system", "content": f"You are helpful, helper {next(_NUMBERS)}."}]
     for number, (animal, name) in enumerate(NAMES.items()):
         chat = " ".join(f"We went on about ponds and weather, part {number} of it, line {line}." for line in range(14))
         said += [
@@ -111,6 +114,14 @@ def test_our_tool_is_part_of_what_the_server_counts(running: Running) -> None:
     names = {tool["function"]["name"] for each in told for tool in each["opts"].get("toolDefinitions", ())}
     assert names == {"read_file", "recall"}
     assert running.proxy.logged("count alone") == []
+
+
+@both_carriers
+def test_the_model_looks_up_a_lost_name(running: Running) -> None:
+    """By each carrier."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
+    answer = running.proxy.stream("small", [*messages, {"role": "user", "content": question(animal)}], tools=[TOOL])
+    assert (answer.text, answer.finish_reasons) == (f"Let me look.\n\nIt is {NAMES[animal]}.", ["stop"])
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -197,8 +208,7 @@ def test_calls_of_the_clients_go_on_beside_ours(running: Running, stream: bool) 
     assert NAMES[animal] in json.dumps([message for message in sent if message["role"] == "tool"])
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running, stream: bool) -> None:
+def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running) -> None:
     """After three, and a word that there are no more."""
     messages, animal, _ = running.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
@@ -207,15 +217,9 @@ def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running, str
     running.simulator.script = lambda call: (
         Reply(SUMMARY) if is_summary_call(call.body) else Reply(tool_calls=[("recall", query)])
     )
-    if stream:
-        answer = running.proxy.stream("small", messages, tools=[TOOL])
-        assert (answer.text, answer.finish_reasons) == ("", ["stop"])
-        said = answer.raw.decode()
-    else:
-        whole = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
-        assert whole.json()["choices"][0]["finish_reason"] == "stop"
-        said = whole.text
-    assert '"recall"' not in said
+    answer = running.proxy.stream("small", messages, tools=[TOOL])
+    assert (answer.text, answer.finish_reasons) == ("", ["stop"])
+    assert '"recall"' not in answer.raw.decode()
     assert len(running.asked()) - before == 5
     assert "No more look-ups" in json.dumps((running.asked()[-1].body or {})["messages"])
 
@@ -254,8 +258,7 @@ def test_other_routes_carry_it_too(running: Running, stream: bool) -> None:
     assert len([each for each in running.asked() if "recall" in json.dumps(each.body)]) >= 4
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Running, stream: bool) -> None:
+def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Running) -> None:
     """The words before the look-up and all after it, none of them twice, over a restart."""
     messages, animal, _ = running.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
@@ -274,14 +277,9 @@ def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Runni
     running.simulator.script, running.simulator.chunk_tokens = telling, 16
     before = len(running.asked())
     body = {"tools": [TOOL], "max_tokens": 20_000}
-    if stream:
-        answer = running.proxy.stream_body({"model": "small", "messages": messages, "stream": True, **body}, **PROGRAM)
-        said, reasons = answer.text, answer.finish_reasons
-    else:
-        choice = running.proxy.chat("small", messages, **body).raise_for_status().json()["choices"][0]
-        said, reasons = choice["message"]["content"], [choice["finish_reason"]]
-    assert said == f"Let me look.\n\n{numbered_words(words)}"
-    assert reasons == ["stop"]
+    answer = running.proxy.stream_body({"model": "small", "messages": messages, "stream": True, **body}, **PROGRAM)
+    assert answer.text == f"Let me look.\n\n{numbered_words(words)}"
+    assert answer.finish_reasons == ["stop"]
     assert len(running.asked()) - before >= 3, "it was not restarted"
     assert not any(each.truncated for each in running.asked())
 

@@ -1,11 +1,7 @@
-"""Real conversations through a real proxy, turn by turn: nothing cut, nothing invalid, and what matters still there.
-
-`TESTS_WHOLE_REPLAYS=1` sends every request of every conversation in each setup, in place of every second or third.
-"""
+"""Real conversations through a real proxy, turn by turn: nothing cut, nothing invalid, and what matters still there."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +19,7 @@ pytestmark = [
 ]
 
 _MODEL = "glm-4-9b-0414"
-_EVERY, _SELDOM = (1, 1) if os.environ.get("TESTS_WHOLE_REPLAYS") else (2, 3)
+_EVERY, _SELDOM = 2, 3
 
 
 @dataclass(frozen=True)

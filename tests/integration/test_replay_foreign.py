@@ -4,14 +4,10 @@ Each cell is a tokenizer (by a factor, by script, by constants, with a template 
 length and a model's name: one whose vocabulary the proxy knows, or one that nobody knows. In a shared cell all
 conversations meet one server, a Chinese one first, so that what one teaches meets the others; otherwise each has a
 server of its own.
-
-`TESTS_WHOLE_REPLAYS=N` runs all cells with every Nth request, with LM Studio's protocol and without; without it some
-cells, with every third.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -30,9 +26,8 @@ pytestmark = [
     pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the transcripts are data beside the project: {FOLDER} is absent"),
 ]
 
-_WHOLE = int(os.environ.get("TESTS_WHOLE_REPLAYS") or 0)
-_EVERY = _WHOLE or 3
-_WINDOWS = (4096, 8192, 16_384)
+# The others teach nothing else.
+_EVERY = 3
 # By name: publisher and architecture. None of them thinks, so that 256 tokens are the least answer.
 _MODELS = {
     "qwen2.5-7b-instruct": ("qwen", "qwen2"),
@@ -42,16 +37,10 @@ _MODELS = {
 }
 _ADDED = "You are a helpful assistant of the harbor. Today is Tuesday, the third of November. " * 10
 _TOKENIZERS = {
-    "x0.7": Tokenizer(factor=0.7),
-    "x0.8": Tokenizer(factor=0.8),
     "x1.2": Tokenizer(factor=1.2),
     "x1.3": Tokenizer(factor=1.3),
-    "x1.5": Tokenizer(factor=1.5),
     "x2.0": Tokenizer(factor=2.0),
     "han-1.75": Tokenizer(wide_factor=1.75),
-    "han-0.6": Tokenizer(factor=1.1, wide_factor=0.6),
-    "turns": Tokenizer(message_tokens=12),
-    "prompts": Tokenizer(prompt_tokens=400),
     "system": Tokenizer(added_system=_ADDED),
     "no-tools": Tokenizer(ignores_tools=True),
 }
@@ -108,22 +97,9 @@ class Cell:
         return made
 
 
-def cells() -> list[Cell]:
-    """All cells: each tokenizer at each context length, with the names in turn; with the protocol and without."""
-    tokenizers = _TOKENIZERS | {f"mixed-{seed}": mixed(seed) for seed in range(8)}
-    keys = list(_MODELS)
-    made = []
-    for number, (name, tokenizer) in enumerate(tokenizers.items()):
-        for place, window in enumerate(_WINDOWS):
-            key = keys[(number + place) % len(keys)]
-            is_shared = (number // len(keys) + place) % 2 == 0
-            made += [Cell(name, tokenizer, key, window, is_shared=is_shared, speaks=speaks) for speaks in (True, False)]
-    return made
-
-
 # One of each way to be wrong that the whole matrix has shown. Llama 3.1's template leaves out text beside calls, which
 # this server renders; mixed-6 leaves tools out besides, so that its text takes more than its prompts show.
-_FAST = [
+_CELLS = [
     Cell("x1.2", _TOKENIZERS["x1.2"], "qwen2.5-7b-instruct", 8192, is_shared=False),
     Cell("x1.3", _TOKENIZERS["x1.3"], "harbor-7b", 4096, is_shared=False),
     Cell("x2.0", _TOKENIZERS["x2.0"], "meta-llama-3.1-8b-instruct", 8192, is_shared=True),
@@ -134,12 +110,6 @@ _FAST = [
     Cell("mixed-0", mixed(0), "meta-llama-3.1-8b-instruct", 16_384, is_shared=True, speaks=True),
     Cell("mixed-6", mixed(6), "meta-llama-3.1-8b-instruct", 4096, is_shared=True),
 ]
-_CELLS = cells() if _WHOLE else _FAST
-
-
-def _mates(cell: Cell) -> tuple[Cell, ...]:
-    """The cells behind the same proxy: a process has no sockets for the servers of all."""
-    return tuple(each for each in _CELLS if not _WHOLE or (each.window, each.speaks) == (cell.window, cell.speaks))
 
 
 @dataclass
@@ -150,14 +120,14 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One proxy in front of the servers of some cells."""
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One proxy in front of the servers of all cells."""
     chosen = transcripts()
     folder: Path = tmp_path_factory.mktemp("foreign")
     simulators: dict[str, Simulator] = {}
     models = []
     with ExitStack() as stack:
-        for cell in request.param:
+        for cell in _CELLS:
             for group in dict.fromkeys(_group(cell, each) for each in chosen):
                 simulators[group] = cell.simulator()
                 base_url = stack.enter_context(serve(simulators[group])).base_url
@@ -167,11 +137,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         )
 
 
-@pytest.mark.parametrize(
-    ("stage", "cell"),
-    [pytest.param(_mates(cell), cell, id=cell.name) for cell in _CELLS],
-    indirect=["stage"],
-)
+@pytest.mark.parametrize("cell", _CELLS, ids=[cell.name for cell in _CELLS])
 def test_replay_at_a_foreign_tokenizer(stage: Stage, cell: Cell) -> None:
     """Nothing is cut, nothing refused that fits by the server's own count, and the server is seldom asked."""
     order = sorted(stage.chosen, key=lambda each: not each.name.startswith("chat_zh"))

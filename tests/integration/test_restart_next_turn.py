@@ -26,8 +26,7 @@ def restarting(request: pytest.FixtureRequest, carrier: Carrier) -> Restarting:
     return opened
 
 
-@pytest.mark.parametrize("made", [[], _WANTED], ids=["text", "call"])
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize(("stream", "made"), [(True, _WANTED), (False, [])], ids=["stream and call", "whole and text"])
 def test_the_next_turn_begins_with_the_same_bytes(
     restarting: Restarting, stream: bool, made: list[tuple[str, str]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""`tool_schemas: slim` through a real proxy: what the server gets, by both carriers and on every route."""
+"""`tool_schemas: slim` through a real proxy: what the server gets, on every route."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from litellm_compaction.core.tool_schemas import slimmed
 from litellm_compaction.simulator import Reply
 from tests.builders import prose, talk, tools
 from tests.integration.bench import Bench, Group, open_bench
-from tests.integration.restart_bench import Carrier
 
 SCHEMAS = tools(6, words=300)
 
 
 @pytest.fixture(scope="module")
-def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A guarded deployment, and one that is left alone."""
     groups = [Group("slim"), Group("alone", compaction={"enabled": False}, guarded=False)]
-    folder = tmp_path_factory.mktemp(f"slim-{carrier}")
-    with open_bench(folder, groups, {"carrier": carrier, "tool_schemas": "slim"}) as opened:
+    folder = tmp_path_factory.mktemp("slim")
+    with open_bench(folder, groups, {"tool_schemas": "slim"}) as opened:
         yield opened
 
 

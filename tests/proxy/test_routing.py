@@ -8,7 +8,13 @@ import httpx
 import pytest
 
 from litellm_compaction.errors import ModelNotLoaded
-from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens, unknown_model
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    deployment_of,
+    is_local_address,
+    max_input_tokens,
+    unknown_model,
+)
 from litellm_compaction.windows.windows import Target, Windows
 
 ON = {"compaction": {"enabled": True}}
@@ -141,3 +147,55 @@ def test_a_deployment_is_read_as_litellm_reads_it(
     """Its route is no part of its name; a name that LiteLLM knows needs no provider; variables have addresses."""
     found = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ=environ)
     assert (found.provider, found.target.model, found.target.api_base, found.kind) == (provider, model, api_base, kind)
+
+
+@pytest.mark.parametrize(
+    ("model", "api_base"),
+    [
+        ("openai/gpt-4o", None),
+        ("gpt-4o", None),
+        ("openai/x", "https://api.groq.com/openai/v1"),
+        ("openai/x", "https://openrouter.ai/api/v1"),
+        ("openai/x", "https://api.openai.com/v1"),
+        ("openai/x", "http://8.8.8.8:1234/v1"),
+        ("openai/x", "https://[2606:4700::1111]/v1"),
+        ("anthropic/claude", None),
+        ("azure/gpt", "https://mine.openai.azure.com"),
+        ("openai/x", "api.example.com/v1"),
+        ("openai/x", "https://localhost.example.com/v1"),
+        ("openai/x", "http://user:127.0.0.1@example.com/v1"),
+    ],
+)
+def test_hosted_providers_are_foreign(model: str, api_base: str | None) -> None:
+    """A deployment of a hosted provider is foreign, so that its window is never asked for."""
+    found = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={})
+    assert found.kind == "foreign"
+    assert not found.target.is_lmstudio
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:1234/v1",
+        "http://localhost:1234/v1",
+        "http://[::1]:1234/v1",
+        "http://192.168.1.9:1234/v1",
+        "http://10.0.0.9/v1",
+        "http://studio.local:1234/v1",
+        "http://studio:1234/v1",
+        "127.0.0.1:1234",
+    ],
+)
+def test_addresses_of_a_local_network_may_be_asked(address: str) -> None:
+    """Loopback, private addresses and local names may be LM Studio."""
+    assert is_local_address(address)
+    assert (
+        deployment_of({"model": "openai/x", "api_base": address}, {}, group="g", environ={}).kind == "maybe_lm_studio"
+    )
+
+
+@pytest.mark.parametrize(("model", "name"), [("lm_studio/", ""), ("lm_studio//", "/"), ("lm_studio/a/b", "a/b")])
+def test_a_prefix_alone_names_the_provider(model: str, name: str) -> None:
+    """A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded."""
+    deployment = deployment_of({"model": model}, {}, group="", environ={})
+    assert (deployment.kind, deployment.target.model) == ("lm_studio", name)
