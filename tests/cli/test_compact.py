@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli import main
-from litellm_compaction.simulator import ChatCall, Fault, Model, Reply, Simulator, serve
-from tests.builders import JsonDict, agent_run, broken_promises, chat, parsed, result, system
+from litellm_compaction.simulator import ChatCall, Model, Reply, Simulator
+from tests.builders import chat
 from tests.cli.conftest import QWEN
-from tests.integration.bench import edit_plan
 
 SUMMARY = "### Original task\nAnswer the questions.\n### Current state\nMany are answered."
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}]
@@ -87,80 +86,3 @@ def test_a_small_conversation_is_left_alone(run: Run, save: Callable[[Any], str]
     report = json.loads(run("--json", save(body)))
     assert (report["decided"], report["request"]) == ("below_trigger", body)
     assert report["tokens_before"] == report["tokens_after"]
-
-
-def test_a_summary_comes_from_the_server(run: Run, save: Callable[[Any], str], server: Simulator) -> None:
-    """One call; the new request is valid, smaller, holds the summary, and keeps its other fields."""
-    raw = chat(30, words=150)
-    with serve(server) as address:
-        said = run("--json", "--api-base", f"{address.base_url}/v1", save({"messages": raw, "user": "me"}))
-        assert "1 summary call of qwen/qwen3-8b in " in run("--api-base", address.base_url, save(raw))
-    report = json.loads(said)
-    request = report["request"]
-    assert request["user"] == "me"
-    assert SUMMARY in request["messages"][1]["content"]
-    assert broken_promises(parsed(raw), parsed(request["messages"])) == []
-    assert (report["decided"], report["summary_calls"], report["reason"]) == ("summary", 1, "")
-    assert report["tokens_after"] < report["tokens_before"] / 3
-    assert sum(message["tokens"] for message in report["messages"]) + report["fixed_tokens"] == report["tokens_before"]
-
-
-def test_each_strategy_shows_what_it_does(run: Run, save: Callable[[Any], str], server: Simulator) -> None:
-    """A dry run says what a pruning model would choose from; then by number what stayed, became shorter, and went."""
-    path = save(chat(30, words=45))
-    dry = run("--dry-run", "--strategy", "prune", path)
-    assert re.search(r"^ +2–55 +[\d,]+ +offered$", dry, re.MULTILINE)
-    server.script = lambda call: Reply(edit_plan(str(call.messages[-1]["content"])) or SUMMARY)
-    with serve(server) as address:
-        pruned = run("--strategy", "prune", "--api-base", f"{address.base_url}/v1", path)
-        handed = run("--strategy", "handoff", "--api-base", f"{address.base_url}/v1", path)
-        server.script = summarizing
-        other = run("--strategy", "prune", "--api-base", f"{address.base_url}/v1", path)
-    assert {line.split()[-1] for line in pruned.splitlines() if "–" in line} >= {"kept", "dropped"}
-    assert "edited" in pruned
-    assert "1 summary call of" in pruned
-    assert "as configured" not in pruned
-    assert re.search(r"^ +2–59 +[\d,]+ +summarized$", handed, re.MULTILINE)
-    # A summary in place of a plan: the plain way, and the reason.
-    assert "The older part gives way to a summary" in other
-    assert other.endswith("It was not made as configured: invalid.\n")
-
-
-def test_the_new_request_can_be_written(
-    run: Run, save: Callable[[Any], str], server: Simulator, tmp_path: Path
-) -> None:
-    """To a file, beside the report for people."""
-    new = tmp_path / "new.json"
-    with serve(server) as address:
-        said = run("-o", str(new), "--api-base", address.base_url, save(chat(30, words=150)))
-    assert "summarized" in said
-    assert SUMMARY in json.loads(new.read_text(encoding="utf-8"))["messages"][1]["content"]
-    assert "cannot be written" in run("-o", str(tmp_path), save(chat(3)), code=1)
-
-
-@pytest.mark.parametrize(
-    ("reply", "error"),
-    [
-        (Reply(status=404, raw_body={"error": "no such model"}), "answered HTTP 404 and no chat completion"),
-        (Reply(raw_body={"error": "Unexpected endpoint"}), "answered HTTP 200 and no chat completion"),
-        (Reply(raw_body="<html>"), "answered HTTP 200 and no chat completion"),
-        (Reply(raw_body={"choices": []}), "answered HTTP 200 and no chat completion"),
-        (Reply(fault=Fault("drop")), "gave no summary"),
-    ],
-)
-def test_a_server_that_does_not_do(run: Run, save: Callable[[Any], str], reply: Reply, error: str) -> None:
-    """What it said, and what to change."""
-    simulator = Simulator([Model(QWEN)], script=lambda call: reply)
-    simulator.load(QWEN, 8192)
-    with serve(simulator) as address:
-        said = run("--api-base", address.base_url, save(chat(30, words=150)), code=1)
-    assert error in said
-    assert "--api-base" in said
-
-
-def test_what_cannot_fit_is_itemized(run: Run, save: Callable[[Any], str]) -> None:
-    """As the proxy refuses it."""
-    raw: list[JsonDict] = [system(), *agent_run(3)[1:-1], result("call_2", "word " * 20_000)]
-    said = run("--dry-run", save(raw), code=1)
-    assert "result of tool run" in said
-    assert "context_length_exceeded" in said

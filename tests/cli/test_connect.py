@@ -86,33 +86,6 @@ def test_every_client_gets_address_model_and_a_name_for_the_key(name: str, conne
     assert not re.search(r"\{(model|url|root|window|answer|prompt)\}", output)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
-def test_claude_is_told_the_window_less_the_answer(connect: Connect, simulator: Simulator) -> None:
-    """A shell can evaluate the lines; the model is every model that it asks for."""
-    reload(simulator, 65_536)
-    code, output, errors = connect("claude")
-    assert (code, errors) == (0, "")
-    found = exported(output)
-    assert {name for name, value in found.items() if value == f"lm_studio/{QWEN}"} == {
-        "ANTHROPIC_MODEL",
-        "ANTHROPIC_SMALL_FAST_MODEL",
-        *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")),
-    }
-    assert found["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9"
-    assert found["ANTHROPIC_AUTH_TOKEN"] == KEY
-    assert found["CLAUDE_CODE_GATEWAY_HINT_HEADERS"] == "1"
-    assert found["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "8192"
-    assert found["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(65_536 - 8192)
-
-
-@pytest.mark.parametrize(("window_tokens", "told"), [(32_768, False), (57_343, False), (57_344, True), (131_072, True)])
-def test_claude_is_not_told_a_window_that_ends_it(window_tokens: int, told: bool) -> None:
-    """Below about 48k it ends with "Autocompact is thrashing"."""
-    found = filled("claude", Place("local", window_tokens, "http://127.0.0.1:4000"))["environment"]
-    assert ("CLAUDE_CODE_MAX_CONTEXT_TOKENS" in found) is told
-    assert "told_environment" not in filled("claude", Place("local", window_tokens, "http://127.0.0.1:4000"))
-
-
 def test_a_small_window_is_warned_of(connect: Connect, simulator: Simulator) -> None:
     """By the client's own prompt: too small to work with, small, and large enough."""
     assert "18,900 of the 8,192 tokens: too little is left to work with" in connect("claude")[2]

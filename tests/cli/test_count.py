@@ -92,18 +92,6 @@ def test_a_tokenizer_can_be_named(count: Run, tmp_path: Path) -> None:
     assert json.loads(output)["tokens"] == 1
 
 
-def test_a_batch_answers_line_by_line(count: Run) -> None:
-    """In order, each for its own model, with `--model` for those that name none."""
-    names = list(CASES)
-    rows = [json.dumps({"model": "llama-3.1-8b", **CASES[name]}) for name in names]
-    rows.append(json.dumps(AGENT))
-    code, output, errors = count("--batch", "--model", "qwen3-8b", "-", stdin="\n".join(rows))
-    assert (code, errors) == (0, "")
-    answers = [json.loads(line) for line in output.splitlines()]
-    expected = [counted("llama-3.1-8b", CASES[name]) for name in names]
-    assert [answer["tokens"] for answer in answers] == [*expected, counted("qwen3-8b", AGENT)]
-
-
 def test_a_bad_line_is_answered_with_an_error(count: Run) -> None:
     """On its own line; the others are counted, and the exit code tells."""
     good = json.dumps({"model": "qwen3-8b", "messages": [{"role": "user", "content": "x"}]})

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
 from litellm_compaction.cli import up
-from litellm_compaction.cli.demo import WIDTH, Answer, Conversation, Filling, Look, ask, demo, scripted_summary, step_of
+from litellm_compaction.cli.demo import WIDTH, Answer, Conversation, Filling, Look, ask, scripted_summary, step_of
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.simulator import rendering
-from tests.cli import copied
 
 PLAIN = Look(window_tokens=8192, color=False, unicode=False)
 
@@ -83,14 +81,6 @@ def test_the_scripted_summary_names_what_was_seen() -> None:
 
 
 @pytest.fixture
-def copying(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An environment in which a demo's proxy is a copy; `test_up.py` starts one by the very same command."""
-    environ = copied.environment(environ)
-    monkeypatch.setattr("litellm_compaction.cli.demo.proxy_command", lambda *asked: copied.replaced(environ, *asked))
-    return environ
-
-
-@pytest.fixture
 def own_vocabulary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Simulators of other tests in this process keep theirs."""
     monkeypatch.setattr(rendering, "_load_other", None)
@@ -106,24 +96,3 @@ def test_the_simulated_model_counts_as_its_family() -> None:
     """A number has a token for each digit in Qwen's vocabulary, and one for three in o200k_base."""
     up.simulated(4096)
     assert rendering.count("128903") == 6
-
-
-@pytest.mark.proxy
-@pytest.mark.usefixtures("own_vocabulary")
-def test_one_run_shows_both_sides(copying: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the plug-in prompts are cut and the report is not whole; with it nothing is cut, so the code is 0."""
-    assert demo(turns=18, context_tokens=4096, fast=True, color=False, environ=copying) == 0
-    lines = capsys.readouterr().out.splitlines()
-    turns = [line for line in lines if line.startswith("turn ")]
-    assert len(turns) == 19
-    assert [line.count("CUT") for line in turns[-6:]] == [1] * 6
-    assert max(map(len, lines)) <= WIDTH
-    below = "".join(lines)
-    assert "compaction 2: " in below
-    assert "restart 1 in mid-answer" in below
-    rows = {row[0]: row[1:] for row in (re.split(r"  +", line) for line in lines)}
-    cuts = rows["prompts that the server cut or refused"]
-    assert (cuts[0], cuts[1]) == (str(sum("CUT" in line for line in turns)), "0")
-    assert rows["compactions"] == ["0", str(sum("compaction " in line for line in lines))]
-    without, with_it = rows["the report at the end, 185 lines"]
-    assert (without.startswith("NOT whole"), with_it) == (True, "whole")

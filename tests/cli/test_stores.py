@@ -87,17 +87,6 @@ def ids(run: Callable[..., str]) -> dict[str, str]:
     return {row[1]: row[0] for row in rows}
 
 
-def test_ls_shows_everything_but_text(run: Callable[..., str]) -> None:
-    """One line each, the last used first, and the sum."""
-    header, first, second, total = run("store", "ls").splitlines()
-    assert header.split() == ["id", "scope", "made", "used", "round", "covers", "by", "bytes"]
-    assert (first.split()[1], second.split()[1]) == ("scope-b", "scope-a")
-    assert " 7  summary " in first
-    assert total.startswith("2 compactions, ")
-    assert total.endswith(" 2 scopes")
-    assert "secret" not in first + second
-
-
 @pytest.mark.parametrize(
     ("arguments", "left", "events"),
     [

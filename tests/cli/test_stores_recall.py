@@ -54,16 +54,6 @@ def run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     return run
 
 
-def test_what_was_dropped_is_found(run: Run) -> None:
-    """With role, turn and handle; by words, by the handle itself, and by a regular expression."""
-    said = run("recall", "which fish")
-    assert "[1] user, turn 1, handle " in said
-    assert "Rhincodon typus" in said
-    handle = said.split("handle ")[1].split()[0]
-    assert "largest?" in run("recall", handle)
-    assert "typus" in run("recall", "/rhinco\\w+/")
-
-
 def test_one_scope_alone(run: Run) -> None:
     """By its beginning; nothing of another one is shown."""
     assert "falcon" in run("recall", "--scope", "scope-b", "falcon")

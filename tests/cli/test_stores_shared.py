@@ -53,25 +53,6 @@ def test_a_store_is_read_or_an_error(run: Callable[..., str], server: Server) ->
     assert "is written %2F" in run("store", "ls", code=1, url="redis://:hunter2/@h")
 
 
-@pytest.mark.slow
-def test_the_store_of_a_configuration_is_found(
-    server: Server,
-    write: Callable[[Any], Path],
-    findings: Callable[[str], dict[str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The proxy's own Redis, if it has one, and a variable."""
-    assert "has no Redis of its own" in findings("redis")["problem"]
-    monkeypatch.setenv("REDIS_PASSWORD", "hunter2")
-    own = {"coordination_redis": {"host": "127.0.0.1", "port": server.port}}
-    assert main(["store", "ls", "--config", str(write(config(settings={"store": "redis"}, general_settings=own)))]) == 0
-    assert "2 compactions" in capsys.readouterr().out
-    monkeypatch.setenv("SHARED", with_password(server))
-    assert main(["store", "ls", "--config", str(write(config(settings={"store": "os.environ/SHARED"})))]) == 0
-    assert "2 compactions" in capsys.readouterr().out
-
-
 @pytest.fixture
 def findings(
     write: Callable[[Any], Path], environ: dict[str, str], capsys: pytest.CaptureFixture[str]

@@ -13,19 +13,17 @@ from litellm_compaction.summarizer import SummaryAnswer
 from tests import virtual_time
 from tests.builders import (
     JsonDict,
-    as_bytes,
     assistant,
     broken_promises,
     calls,
     chat,
     count,
-    parsed,
     raw_conversations,
     result,
     system,
     user,
 )
-from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk
+from tests.engine.bench import SUMMARY, Bench, FakeAsk
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 
@@ -48,27 +46,6 @@ async def asked_of(bench: Bench, *, turns: int = 60, **context: Any) -> tuple[Me
         if bench.ask.messages:
             return bench.ask.messages[0]
     raise AssertionError("nothing was asked")
-
-
-async def test_the_conversation_is_sent_again_as_the_server_holds_it() -> None:
-    """Append mode: same messages, same tools, and only the instruction behind them."""
-    bench = Bench()
-    asked = await asked_of(bench)
-    assert is_appended(asked)
-    assert as_bytes(asked[:-1]) == as_bytes(parsed(talk(60)))[: len(asked) - 1]
-    assert asked[-2].role == "assistant"
-    assert bench.ask.tools == [tuple(TOOLS)]
-
-
-async def test_a_tool_call_is_no_summary() -> None:
-    """It is discarded, and the same model is asked once more, without tools."""
-    bench = Bench()
-    bench.ask.calls_tool = True
-    await asked_of(bench)
-    assert [is_appended(asked) for asked in bench.ask.messages] == [True, False]
-    assert bench.ask.tools[1] == ()
-    assert bench.store.kept[-1][1].level == "summary"
-    assert (bench.last.summary_calls, bench.last.reason) == (2, "")
 
 
 def test_both_modes_share_one_time_limit() -> None:
@@ -123,43 +100,6 @@ async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
         if is_appended(asked):
             # A client's `null` is sent again as it was sent before.
             assert set(broken_promises(asked, asked)) <= {"null content"}
-
-
-async def test_a_model_whose_summaries_are_rejected_pauses(caplog: pytest.LogCaptureFixture) -> None:
-    """Two in a row: for two minutes nobody waits for it, and one line says what to do; then it has one try.
-
-    The line is not said again before a summary was good.
-    """
-    clock = Clock()
-    bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20), clock=clock)
-
-    async def compacted(topic: str) -> tuple[str, str, int]:
-        asked = len(bench.ask.prompts)
-        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], clear_tool_results=False)
-        return bench.last.rung, bench.last.reason, len(bench.ask.prompts) - asked
-
-    assert await compacted("a") == ("truncate", "loop", 1)
-    bench.ask.answer = SUMMARY
-    assert await compacted("b") == ("summary", "", 1)
-    bench.ask.answer = "The king was very wise and kind. " * 20
-    assert [await compacted(topic) for topic in "cdef"] == [
-        ("truncate", "loop", 1),
-        ("truncate", "loop", 1),
-        ("truncate", "paused", 0),
-        ("truncate", "paused", 0),
-    ]
-    clock.now_s += 121
-    assert await compacted("g") == ("truncate", "loop", 1)
-    assert await compacted("h") == ("truncate", "paused", 0)
-    clock.now_s += 121
-    bench.ask.answer = SUMMARY
-    assert [await compacted(topic) for topic in "ij"] == [("summary", "", 1)] * 2
-    warned = [record.message for record in caplog.records if "summaries_rejected" in record.message]
-    assert len(warned) == 1
-    assert "max_summary_calls: 0" in warned[0]
-    bench.ask.answer = "The king was very wise and kind. " * 20
-    assert [await compacted(topic) for topic in "kl"] == [("truncate", "loop", 1)] * 2
-    assert len([record for record in caplog.records if "summaries_rejected" in record.message]) == 2
 
 
 async def test_what_one_tenant_makes_a_model_write_stops_nobody_else() -> None:

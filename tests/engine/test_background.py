@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,15 +12,13 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.engine.background import MOST_PER_HOUR
 from litellm_compaction.events import CompactionEvent
-from tests.builders import JsonDict, as_bytes, assistant, calls, chat, count, parsed, prose, result, user
+from tests.builders import JsonDict, assistant, chat, count, parsed, user
 from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
 FILLED = chat(30, words=72)
 ANSWER = "It is done."
-# Under the trigger by less than a turn of it adds.
-NEARLY = chat(30, words=84)
 NEXT = [*FILLED, assistant(ANSWER), user("Thanks.")]
 LATER = [*FILLED, assistant(ANSWER), user("Go on."), assistant("more " * 1200), user("And then?")]
 
@@ -103,59 +100,6 @@ async def test_what_is_in_effect_stays_so() -> None:
     assert again.messages[1].text.startswith(record)
 
 
-async def test_a_turn_that_is_expected_to_be_compacted_finds_its_prompt_read() -> None:
-    """Where the client's next words would cross the trigger: they are answered behind what the server has read."""
-    scene = Scene()
-    assert (await scene.turn(NEARLY)).action == "none"
-    await scene.rested()
-    assert scene.told == [("prepared", "")]
-    assert scene.bench.ask.max_tokens[1:] == [1]
-    read = scene.bench.ask.messages[1]
-    prepared = await scene.turn([*NEARLY, assistant(ANSWER), user(f"So {prose('more', 120)}")])
-    assert prepared.action == "reused"
-    assert prepared.messages is not None
-    assert as_bytes(read[:-1]) == as_bytes(prepared.messages[: len(read) - 1])
-    assert prepared.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
-    assert scene.told == [("prepared", ""), ("reused", "prepared")]
-    assert len(scene.bench.ask.prompts) == 2
-
-
-async def test_what_was_read_is_sent_below_the_trigger_too() -> None:
-    """The server's cache has lost the chat for it: a shorter turn than expected is compacted as well, and tells why."""
-    scene = Scene()
-    await scene.turn(NEARLY)
-    await scene.rested()
-    short = [*NEARLY, assistant(ANSWER), user("Ok.")]
-    assert (await scene.turn(short)).action == "reused"
-    assert scene.told == [("prepared", ""), ("reused", "early")]
-    assert [(each.ahead, each.early) for _, each in scene.bench.store.kept] == [
-        (True, False),
-        (False, True),
-        (False, False),
-    ]
-    assert (await scene.turn([*short, assistant("Fine."), user("Then?")])).action == "reused"
-    assert scene.told[-1] == ("reused", "")
-
-
-async def test_results_are_cleared_and_what_is_left_is_read_ahead() -> None:
-    """Where stubs will do no model writes anything; the turn that needs them finds the prompt behind them read."""
-    scene, raw = Scene(), [user("Read them all.")]
-    for number in range(12):
-        raw += [calls(f"c{number}"), result(f"c{number}", "line " * 320)]
-    assert (await scene.turn(raw, "")).action == "none"
-    await scene.rested()
-    assert scene.told == [("prepared", "")]
-    assert scene.bench.last.rung == "edit"
-    assert scene.bench.ask.max_tokens == [1]
-    (read,) = scene.bench.ask.messages
-    prepared = await scene.turn([*raw, calls("next"), result("next", "line " * 320)], "")
-    assert prepared.action == "reused"
-    assert prepared.messages is not None
-    assert as_bytes(read) == as_bytes(prepared.messages[: len(read)])
-    assert scene.told[1] == ("reused", "prepared")
-    assert scene.bench.ask.max_tokens == [1]
-
-
 @pytest.mark.parametrize(
     "context",
     [
@@ -173,18 +117,6 @@ async def test_nobody_is_asked_who_may_not_be(context: dict[str, Any]) -> None:
     await scene.rested()
     assert scene.bench.ask.prompts == []
     assert scene.told == []
-
-
-@pytest.mark.parametrize(("admission", "calls"), [("off", 0), ("pool", 1)])
-async def test_siblings_must_be_seen(admission: str, calls: int) -> None:
-    """Where other processes ask the same server, only a shared context shows them."""
-    scene = Scene()
-    request, context = Request(messages=parsed(FILLED)), replace(scene.context(admission=admission), has_siblings=True)
-    prepared = await scene.bench.compactor.guard(request, context)
-    used_tokens = prepared.count.tokens
-    scene.bench.compactor.background.answered(request, context, prepared, answer=ANSWER, used_tokens=used_tokens)
-    await scene.rested()
-    assert len(scene.bench.ask.prompts) == calls
 
 
 async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_taken() -> None:
@@ -210,16 +142,6 @@ async def test_another_answer_is_not_disturbed() -> None:
     await scene.rested()
     assert scene.bench.ask.prompts == []
     room.release()
-
-
-async def test_a_store_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """The record is lost, and one line says so; no task is left with an error."""
-    caplog.set_level("DEBUG", logger="litellm_compaction")
-    scene = Scene()
-    await scene.turn()
-    scene.bench.store.broken = True
-    await scene.rested()
-    assert "StoreError" in caplog.text
 
 
 async def test_an_hour_has_a_bound() -> None:
@@ -248,13 +170,3 @@ async def test_a_record_that_is_in_effect_is_never_replaced() -> None:
     scene.bench.ask.gate.set()
     await scene.rested()
     assert [compaction for _, compaction in scene.bench.store.kept] == [made]
-
-
-async def test_closing_ends_it() -> None:
-    """No task is left behind, and its call is closed."""
-    scene = Scene(FakeAsk(gate=asyncio.Event()))
-    await scene.turn()
-    await scene.bench.ask.asked.wait()
-    await scene.bench.compactor.aclose()
-    assert scene.bench.ask.cancelled == 1
-    assert asyncio.all_tasks() == {asyncio.current_task()}

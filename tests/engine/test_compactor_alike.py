@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import pytest
-
-from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext, Reservation
 from tests.builders import JsonDict, as_bytes, chat, parsed, user
@@ -86,49 +83,4 @@ async def test_four_that_wait_for_room_share_one_summary() -> None:
     assert all(each is not None and as_bytes(each) == as_bytes(sent[0]) for each in sent)
     assert len(scene.bench.ask.prompts) == 1
     assert sorted(scene.bench.outcomes) == ["compacted", *["reused"] * 3]
-    assert scene.is_empty()
-
-
-@pytest.mark.parametrize("is_waiting", [True, False])
-async def test_the_one_that_began_it_may_leave(is_waiting: bool) -> None:
-    """While it waits for room, or while the model writes: the others get their summary, and no room is lost."""
-    scene = Scene()
-    other = await scene.busy()
-    first, second = scene.start(LONG, LONG)
-    await asyncio.wait_for(scene.joined(2), 60)
-    if not is_waiting:
-        other.release()
-        await asyncio.wait_for(scene.bench.ask.asked.wait(), 60)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    other.release()
-    scene.open()
-    assert (await second).action == "compacted"
-    assert len(scene.bench.ask.prompts) == 1
-    assert scene.is_empty()
-
-
-async def test_restarts_of_alike_answers_share_a_summary() -> None:
-    """Each holds the room of its stopped answer; who waits for another's summary gives it back meanwhile."""
-    scene = Scene()
-    request = Request(messages=parsed([user("Write about rivers.")]))
-    partial = Partial(text="\n".join(f"Line {n} of the answer tells of rivers." for n in range(700)))
-    short = await scene.bench.guard([user("hello")], WINDOW)
-
-    async def restarted() -> PreparedRequest:
-        room = scene.room()
-        await room.acquire(short, 2500, is_watched=False)
-        try:
-            prepared = await scene.bench.compactor.continuing.continue_answer(request, partial, scene.context(), room)
-            await room.acquire(prepared, 100, is_watched=True)
-        finally:
-            room.release()
-        return prepared
-
-    tasks = [asyncio.create_task(restarted()) for _ in range(3)]
-    await asyncio.wait_for(scene.joined(3), 60)
-    scene.open()
-    assert {prepared.action for prepared in await asyncio.wait_for(asyncio.gather(*tasks), 60)} == {"compacted"}
-    assert len(scene.bench.ask.prompts) == 1
     assert scene.is_empty()

@@ -5,7 +5,6 @@ The simulator's tokenizer is none that this package has where its `tokens_factor
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -106,21 +105,6 @@ async def lm_studio(
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
-@pytest.mark.parametrize("share", [0.3, 0.68])
-async def test_a_strange_tokenizer_is_no_reason_to_compact(factor: float, share: float) -> None:
-    """Below the real trigger a request goes as it came, from the first one on, and no question costs a prefill."""
-    async with lm_studio(factor=factor) as server:
-        messages = talk("engine", int(share * WINDOW / factor))
-        prepared = await server.guard(messages)
-        assert prepared.messages is None
-        assert server.prefills == 0
-        told = await server.post(messages, max_tokens=1)
-        if told > WINDOW / 4:
-            assert abs(prepared.count.tokens / told - 1) <= 0.005
-        assert server.simulator.sdk.faults() == []
-
-
-@pytest.mark.parametrize("factor", [0.8, 1.2])
 @pytest.mark.parametrize("share", [0.9, 1.5])
 async def test_what_is_compacted_fits_by_the_servers_own_count(factor: float, share: float) -> None:
     """Above the trigger a compaction is made, and what is left of the conversation is never cut."""
@@ -144,31 +128,6 @@ async def test_what_fits_is_not_refused(factor: float) -> None:
         with pytest.raises(DoesNotFit):
             await server.guard(too_long)
         assert server.prefills == prefills
-
-
-async def test_small_requests_ask_nothing() -> None:
-    """A "hello" opens no socket."""
-    async with lm_studio() as server:
-        await server.guard([user("hello")])
-        assert server.simulator.sdk.sockets == []
-
-
-async def test_up_to_a_quarter_of_the_window_nothing_is_asked() -> None:
-    """A model that was loaded anew holds so much in any case."""
-    async with lm_studio(KNOWN, architecture="qwen3", window=4096) as server:
-        prepared = await server.guard(talk("engine", 940))
-        assert 0.22 * 4096 < prepared.count.tokens <= 4096 // 4
-        assert server.simulator.sdk.sockets == []
-
-
-async def test_a_certain_request_asks_only_what_is_loaded() -> None:
-    """Of a known model, once its template is known: one call of the kind that reads nothing."""
-    async with lm_studio(KNOWN, architecture="qwen3") as server:
-        messages = talk("engine", WINDOW // 2)
-        await server.guard(messages)
-        server.simulator.sdk.calls.clear()
-        await server.guard(messages)
-        assert server.simulator.sdk.endpoints() == ["listLoaded"]
 
 
 async def test_images_are_not_asked_about() -> None:
@@ -242,22 +201,3 @@ async def test_a_count_that_is_too_low_cuts_nothing_from_the_first_request_on(
         for turn in range(2):
             prepared, told = await server.served(talk(f"engine {turn}", int(share * WINDOW), words=300))
             assert told + prepared.max_output_tokens(None) <= WINDOW
-
-
-@pytest.mark.parametrize("is_busy", [True, False])
-async def test_nothing_is_written_ahead_while_somebody_uses_lm_studio_itself(is_busy: bool) -> None:
-    """A chat in LM Studio's own window, which this proxy does not see."""
-
-    async def yes() -> bool:
-        return True
-
-    async with lm_studio(KNOWN, architecture="qwen3") as server:
-        server.simulator.instances[0].chats_in_app = int(is_busy)
-        messages = talk("engine", int(0.66 * WINDOW))
-        request, context = Request(messages=parsed(messages)), server.context(background="idle", may_write_ahead=yes)
-        prepared = await server.bench.compactor.guard(request, context)
-        background = server.bench.compactor.background
-        background.answered(request, context, prepared, answer="Done.", used_tokens=int(0.7 * WINDOW))
-        await asyncio.gather(*background._tasks)
-        assert bool(server.bench.ask.prompts) != is_busy
-        assert "getInstanceProcessingState" in server.simulator.sdk.endpoints()

@@ -17,9 +17,7 @@ from tests.builders import (
     agent_conversations,
     agent_run,
     assistant,
-    calls,
     parsed,
-    result,
     system,
     user,
 )
@@ -66,22 +64,3 @@ def test_what_nobody_has_read_is_sent_byte_for_byte(strategy: str, clear: bool, 
     # A system message stays one where it still fits.
     roles = {"user", raw[-1]["role"]}
     assert any(message.role in roles and raw[-1]["content"] in message.text for message in messages) or tail
-
-
-@pytest.mark.parametrize("behind", [*map(user, ADDITIONS), system("The date has changed.")])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_line_behind_a_result_costs_it_nothing(strategy: str, behind: JsonDict) -> None:
-    """With system and tools above the target: the round that is asked about stays, the older ones give way."""
-    rules = system("rule " * 1900)
-    task = user("Port the parser, never touch /etc/passwd.")
-    rounds = [each for n in range(4) for each in (calls(f"c{n}"), result(f"c{n}", f"row {n} of the result\n" * 60))]
-    raw = [rules, task, *rounds, behind]
-    bench = Bench(ask=FakeAsk(DROP_ALL if strategy == "prune" else SUMMARY))
-    prepared = await bench.guard(raw, WINDOW, strategy=strategy)
-    assert prepared.action == "compacted"
-    assert prepared.messages is not None
-    assert bytes_of(prepared.messages)[-3:] == bytes_of(raw)[-3:]
-    assert bench.last.phase == "tool_response"
-    # And the turn after that, in which they are read, is a turn like any other.
-    later = [*raw, assistant("It is ported."), user("Thanks. " + "Tell me more. " * 100)]
-    assert (await bench.guard(later, WINDOW, strategy=strategy)).messages is not None

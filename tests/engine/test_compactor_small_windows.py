@@ -10,8 +10,7 @@ import pytest
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine import PruningModel
 from litellm_compaction.simulator import numbered_words
-from tests.builders import JsonDict, chat, conversation, count, parsed, talk
-from tests.engine.bench import Bench, sent
+from tests.builders import JsonDict, chat, conversation, parsed, talk
 from tests.proxy.scripted import Scene, Turn, goes_on, summarized
 
 
@@ -29,27 +28,6 @@ def _is_brief(prompt: str, strategy: str = "summary") -> bool:
     ]
     assert [line in prompt for line in last_lines] in ([True, False], [False, True])
     return last_lines[0] in prompt
-
-
-@pytest.mark.parametrize("strategy", ["summary", "handoff"])
-@pytest.mark.parametrize("is_same", [True, False], ids=["append", "reformat"])
-@pytest.mark.parametrize("window", [2048, 3072])
-async def test_a_summary_is_made_and_found_again(window: int, is_same: bool, strategy: str) -> None:
-    """Before a request: the prompt for it fits beside what it may write, and the next turn asks nobody."""
-    bench = Bench()
-    raw = full(window)
-    model = PruningModel(label="m", target=bench.target(window), ask=bench.ask, is_same=is_same)
-    before = await bench.guard(raw[:-8], window, pruning_models=[model], strategy=strategy)
-    assert before.action == "none"
-    prepared = await bench.guard(raw, window, pruning_models=[model], strategy=strategy)
-    assert "Half of it is done." in sent(raw, prepared)[1].text
-    [messages], [max_tokens] = bench.ask.messages, bench.ask.max_tokens
-    assert (len(messages) > 1) == is_same
-    assert _is_brief(messages[-1].text, strategy)
-    assert sum(count(message.text) + 8 for message in messages) + max_tokens <= window
-    assert max_tokens >= min(0.05 * window, 150)
-    await bench.guard(raw, window, pruning_models=[model], strategy=strategy)
-    assert len(bench.ask.prompts) == 1
 
 
 @pytest.mark.parametrize("is_same", [True, False], ids=["append", "reformat"])

@@ -11,16 +11,13 @@ import pytest
 from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.prompts import NO_RESPONSE
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.builders import (
     JsonDict,
     as_bytes,
     assistant,
-    broken_promises,
     calls,
-    parsed,
     result,
     system,
     user,
@@ -161,34 +158,6 @@ def _looks_right(strategy: str, level: str, raw: Sequence[JsonDict], messages: S
         assert len(messages) > 3
 
 
-def without_results() -> list[JsonDict]:
-    """A run in which the client has lost every ninth result, one of them near the end."""
-    raw = talk(9000)
-    lost = [at for at, message in enumerate(raw) if message["role"] == "tool"]
-    for at in reversed([*lost[4::9], lost[-2]]):
-        del raw[at]
-    return raw
-
-
-@pytest.mark.parametrize("clear", [True, False])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_lost_result_is_filled_in_for_the_model_that_answers(strategy: str, clear: bool) -> None:
-    """Of what is sent every call has a result, as strict templates want it, by every rung; the next turn reuses it."""
-    raw = without_results()
-    assert any("calls without results" in each for each in broken_promises(parsed(raw), parsed(raw)))
-    bench = Bench(ask=Model(strategy, "good"))
-    prepared = await bench.guard(raw, strategy=strategy, clear_tool_results=clear)
-    messages = sent(raw, prepared)
-    assert prepared.action == "compacted"
-    assert broken_promises(parsed(raw), messages) == []
-    if strategy != "handoff":
-        assert any(message.role == "tool" and message.text == NO_RESPONSE for message in messages)
-    later = [*raw, assistant("Noted."), user("And?")]
-    again = await bench.guard(later, strategy=strategy, clear_tool_results=clear)
-    assert again.action == "reused"
-    assert sent(later, again)[: len(messages)] == messages
-
-
 @settings(max_examples=settings().max_examples)
 @given(answer=answers(talk(8192)[1:-5]))
 async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(answer: str) -> None:
@@ -207,14 +176,3 @@ async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(an
     assert bench.last.summary_calls <= 2
     assert [message.raw for message in messages[-3:]] == raw[-3:]
     assert as_bytes(sent(raw, await bench.guard(raw, strategy="prune", clear_tool_results=False))) == as_bytes(messages)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("model", "has_switch"), [("qwen/qwen3-8b", True), ("qwen/qwen3.5-9b", False)])
-async def test_a_model_with_a_word_for_it_is_told_not_to_think(strategy: str, model: str, has_switch: bool) -> None:
-    """Behind every prompt for a record, whatever the strategy."""
-    bench = Bench(ask=Model(strategy, "good"))
-    models = [bench.pruning_model(bench.ask, label=model)]
-    await bench.guard(talk(8192), strategy=strategy, clear_tool_results=False, pruning_models=models)
-    assert bench.ask.prompts
-    assert all(prompt.endswith(" /no_think") is has_switch for prompt in bench.ask.prompts)

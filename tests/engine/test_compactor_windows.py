@@ -15,7 +15,7 @@ from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import ModelNotLoaded, Overflow
 from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.windows.windows import Windows
-from tests.builders import as_bytes, chat, parsed
+from tests.builders import chat, parsed
 from tests.engine.bench import Bench, sent, settled
 from tests.stores.made import MemoryBoard
 
@@ -68,19 +68,6 @@ def context(bench: Bench, **changes: Any) -> RequestContext:
 # ------------------------------------------------------------------ windows that change
 
 
-@pytest.mark.parametrize("smaller", [2048, 4096, 6000])
-async def test_a_shrunk_window_integrates_the_record(smaller: int) -> None:
-    """What was compacted for a larger window is compacted again for the smaller one, and fits."""
-    bench = Bench()
-    sent(LONG, await bench.guard(LONG, 8192))
-    prepared = await bench.guard(LONG, smaller)
-    sent(LONG, prepared)
-    assert prepared.window.tokens == smaller
-    again = await bench.guard(LONG, smaller)
-    assert again.action == "reused"
-    assert as_bytes(sent(LONG, again)) == as_bytes(sent(LONG, prepared))
-
-
 async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudio) -> None:
     """The next request stays inside of what the error named; the listing is read again."""
     await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
@@ -88,22 +75,6 @@ async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudi
     prepared = await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
     assert (prepared.window.tokens, prepared.window.source) == (4096, "learned")
     assert server.reads == 2
-
-
-async def test_a_window_that_shrinks_while_a_summary_is_written_is_noticed(server: LMStudio) -> None:
-    """A summary takes longer than a window may be old: what goes out fits the window of then."""
-    now_s = 0.0
-    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
-        bench = Bench(windows=Windows(cache_s=5.0, http=http, clock=lambda: now_s))
-        bench.ask.gate = asyncio.Event()
-        asked = asyncio.create_task(bench.compactor.guard(Request(messages=parsed(LONG)), context(bench)))
-        await bench.ask.asked.wait()
-        server.context_length, now_s = 3072, 60.0
-        bench.ask.gate.set()
-        prepared = await asked
-        assert prepared.window.tokens == 3072
-        sent(LONG, prepared)
-        await bench.compactor.aclose()
 
 
 # ------------------------------------------------------------------ not loaded

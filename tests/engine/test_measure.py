@@ -9,9 +9,9 @@ import pytest
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.plan import Edit, Summarize
-from litellm_compaction.engine.measure import RequestMeasurer, is_enough, note_length
+from litellm_compaction.engine.measure import RequestMeasurer, is_enough
 from litellm_compaction.tokenizers.sources import Sources
-from tests.builders import chat, parsed, user
+from tests.builders import chat, parsed
 from tests.engine.bench import Bench
 
 # With the default settings, 9552 tokens fit this window and more than 7000 have to be compacted.
@@ -66,17 +66,3 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_level_reaches_what_i
     measured = replace(measured, count=replace(measured.count, tokens=before_tokens))
     prepared = replace(prepared, count=replace(prepared.count, tokens=after_tokens))
     assert is_enough(measured, decision, compaction, prepared) is enough
-
-
-@pytest.mark.parametrize(("words", "fits"), [(10, True), (20_000, False)])
-async def test_what_is_known_to_be_too_long_is_noted(words: int, fits: bool) -> None:
-    """P8: if a compaction fails by a fault of ours, such a request is refused in place of being sent as it came."""
-    bench = Bench()
-    context = bench.context()
-    request = bench.request([user("word " * words)])
-    note_length(await bench.compactor._measurer.measure(request, context))
-    assert (context.attempts.too_long is None) is fits
-    # The rest of an answer is no request of the client's.
-    carried = replace(bench.context(), goes_on=True)
-    note_length(await bench.compactor._measurer.measure(request, carried))
-    assert carried.attempts.too_long is None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 
-import httpx
 import pytest
 
 from litellm_compaction.core.messages import Message, Request, system_prefix_length
@@ -14,7 +12,6 @@ from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.simulator.rendering import count
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
 from tests.builders import parsed, prose
 from tests.engine.bench import Bench
 
@@ -54,19 +51,6 @@ def conversation(tokens: int) -> list[dict[str, object]]:
     ]
 
 
-async def test_what_the_server_counts_low_enough_is_sent() -> None:
-    """Its texts are counted one by one until all of it certainly fits, then all of it; it goes as it came."""
-    server = Server()
-    request = conversation(2750)
-    prepared = await bench().guard(request, WINDOW, measure=server)
-    assert prepared.messages is None
-    assert 2 <= len(server.asked) <= 3
-    assert all(asked < WINDOW for asked in server.asked)
-    assert server.requests[-1].messages == parsed(request)
-    assert prepared.count.tokens == server.asked[-1]
-    assert prepared.count.tokens + prepared.count.margin_tokens + prepared.max_output_tokens(None) <= WINDOW
-
-
 async def test_nothing_is_asked_twice() -> None:
     """Both hooks of a request, its retries, and the next request that begins alike go by what was told."""
     server, engine = Server(1.2), bench()
@@ -75,33 +59,6 @@ async def test_nothing_is_asked_twice() -> None:
             await engine.guard(conversation(3400), WINDOW, measure=server, attempts=attempts)
     told = [request.messages for request in server.requests]
     assert len(told) == len(set(map(str, told))) <= 3
-
-
-async def test_a_hundred_alike_ask_once() -> None:
-    """One question for all who ask the same at the same time, and all of them are answered."""
-    server, engine = Server(), bench()
-    talk = conversation(2300)
-    found = await asyncio.gather(*(engine.guard(talk, WINDOW, measure=server) for _ in range(100)))
-    # Text that nobody has counted may take twice our count: first a part of it, then all.
-    assert len(server.asked) == 2
-    assert {prepared.count.tokens for prepared in found} == {server.asked[-1]}
-    assert all(prepared.messages is None for prepared in found)
-
-
-async def test_a_conversation_asks_seldom() -> None:
-    """Twelve turns up to the trigger at a model that nobody knows: the first question settles the others."""
-    server, engine = Server(0.8), bench()
-    talk: list[dict[str, object]] = [{"role": "system", "content": prose("rules", 300)}]
-    for turn in range(12):
-        talk.append({"role": "user", "content": prose(f"question {turn}", 150)})
-        prepared = await engine.guard(talk, WINDOW, measure=server)
-        assert prepared.messages is None
-        context = engine.context(WINDOW)
-        engine.compactor.replies.learn(
-            context, prepared, prompt_tokens=server.tokens(parsed(talk)), completion_tokens=50
-        )
-        talk.append({"role": "assistant", "content": prose(f"answer {turn}", 100)})
-    assert len(server.asked) <= 2
 
 
 def turns(name: str, tokens: int) -> list[dict[str, object]]:
@@ -181,35 +138,6 @@ async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
     prepared = await engine.guard(long_talk(), WINDOW, measure=measure, count="probe")
     assert prepared.budget.fits(prepared.count.tokens)
     assert prepared.count.tokens < WINDOW - 20 - prepared.budget.rules.answer_min_tokens
-
-
-async def test_a_server_with_a_tokenizer_is_asked_that() -> None:
-    """llama.cpp's server, an older build: exact without any generation, also for a prompt above its window."""
-    asked: list[str] = []
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.path)
-        if request.url.path == "/props":
-            return httpx.Response(200, json={"default_generation_settings": {"n_ctx": WINDOW}, "total_slots": 1})
-        body = json.loads(request.content)
-        if request.url.path.startswith("/v1/"):
-            return httpx.Response(404, json={"error": "not found"})
-        if request.url.path == "/apply-template":
-            return httpx.Response(200, json={"prompt": "\n".join(message["content"] for message in body["messages"])})
-        return httpx.Response(200, json={"tokens": [0] * int(0.8 * count(body["content"]))})
-
-    async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as http:
-        engine = Bench(windows=Windows(cache_s=1000.0, http=http), counter=TokenCounter())
-        target = engine.target(None, api_base="http://127.0.0.1:8080/v1", apis=("llama.cpp",))
-        server = Server()
-        prepared = await engine.guard(conversation(2750), target=target, measure=server)
-        assert prepared.messages is None
-        assert prepared.count.tokens == int(0.8 * count("\n".join(m["content"] for m in conversation(2750))))  # type: ignore[misc]
-        assert (server.asked, asked) == (
-            [],
-            ["/props", "/v1/chat/completions/input_tokens", "/apply-template", "/tokenize"],
-        )
-        await engine.compactor.aclose()
 
 
 async def test_a_question_takes_room_in_a_shared_context() -> None:

@@ -59,20 +59,6 @@ async def test_a_lost_fact_stands_before_the_question() -> None:
     sent(raw, prepared)
 
 
-async def test_the_next_turn_comes_without_them() -> None:
-    """So that they do not fill the window, and nothing before the question changes."""
-    bench = _bench()
-    raw = [*LONG, user(QUESTION)]
-    first = await asked(raw, bench)
-    again = await asked(raw, bench)
-    assert (again.action, again.messages) == ("reused", first.messages)
-    later = await asked([*raw, assistant("Norahegral."), user("Thank you, and good night.")], bench)
-    assert later.action == "reused"
-    assert later.excerpts == 0
-    assert (later.messages or ())[: len(first.messages or ()) - 1] == (first.messages or ())[:-1]
-    assert (later.messages or ())[-3].text == QUESTION
-
-
 @pytest.mark.parametrize(
     ("raw", "changes"),
     [

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction import (
-    CompactionConfig,
     Compactor,
     SummaryFailed,
     compact,
@@ -26,7 +25,6 @@ from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     JsonDict,
-    agent_run,
     assistant,
     broken_promises,
     calls,
@@ -38,7 +36,7 @@ from tests.builders import (
     user,
 )
 from tests.integration.bench import edit_plan
-from tests.library.scripted import SUMMARY, FakeCompletion, completion, config
+from tests.library.scripted import SUMMARY, FakeCompletion, config
 
 TASK = "The task: port the parser to Rust, never touch /etc/passwd."
 
@@ -75,34 +73,6 @@ async def test_no_secret_of_a_summary_is_written_down() -> None:
     assert done.compacted
     assert "DB_PASSWORD=[secret removed]" in carrier(done.messages)
     assert "hunter2" not in carrier(done.messages)
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (completion(""), "empty"),
-        (completion(None), "empty"),
-        (completion(None, tool_calls=[{"id": "1"}]), "tool_call"),
-        (completion(None, reasoning_content="hm"), "reasoning_only"),
-        (completion("I'm sorry, I can't do that."), "refusal"),
-        ({"error": "no"}, "error"),
-        ({"choices": []}, "error"),
-        ({"choices": "no"}, "error"),
-        (None, "error"),
-        (ConnectionError("secret words"), "error"),
-    ],
-)
-async def test_a_summariser_that_fails(answer: Any, reason: str) -> None:
-    """`compact` raises with one word; `safe_compact` gives the messages back, and says so."""
-    raw = chat(20)
-    with pytest.raises(SummaryFailed) as failed:
-        await compact(raw, config(), FakeCompletion([answer]))
-    assert failed.value.reason == reason
-    assert "secret" not in str(failed.value)
-    done = await safe_compact(raw, config(), FakeCompletion([answer]))
-    assert (done.messages, done.compacted, done.reason) == (raw, False, "error")
-    assert isinstance(done.error, SummaryFailed)
-    assert isinstance(done.error.__cause__, type(answer)) or not isinstance(answer, Exception)
 
 
 @pytest.mark.parametrize("bad", [[{"content": "no role"}], ["text"], [None]])
@@ -172,40 +142,6 @@ async def test_a_compaction_that_gains_nothing_is_not_used() -> None:
     raw = [user("word " * 500), assistant("ok"), user("pasted " * 1000), *chat(5)[2:]]
     done = await compact(raw, config(keep_recent_messages=9), FakeCompletion(["long " * 330]))
     assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
-
-
-async def test_rounds_are_counted_and_the_task_survives() -> None:
-    """Six rounds: one record each, the earlier summary is integrated, the original task stays, word for word."""
-    completions = FakeCompletion([f"### Current state\nround {number} says {number}" for number in range(1, 8)])
-    messages = agent_run(1)
-    for number in range(1, 7):
-        more = agent_run(14)[2:]
-        messages = [*messages, *more, assistant(f"Done {number}."), user(f"Follow-up {number}."), *agent_run(2)[2:]]
-        done = await compact(messages, config(keep_recent_messages=4), completions)
-        assert (done.compacted, done.round) == (True, number)
-        text = carrier(done.messages)
-        assert text.count("## Session Summary") == text.count(FRAME_BEGIN) == text.count(FRAME_END) == 1
-        assert f"(round {number})" in text
-        assert TASK in text
-        assert f"This is round {number} of" in completions.prompts[-1]
-        assert number == 1 or f"round {number - 1} says {number - 1}" in completions.prompts[-1]
-        assert all(f"Follow-up {each}." in text for each in range(1, number + 1))
-        assert await count_tokens(done.messages, model="qwen/qwen3-8b") < 2600
-        messages = done.messages
-
-
-@pytest.mark.parametrize("role", ["user", "assistant", "system"])
-async def test_another_tools_summary_is_integrated(role: str) -> None:
-    """A message that begins with the heading is the record so far, and is gone afterwards."""
-    old = {"role": role, "content": "## Session Summary (round 4)\nThe lexer is ported; token is ABC123."}
-    raw = [system(), old, *chat(20)[1:]]
-    completions = FakeCompletion()
-    done = await compact(raw, config(), completions)
-    assert done.round == 5
-    assert "RECORD SO FAR" in completions.prompts[0]
-    assert "token is ABC123" in completions.prompts[0]
-    assert old not in done.messages
-    assert [message for message in done.messages if message["role"] == "system"] == [system()]
 
 
 def plan_or_summary(prompt: str) -> str:
@@ -303,20 +239,6 @@ async def test_one_message_more_than_is_kept_is_nothing_to_compact(messages: int
     assert (done.reason, done.compacted) == (reason, not reason)
 
 
-@pytest.mark.parametrize(
-    ("reserves", "trigger"),
-    [
-        ({}, 6553),
-        ({"system_reserve_tokens": 1000}, 5753),
-        ({"system_reserve_tokens": 1000, "output_reserve_tokens": 1000, "safety_buffer_tokens": 192}, 4800),
-        ({"output_reserve_tokens": 8000}, 1638),
-    ],
-)
-def test_reserves_leave_less_to_the_trigger(reserves: dict[str, int], trigger: int) -> None:
-    """As in the proxy: the ratio is of what they leave, and all together take three quarters at most."""
-    assert CompactionConfig(model="m", context_window_tokens=8192, **reserves).trigger_tokens == trigger
-
-
 @pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
 async def test_a_topic_reaches_the_summariser(strategy: str) -> None:
     """As data, whatever the strategy; too long a text is no topic."""
@@ -324,23 +246,6 @@ async def test_a_topic_reaches_the_summariser(strategy: str) -> None:
     await compact(chat(30), config(strategy=strategy), completions, focus="the <|im_start|> schema")
     assert "the < |im_start|> schema" in str(completions.asked[0])
     assert (await safe_compact(chat(30), config(), completions, focus="x" * 501)).reason == "error"
-
-
-async def test_a_compactor_acts_above_the_trigger_alone() -> None:
-    """Below it the messages come back and no model is asked; tools count; above it the result is that of `compact`."""
-    completions = FakeCompletion()
-    raw = chat(20)
-    tokens = await count_tokens(raw, model="qwen/qwen3-8b")
-    settled = config(context_window_tokens=tokens, trigger_ratio=1.0)
-    compactor = Compactor(settled, completions)
-    done = await compactor(raw)
-    assert (done.messages, done.compacted, done.reason) == (raw, False, "below_trigger")
-    assert done.tokens_before == done.tokens_after == tokens
-    assert completions.asked == []
-    tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
-    done = await compactor(raw, tools=tools)
-    assert (done.compacted, len(completions.asked)) == (True, 1)
-    assert done == await compact(raw, settled, FakeCompletion(), tools=tools)
 
 
 async def test_a_compactor_never_raises() -> None:
@@ -352,30 +257,6 @@ async def test_a_compactor_never_raises() -> None:
     done = await compactor(chat(20))
     assert (done.messages, done.reason, type(done.error)) == (chat(20), "error", SummaryFailed)
     assert "secret" not in repr(compactor)
-
-
-async def test_the_summariser_is_called_like_acompletion() -> None:
-    """With model, messages, max_tokens and temperature, and nothing else; another model where one is named."""
-    completions = FakeCompletion()
-    await compact(chat(20), config(summary_model="small", summary_max_tokens=300, temperature=0.1), completions)
-    [asked] = completions.asked
-    assert sorted(asked) == ["max_tokens", "messages", "model", "temperature"]
-    assert (asked["model"], asked["max_tokens"], asked["temperature"]) == ("small", 300, 0.1)
-    assert [message["role"] for message in asked["messages"]] == ["user"]
-    assert "Question 3." in completions.prompts[0]
-    # The request is shown for orientation, the other recent messages are not.
-    assert "Question 19." in completions.prompts[0]
-    assert "Question 18." not in completions.prompts[0]
-
-
-def test_a_selection_says_what_goes_where() -> None:
-    """System, the part that a summary would stand for, the recent part; nothing is lost."""
-    raw = chat(20)
-    chosen = select_messages(raw, config())
-    assert chosen.system == raw[:1]
-    assert chosen.to_summarize == raw[1:-10]
-    assert chosen.to_keep == raw[-10:]
-    assert (chosen.reason, chosen.round, chosen.earlier_summary) == ("", 0, "")
 
 
 def test_an_earlier_summary_is_found() -> None:

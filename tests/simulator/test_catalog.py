@@ -63,16 +63,6 @@ def test_load_and_unload_through_the_api(bench: BenchFactory) -> None:
     assert [instance.id for instance in served.simulator.instances] == [KEY, f"{KEY}:3"]
 
 
-@pytest.mark.parametrize(
-    "name", [KEY, "qwen3-8b", "QWEN/Qwen3-8B", "qwen3-8b@q4_k_m", f"{KEY}@q8_0", "unknown/model", ""]
-)
-def test_all_forms_of_a_name_reach_the_model(bench: BenchFactory, name: str) -> None:
-    """Key, variant, bare, differently cased, unknown, and empty names are served by the loaded model."""
-    served = bench()
-    assert served.chat(user("hi"), model=name).status_code == 200
-    assert served.last.instance_id == KEY
-
-
 def test_a_key_means_its_first_instance(bench: BenchFactory) -> None:
     """A key goes to the canonical instance although a larger one exists; an instance id goes to its own."""
     served = bench(4096)

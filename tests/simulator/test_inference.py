@@ -12,27 +12,12 @@ from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, numbered_
 from tests.simulator.bench import (
     Bench,
     BenchFactory,
-    assistant,
     deltas,
     finish_reasons,
     long_chat,
     parse_events,
-    system,
     user,
 )
-
-
-def test_a_growing_conversation_reuses_everything_before_its_tail(bench: BenchFactory) -> None:
-    """The next turn computes only what is new: the answer so far is in the cache too."""
-    served = bench(script=lambda call: Reply("A fine answer."))
-    messages = [system("S" * 400), user("First question")]
-    served.chat(*messages)
-    first = served.last
-    assert (first.cached_tokens, first.computed_tokens) == (0, first.prompt_tokens)
-    served.chat(*messages, assistant("A fine answer."), user("Second question"))
-    second = served.last
-    assert second.cached_tokens == first.prompt_tokens + first.completion_tokens
-    assert second.cached_tokens + second.computed_tokens == second.prompt_tokens
 
 
 def _two_at_once(served: Bench, words: int, **fields: Any) -> list[Any]:
@@ -113,28 +98,6 @@ def test_middle_truncation_is_silent(bench: BenchFactory) -> None:
 def words(_: ChatCall) -> Reply:
     """An answer longer than the window."""
     return Reply(numbered_words(1000))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("way", "outcome", "finish"),
-    [
-        ("length", "mid_overflow", ["length"]),
-        ("stop", "mid_overflow", ["stop"]),
-        ("shift", "ok", ["stop"]),
-        ("error", "mid_overflow", []),
-    ],
-)
-def test_window_fills_while_generating(bench: BenchFactory, way: str, outcome: str, finish: list[str]) -> None:
-    """A full window ends the stream as configured, after exactly the tokens that fitted."""
-    served = bench(500, mid_overflow=way, script=words)
-    events = served.events(user("go"))
-    assert (served.last.outcome, finish_reasons(events)) == (outcome, finish)
-    used = served.last.prompt_tokens + served.last.completion_tokens
-    assert (used > 500) if way == "shift" else (used == 500)
-    assert numbered_words(1000).startswith(deltas(events))
-    if way == "error":
-        assert events[-1][1]["message"] == "Context size has been exceeded."
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiktoken
 
 from litellm_compaction.simulator import Model, Reply, Tokenizer
-from litellm_compaction.simulator.rendering import count, decode, encode
 from tests.simulator.bench import KEY, BenchFactory, assistant, long_chat, system, user
 
 HAN = "请把这份报告翻译成英文，然后告诉我哪些数字是错的。" * 20
@@ -72,12 +70,3 @@ def test_images_cost_a_fixed_number_of_tokens(bench: BenchFactory) -> None:
     served.chat(user([{"type": "text", "text": "look here"}, image]))
     assert served.last.prompt_tokens == plain + 1000
     assert "QUJD" not in served.last.seen_text
-
-
-@pytest.mark.slow
-def test_vocabulary_is_o200k_and_survives_pathological_text() -> None:
-    """Ordinary text is tokenized as o200k_base does, and a million spaces do not panic."""
-    text = "def f(x): return x  # naïve 漢字"
-    assert list(encode(text)) == tiktoken.get_encoding("o200k_base").encode_ordinary(text)
-    assert decode(encode(text)) == text
-    assert 0 < count(" " * 1_000_000) < 100_000

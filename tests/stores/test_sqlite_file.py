@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
-import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,31 +18,6 @@ from tests.stores.conftest import Open, asides, change
 from tests.stores.made import MemoryStore, SqliteStore, SteadyStore
 
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX modes and open files")
-
-
-@posix
-async def test_nobody_else_can_read_it(opened: Open, path: Path) -> None:
-    """0600 for the file and its two companions, 0700 for the folder, also where the file was open to others."""
-    path.parent.mkdir(mode=0o700)
-    path.touch(mode=0o644)
-    store = opened()
-    await store.put("team", compaction("h"))
-    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
-    assert modes == dict.fromkeys(["store.sqlite3", "store.sqlite3-wal", "store.sqlite3-shm"], 0o600)
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-
-
-async def test_readers_do_not_wait_for_a_writer(opened: Open, path: Path) -> None:
-    """The journal is WAL: found while another process holds the write lock."""
-    store = opened()
-    await store.put("team", compaction("h"))
-    writer = sqlite3.connect(path, isolation_level=None)
-    assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    writer.execute("BEGIN IMMEDIATE")
-    assert await store.find("team", ["h"]) == [compaction("h")]
-    with pytest.raises(StoreError, match="locked"):
-        await store.put("team", compaction("other"))
-    writer.close()
 
 
 async def test_a_locked_file_is_written_again_after_a_while(path: Path) -> None:
@@ -145,22 +118,6 @@ async def test_a_file_that_is_damaged_while_in_use_is_set_aside(
     assert [record.getMessage().split()[0] for record in caplog.records] == ["store_corrupt", "store_file_replaced"]
 
 
-@posix
-async def test_a_file_that_is_deleted_while_in_use_is_made_anew(
-    opened: Open, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning; what comes later is found, and survives a restart."""
-    store = opened()
-    await store.put("team", compaction("before"))
-    for each in path.parent.iterdir():
-        each.unlink()
-    assert await store.find("team", ["before"]) == []
-    await store.put("team", compaction("after"))
-    await store.aclose()
-    assert await opened().find("team", ["before", "after"]) == [compaction("after")]
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["store_file_replaced"]
-
-
 async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     """As is one that cannot be written; it names the file."""
     (tmp_path / "file").touch()
@@ -207,29 +164,6 @@ async def test_a_disk_that_hangs_holds_nobody_up(opened: Open) -> None:
     released.set()
     await store.aclose()
     assert await opened().find("team", ["h"]) == [compaction("h")]
-
-
-async def test_another_process_may_make_the_file_while_it_is_looked_at(path: Path) -> None:
-    """Its schema is read as of one moment: an empty file that has tables a moment later is no other program's."""
-
-    class Raced(sqlite3.Connection):
-        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-            if "sqlite_master" in statement and not raced:
-                raced.append(statement)
-                # Where the file is being read it has to wait, here for nothing.
-                with contextlib.suppress(StoreError, sqlite3.Error):
-                    other = sqlite3.connect(path, timeout=0, isolation_level=None)
-                    try:
-                        other.executescript("CREATE TABLE x (a); PRAGMA application_id=7;")
-                    finally:
-                        other.close()
-            return super().execute(statement, *values)
-
-    raced: list[str] = []
-    file = SqliteFile(path, MIGRATIONS, create=True, connect=Raced)
-    file.write(lambda connection: None)
-    file.close()
-    assert raced
 
 
 @pytest.mark.parametrize(("failure", "opened"), [("disk I/O error", 2), ("database is locked", 1)])

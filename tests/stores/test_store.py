@@ -335,33 +335,6 @@ async def pair(opening: Opening) -> AsyncIterator[tuple[Store, Store]]:
 
 
 @pytest.mark.parametrize("opening", KINDS, indirect=True)
-async def test_what_is_written_at_the_same_time_is_not_lost(pair: tuple[Store, Store]) -> None:
-    """Every put of a hundred is found, every word that is added to one fact is in it, and events have one order."""
-    names = [f"h{number}" for number in range(100)]
-    await asyncio.gather(*(pair[at % 2].put("team", compaction(name)) for at, name in enumerate(names)))
-    found = await asyncio.gather(*(pair[at % 2].find("team", [name]) for at, name in enumerate(names, 1)))
-    assert [[each.covered_hash for each in some] for some in found] == [[name] for name in names]
-    added = [store.merge_fact("model", "words", f"{at}{n}", joined) for n in range(8) for at, store in enumerate(pair)]
-    kept = await asyncio.gather(*added)
-    assert max(len(each.split()) for each in kept) == 16
-    whole = " ".join(sorted(f"{at}{n}" for n in range(8) for at in range(2)))
-    assert [await store.get_fact("model", "words") for store in pair] == [whole, whole]
-    await asyncio.gather(*(store.add_event(1000.0, str(n)) for n in range(20) for store in pair))
-    first, second = [await store.events() for store in pair]
-    assert first == second
-    assert len({event.number for event in first}) == 40
-
-
-@pytest.mark.parametrize("opening", KINDS, indirect=True)
-async def test_of_thousands_of_hashes_each_is_looked_for(pair: tuple[Store, Store]) -> None:
-    """A conversation may be long; the first, the last and one in the middle are found, longest first."""
-    names = [f"h{number}" for number in range(2000)]
-    for number in (0, 1000, 1999):
-        await pair[0].put("team", compaction(f"h{number}", covered=number))
-    assert [each.covered_messages for each in await pair[1].find("team", names)] == [1999, 1000, 0]
-
-
-@pytest.mark.parametrize("opening", KINDS, indirect=True)
 async def test_a_log_keeps_its_newest_lines(pair: tuple[Store, Store]) -> None:
     """So many as its writer says; other logs have a bound of their own."""
     rows = pair[0].rows
@@ -439,11 +412,3 @@ def test_a_bound_takes_the_oldest_of_who_has_most(
             assert left[scope] + lost[-1].size_bytes + after[-1].size_bytes >= max(left.values())
 
     asyncio.run(play())
-
-
-async def test_an_ended_memory_store_is_empty() -> None:
-    """Ending it gives the memory back."""
-    store = MemoryStore(ttl_s=100.0, max_bytes=1_000_000)
-    await store.put("team", compaction("h"))
-    await store.aclose()
-    assert await store.find("team", ["h"]) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -77,17 +76,6 @@ async def test_a_note_lives_for_its_lease(boards: tuple[Board, Board, Clock]) ->
     assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == []
 
 
-async def test_only_one_of_many_is_the_first(boards: tuple[Board, Board, Clock]) -> None:
-    """Reading and writing are one step."""
-    first, second, _ = boards
-
-    async def is_first(board: Board, name: str) -> bool:
-        return await board.update("right", name, lambda others: (None if others else b"1", not others), lease_s=LEASE_S)
-
-    said = await asyncio.gather(*(is_first((first, second)[at % 2], str(at)) for at in range(40)))
-    assert sum(said) == 1
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Where a file board is."""
@@ -99,14 +87,4 @@ async def test_a_file_board_is_the_users_alone(path: Path) -> None:
     board = file_board(path)
     await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
     assert os.name != "posix" or {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()} == {0o600}
-    await board.aclose()
-
-
-async def test_notes_from_before_a_restart_of_the_machine_are_gone(path: Path) -> None:
-    """Its clock begins at 0 again: what seems to live for hours was written by an earlier one."""
-    clock = Clock()
-    board = file_board(path, clock=clock)
-    await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
-    clock.now_s = 5
-    assert await board.update("pool", "b", says(b"2"), lease_s=LEASE_S) == []
     await board.aclose()

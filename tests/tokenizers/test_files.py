@@ -60,16 +60,6 @@ def test_texts_are_counted_as_the_file_says(folder: Path) -> None:
     assert tokenizer.special_tokens == {"<s>": 257, "<|end|>": 258}
 
 
-def test_the_length_limit_of_a_file_is_lifted(folder: Path) -> None:
-    """A file that cuts or pads texts must not hide tokens of a prompt."""
-    tokenizer = small_tokenizer()
-    tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=50)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    read = _read_here(folder)
-    assert (read.count("ab" * 10), read.count("ab")) == (10, 1)
-
-
 def test_bos_is_never_counted_but_known(folder: Path) -> None:
     """Whoever renders a template decides on BOS; the file's post-processor, or its configuration, says who adds it."""
     write_config(folder, bos_token={"content": "<s>"}, eos_token="<|end|>")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,32 +13,6 @@ from litellm_compaction.tokens.growth import Profile
 from litellm_compaction.tokens.samples import Stamps
 
 NOW_S = 1e9
-
-
-class _Interrupted(Mix):
-    """A mix during whose comparison the server's next number comes, as it can between two steps of a thread."""
-
-    calibration = Calibration()
-
-    def __iter__(self) -> Iterator[float]:
-        self.calibration.add(2000, 0, PLAIN, 2200)
-        return super().__iter__()
-
-
-def test_a_number_that_comes_during_a_prediction_changes_the_next_one() -> None:
-    """The prediction goes by what was known when it began."""
-    calibration = _Interrupted.calibration
-    calibration.add(1000, 0, PLAIN, 1000)
-    request = _Interrupted(0.0, 0.0)
-    assert calibration.predict(1000, request, 0.1).factor == 1.0
-    assert calibration.predict(1000, PLAIN, 0.1).factor == 1.1
-
-
-@pytest.mark.parametrize(("doubtful", "ratio"), [(150, 1.0), (90, 0.91)])
-def test_what_may_be_left_out_explains_a_low_number_from_a_tenth_on(doubtful: int, ratio: float) -> None:
-    """A number that is low by just so much says nothing of the text; less is within what counts differ by."""
-    calibration = Calibration()
-    assert calibration.add(1000, doubtful, PLAIN, 1000 - doubtful) == pytest.approx(ratio)
 
 
 class Clock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -60,27 +59,6 @@ async def count(family: Family, *raw: Mapping[str, JsonValue], tools: tuple[Json
     return await TokenCounter().count("t", family, request(*raw, tools=tools))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-async def test_the_parts_add_up(family: Family) -> None:
-    """tokens is the sum of overhead, tools and one size per message."""
-    call = {"id": "call_1", "type": "function", "function": {"name": "tool_1", "arguments": '{"path": "a"}'}}
-    made = await count(
-        family,
-        {"role": "system", "content": "You help."},
-        user("Read it."),
-        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "I should read."},
-        {"role": "tool", "tool_call_id": "call_1", "content": PROSE},
-        tools=TOOLS,
-    )
-    assert len(made.sizes) == 4
-    # Tools that stand beside the system message may take a token of its share.
-    assert all(size > 0 for size in made.sizes[1:])
-    assert made.tokens == made.overhead_tokens + made.tools_tokens + sum(made.sizes)
-    # Harmony writes schemas as TypeScript, which is shorter.
-    assert made.tools_tokens > registry.token_length(family.vocabulary, json.dumps(TOOLS)) / 4
-
-
 async def test_gpt_oss_follows_the_harmony_template() -> None:
     """The count is that of the rendered template: 63 tokens around, 4 per message, 2 more for an answer's channel."""
     header = (
@@ -122,25 +100,6 @@ async def test_text_counts_as_in_the_messages() -> None:
     for text in ("", "short", PROSE * 1000):
         assert await counter.count_text("t", STAND_IN, text) == counter.text_counter("t", STAND_IN)(text)
     assert counter.text_counter("t", STAND_IN)("") == 0
-
-
-@pytest.mark.slow
-async def test_very_long_requests_leave_the_event_loop_alone() -> None:
-    """While megabytes are counted, the loop goes on."""
-    counter = TokenCounter()
-    await counter.count_text("t", STAND_IN, "load")
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0)
-
-    ticking = asyncio.create_task(tick())
-    await counter.count("t", STAND_IN, request(user(PROSE * 20_000)))
-    ticking.cancel()
-    assert ticks > 5
 
 
 async def test_calibration_narrows_the_promise() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 
 import pytest
 
 from litellm_compaction.core.messages import JsonValue
-from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokens import formula
 from litellm_compaction.tokens.counter import TokenCounter
-from tests.tokens.test_counter import PROSE, STAND_IN, TOOLS, count, request, user
+from tests.tokens.test_counter import PROSE, STAND_IN, count, request, user
 
 
 async def test_base64_is_never_text() -> None:
@@ -36,30 +34,6 @@ async def test_reasoning_calls_and_legacy_calls_count() -> None:
         ("name", PROSE),
     ):
         assert (await count(STAND_IN, {"role": "assistant", "content": "x", field: value})).tokens > plain + 15
-
-
-async def test_known_messages_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next turn tokenizes only what is new, and touches no thread."""
-    texts: list[str] = []
-    threads: set[str] = set()
-
-    def spy(name: str, text: str) -> int:
-        texts.append(text)
-        threads.add(threading.current_thread().name)
-        return registry.token_length(name, text)
-
-    monkeypatch.setattr(formula, "token_length", spy)
-    counter = TokenCounter()
-    registry.vocabulary(STAND_IN.vocabulary)
-    turns = [user(f"{index} {PROSE * 50}") for index in range(20)]
-    first = await counter.count("t", STAND_IN, request(*turns, tools=TOOLS))
-    assert threading.main_thread().name not in threads
-    texts.clear()
-    threads.clear()
-    second = await counter.count("other", STAND_IN, request(*turns, user("new"), tools=TOOLS))
-    assert texts == ["new"]
-    assert threads == {threading.main_thread().name}
-    assert second.sizes[:20] == first.sizes
 
 
 async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import Count, TokenCounter
-from litellm_compaction.tokens.prefix import fingerprints
 
 UNKNOWN = family_of("", "nobody-knows")
 GPT_OSS = family_of("gpt-oss", "gpt-oss-20b")
@@ -105,14 +104,6 @@ async def test_a_number_without_the_cached_part_is_no_anchor() -> None:
     counter.learn("t", third, round(third.raw_tokens))
     counter.learn("t", third, round(third.raw_tokens * 0.97))
     assert (await counted(counter, LLAMA31, longer)).tokens == third.tokens
-
-
-def test_fingerprints_grow_with_the_conversation() -> None:
-    """One entry per message and one for none; a longer conversation begins with the entries of a shorter one."""
-    short, long = fingerprints(request(*chat(3))), fingerprints(request(*chat(6)))
-    assert (len(short), len(long)) == (4, 7)
-    assert long[:4] == short
-    assert len(set(long)) == 7
 
 
 async def test_a_request_that_is_counted_twice_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,15 +50,6 @@ def test_the_server_itself_puts_its_token_before_the_prompt() -> None:
     assert prompt.text.startswith("<|start_header_id|>system")
 
 
-def test_a_server_that_adds_no_token_gets_it_in_the_prompt() -> None:
-    """LM Studio's MLX engine takes the text as it is."""
-    messages = [parse_message(message) for message in (SYSTEM, ASK, BEGUN)]
-    for adds_bos in (True, False):
-        prompt = begun_prompt(family_of("", "llama-3.1-8b"), messages, NOW, adds_bos=adds_bos)
-        assert prompt is not None
-        assert prompt.text.startswith("<|begin_of_text|>") != adds_bos
-
-
 @pytest.mark.parametrize(
     ("model", "end"),
     [

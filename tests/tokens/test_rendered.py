@@ -83,21 +83,6 @@ def test_tools_that_a_template_drops_are_estimated() -> None:
     assert not made.exact
 
 
-def test_odd_ids_are_counted_as_nine_digits() -> None:
-    """Mistral's template refuses ids as OpenAI writes them; the count goes on, and is not called exact."""
-    for call_id, exact in (("call00001", True), ("call_aVeryLongIdentifier0123456789", False)):
-        made = count(
-            NEMO,
-            user("Look."),
-            assistant("", tool_calls=call(call_id)),
-            {"role": "tool", "tool_call_id": call_id, "content": PROSE},
-            tools=(TOOL,),
-        )
-        assert made.rendered
-        assert made.exact is exact
-        assert made.error_ratio == (0.02 if exact else 0.05)
-
-
 def test_arguments_that_are_no_json_are_counted_as_they_are() -> None:
     """llama.cpp refuses them; the count goes on, and is not called exact."""
     made = count(QWEN3, user("x"), assistant("", tool_calls=call(arguments='{"a": ' + PROSE * 10)), user("y"))

@@ -16,33 +16,8 @@ from litellm_compaction.windows.lmstudio import (
     answers_as_lmstudio,
     list_models,
     match,
-    server_root,
 )
 from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v0_model, v1_model
-
-
-@pytest.mark.parametrize(
-    "api_base", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1//v1//", " http://h:1/v1 "]
-)
-def test_the_root_has_no_version_and_no_slash(api_base: str) -> None:
-    """Every spelling of an api_base leads to the same root."""
-    assert server_root(api_base) == "http://h:1"
-
-
-async def test_v1_is_read_with_its_instances(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
-    """A v1 listing gives every instance with the context length with which it is loaded."""
-    server.list_v1(v1_model("qwen/qwen3-8b", _=8192, big=32768), v1_model("a/b"))
-    listing = await list_models(http, BASE, None)
-    assert listing.api == "v1"
-    loaded, idle = listing.models
-    assert loaded.instances == (
-        Instance(id="qwen/qwen3-8b", context_length=8192, parallel=4),
-        Instance(id="big", context_length=32768, parallel=4),
-    )
-    assert (loaded.kind, loaded.architecture, loaded.publisher) == ("llm", "qwen3", "qwen")
-    assert loaded.loaded
-    assert not idle.loaded
-    assert server.paths == ["/api/v1/models"]
 
 
 async def test_v0_is_asked_when_v1_answers_200_with_an_error(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
@@ -190,26 +165,6 @@ async def test_a_bad_address_is_unavailable(http: httpx.AsyncClient) -> None:
     assert "secret" not in str(caught.value)
     with pytest.raises(ServerUnavailable):
         await list_models(http, "http://[::bad", None)
-
-
-@pytest.mark.parametrize(
-    ("api_key", "sent"),
-    [
-        (None, None),
-        ("", None),
-        ("fake-api-key", None),
-        ("sk-lm-1", "Bearer sk-lm-1"),
-        ("schlüssel", "Bearer schlüssel"),
-    ],
-)
-async def test_only_real_keys_are_sent(
-    server: FakeLMStudio, http: httpx.AsyncClient, api_key: str | None, sent: str | None
-) -> None:
-    """Placeholders are not sent as bearer tokens."""
-    server.list_v1()
-    await list_models(http, BASE, api_key)
-    got = dict(server.requests[0].headers.raw).get(b"Authorization")
-    assert (got.decode() if got is not None else None) == sent
 
 
 async def test_a_compressed_answer_is_closed_with_its_connection() -> None:

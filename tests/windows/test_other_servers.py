@@ -64,27 +64,6 @@ async def test_a_server_says_its_window(
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer sk-secret"}
 
 
-@pytest.mark.parametrize(
-    ("props", "listing", "parallel"),
-    [
-        ({}, {"data": [{"id": "m", "meta": {"n_ctx": 6144}}]}, 4),
-        ({}, {"data": [{"id": "m", "meta": {"n_ctx": 24576}}]}, 1),
-        ({}, {"data": [{"id": "m", "meta": None}, {"id": "n"}]}, 1),
-        ({}, httpx.Response(503, json={}), 1),
-        ({"n_ctx": 6144}, VLLM, 4),
-        ({"n_ctx": 24576}, VLLM, 1),
-        ({"total_slots": 1, "n_ctx": 6144}, VLLM, 1),
-    ],
-)
-async def test_slots_that_each_have_the_whole_context_share_it(
-    server: FakeLMStudio, windows: Windows, props: dict[str, Any], listing: object, parallel: int
-) -> None:
-    """llama-server's own choice is four slots over one cache: an answer then has what the others leave."""
-    server.answers = {"/props": {**PROPS, **props}, "/v1/models": listing}
-    window = await windows.resolve(target())
-    assert (window.tokens, window.parallel) == (6144, parallel)
-
-
 async def test_what_an_overflow_shows_of_a_context_holds(server: FakeLMStudio, windows: Windows) -> None:
     """That answers share it, until the process ends; told once."""
     server.answers = {"/props": PROPS, "/v1/models": VLLM}
@@ -129,18 +108,6 @@ async def test_a_server_that_is_down_says_why(server: FakeLMStudio, http: httpx.
     with pytest.raises(ServerUnavailable, match="503"):
         await list_served(http, BASE, None, ALL)
     assert server.paths == ["/props"]
-
-
-async def test_only_the_named_apis_are_asked(server: FakeLMStudio, windows: Windows) -> None:
-    """Nothing else once one has answered; without any, no request is sent at all."""
-    server.answers = {"/props": {**PROPS, "total_slots": 1}, "/v1/models": VLLM}
-    assert (await windows.resolve(target())).tokens == 6144
-    assert (await windows.resolve(target("lora", ("vllm",)))).tokens == 32768
-    assert server.paths == ["/props", "/v1/models"]
-    assert (await windows.resolve(target(apis=()), fresh=True)).source == "default"
-    windows.invalidate(target(apis=()))
-    assert (await windows.resolve(target(apis=()))).source == "default"
-    assert server.paths == ["/props", "/v1/models"]
 
 
 async def test_a_silent_server_is_seldom_asked(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
@@ -241,19 +208,6 @@ async def test_what_is_no_count_is_asked_for_in_two_calls(answer: Any) -> None:
     counting: dict[str, Any] = {"/apply-template": {"prompt": "a b"}, "/tokenize": words}
     server = Server({"/v1/chat/completions/input_tokens": httpx.Response(200, json=answer), **counting})
     assert await tokens(server, "llama.cpp") == 2
-
-
-async def test_older_llama_cpp_renders_and_counts() -> None:
-    """The template gets messages, tools and the choice; its prompt is tokenized with special tokens as such."""
-    server = Server({"/apply-template": {"prompt": "<s> one two three"}, "/tokenize": words})
-    assert await tokens(server, "llama.cpp") == 4
-    _, (_, rendered), (_, counted) = server.asked
-    assert rendered == {
-        "messages": [{"role": "user", "content": "Größe?"}],
-        "tools": list(TOOLS),
-        "tool_choice": "auto",
-    }
-    assert counted == {"content": "<s> one two three", "add_special": True, "parse_special": True}
 
 
 async def test_vllm_counts_at_once() -> None:

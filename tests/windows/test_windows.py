@@ -14,20 +14,7 @@ from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnkn
 from litellm_compaction.windows.windows import Windows
 from tests import virtual_time
 from tests.windows.conftest import CACHE_S
-from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, settled, target, v0_model, v1_model
-
-
-def test_a_target_hides_its_key() -> None:
-    """The API key is in no representation, so in no log."""
-    assert "sk-secret" not in repr(target())
-
-
-async def test_the_loaded_length_is_the_window(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """The number is that of the loaded instance, never max_context_length, whatever the operator wrote."""
-    server.list_v1(v1_model(_=12288))
-    window = await windows.resolve(target(context_length=99999))
-    assert (window.tokens, window.source, window.architecture) == (12288, "api/v1", "qwen3")
-    assert (window.instance_id, window.parallel, window.read_s) == ("qwen/qwen3-8b", 4, clock())
+from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, target, v0_model, v1_model
 
 
 async def test_what_a_server_lists_and_has_loaded(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
@@ -250,30 +237,6 @@ async def test_a_young_value_that_an_error_made_doubtful_is_refused(server: Fake
         await windows.resolve(target())
 
 
-async def test_a_server_that_is_busy_is_waited_for(clock: Clock) -> None:
-    """One that takes connections may take longer than the limit for those: refusing costs more than waiting."""
-    asked, answer = asyncio.Event(), asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        asked.set()
-        await answer.wait()
-        body = json.dumps({"models": [v1_model(_=8192)]}).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        windows = Windows(cache_s=CACHE_S, clock=clock, timeout_s=0.2)
-        waiting = asyncio.create_task(windows.resolve(target(api_base=f"http://127.0.0.1:{port}/v1")))
-        await asyncio.wait_for(asked.wait(), 60)
-        # Twice that limit of real time, and a twenty-fifth of the patience: it must be longer than the one to show.
-        asyncio.get_running_loop().call_later(0.4, answer.set)
-        assert (await waiting).tokens == 8192
-        await windows.aclose()
-
-
 async def test_a_learned_limit_lowers_the_window_for_a_while(
     server: FakeLMStudio, windows: Windows, clock: Clock
 ) -> None:
@@ -302,17 +265,6 @@ async def test_a_limit_holds_for_whom_it_was_named(server: FakeLMStudio, windows
     assert (await windows.resolve(alice)).tokens == 6000
     windows.served(alice, 6001)
     assert [(await windows.resolve(asker)).tokens for asker in (alice, bob)] == [8192, 6000]
-
-
-async def test_a_changed_listing_ends_a_learned_limit(server: FakeLMStudio, windows: Windows) -> None:
-    """A model that was loaded anew has another limit."""
-    server.list_v1(v1_model(_=8192))
-    await windows.resolve(target())
-    windows.learn(target(), 6000)
-    server.list_v1(v1_model(_=16384))
-    assert (await windows.resolve(target(), fresh=True)).tokens == 16384
-    server.list_v1(v1_model(_=8192))
-    assert (await windows.resolve(target(), fresh=True)).tokens == 8192
 
 
 async def test_a_limit_learned_before_the_listing_holds(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
@@ -346,13 +298,3 @@ async def test_a_server_is_asked_again_after_an_error_that_nobody_foresaw(monkey
         await windows.is_lmstudio(BASE, None)
     assert await windows.is_lmstudio(BASE, None) is True
     await windows.aclose()
-
-
-async def test_closing_ends_reads_that_run(server: FakeLMStudio, windows: Windows) -> None:
-    """Nothing is left behind when the proxy stops, and waiters are told."""
-    server.gate = asyncio.Event()
-    waiter = asyncio.create_task(windows.resolve(target()))
-    await settled()
-    await windows.aclose()
-    with pytest.raises(asyncio.CancelledError):
-        await waiter

@@ -21,17 +21,6 @@ def target(name: str = "m", **changes: Any) -> Target:
     return Target(**{**known, "context_length": None, **changes})
 
 
-async def test_the_best_way_of_each_kind_of_server() -> None:
-    """LM Studio, llama.cpp and vLLM go on themselves; of others nothing is known."""
-    known_ways = KnownWays(RecordingStore())
-    assert await known_ways.ways(target(), "api/v1") == ("raw", "prefill", "turn")
-    other = target(is_lmstudio=False)
-    assert await known_ways.ways(other, "llama.cpp") == ("raw", "prefill", "turn")
-    assert await known_ways.ways(other, "vllm") == ("raw", "prefill", "turn")
-    assert await known_ways.ways(other, "ollama") == ("turn",)
-    assert await known_ways.ways(other, "model_map") == ("turn",)
-
-
 async def test_a_way_that_fails_is_left_for_a_day() -> None:
     """At once where it never led on, after two in a row where it had; an update of the server may change that."""
     clock = Clock(1e9)

@@ -79,33 +79,6 @@ def together(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> Callable[[], 
 
 
 @together
-async def test_one_summary_for_the_same_request_in_two_processes(pair: Pair) -> None:
-    """The second has the first one's bytes, and reports that it found them."""
-    first = pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    second = pair.start(1)
-    await asyncio.sleep(0.3)
-    assert pair.calls == [1, 0]
-    pair.write(0)
-    one, other = await asyncio.wait_for(asyncio.gather(first, second), HANG_S)
-    assert one.messages == other.messages
-    assert [each.outcomes for each in pair.benches] == [["compacted"], ["reused"]]
-    assert [one.action, other.action] == ["compacted", "reused"]
-    assert pair.calls == [1, 0]
-
-
-@together
-async def test_another_conversation_is_not_waited_for(pair: Pair) -> None:
-    """Nor another tenant's."""
-    pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    pair.write(1)
-    await asyncio.wait_for(pair.start(1, chat(46, words=61)), HANG_S)
-    await asyncio.wait_for(pair.start(1, scope="others"), HANG_S)
-    assert pair.calls == [1, 2]
-
-
-@together
 async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -> None:
     """At once, and not when the lease ends."""
     first = pair.start(0)
@@ -117,31 +90,6 @@ async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -
     prepared = await asyncio.wait_for(second, LEASE_S / 2)
     assert prepared.action == "compacted"
     assert pair.calls == [1, 1]
-
-
-@together
-async def test_nobody_waits_longer_than_a_summary_may_take(pair: Pair) -> None:
-    """Whatever the other process does."""
-    pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    pair.write(1)
-    begun_s = asyncio.get_running_loop().time()
-    prepared = await asyncio.wait_for(pair.start(1, summary_timeout_s=1), HANG_S)
-    assert 1 <= asyncio.get_running_loop().time() - begun_s < 2
-    assert prepared.action == "compacted"
-    assert pair.calls == [1, 1]
-
-
-@together
-async def test_without_a_board_each_process_makes_its_own(pair: Pair) -> None:
-    """No error, and no wait."""
-    assert isinstance(pair.board, BrokenBoard)
-    pair.board.is_broken = True
-    pair.write(0)
-    pair.write(1)
-    first, second = await asyncio.wait_for(asyncio.gather(pair.start(0), pair.start(1)), HANG_S)
-    assert {first.action, second.action} <= {"compacted", "reused"}
-    assert asyncio.get_running_loop().time() == 0
 
 
 def test_a_lease_ends_with_its_owner() -> None:

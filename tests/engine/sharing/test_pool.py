@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from litellm_compaction.engine.sharing.pool import Admission, Seat
-from litellm_compaction.errors import CompactionError, Overloaded
+from litellm_compaction.errors import Overloaded
 from tests.engine.bench import settled, usage
 
 POOL = "qwen3-8b"
@@ -104,42 +104,6 @@ async def test_leave_twice(desk: Desk) -> None:
 # What is lent, and called back
 
 
-async def test_no_more_are_called_back_than_it_takes(desk: Desk) -> None:
-    """The one that is asked first; what it gives back is counted before it has."""
-    first, second = await desk.seat(10), await desk.seat(10, 100)
-    await first.exchange(10, timeout_s=LONG_S, most_tokens=100)
-    assert (first.tokens, second.tokens) == (50, 50)
-    first.needed_tokens = second.needed_tokens = 20
-    entry = await desk.entry(30)
-    assert (first.must_give_way(20), second.must_give_way(20)) == (True, False)
-    await first.exchange(20, timeout_s=LONG_S)
-    assert (await entry).tokens == 30
-    assert desk.usage == (100, 100, 0)
-
-
-async def test_several_give_way_for_a_large_one(desk: Desk) -> None:
-    """And who was told so stays at it, though the other one has left by itself meanwhile."""
-    first, second = await desk.seat(10), await desk.seat(10, 100)
-    await first.exchange(10, timeout_s=LONG_S, most_tokens=100)
-    assert (first.tokens, second.tokens) == (50, 50)
-    first.needed_tokens = second.needed_tokens = 20
-    await desk.entry(60)
-    assert (first.must_give_way(20), second.must_give_way(20)) == (True, True)
-    second.release()
-    assert first.must_give_way(20)
-
-
-async def test_whoever_cannot_go_on_stays(desk: Desk) -> None:
-    """It is not asked again; another one is."""
-    first, second = await desk.seat(10), await desk.seat(10, 100)
-    await first.exchange(10, timeout_s=LONG_S, most_tokens=100)
-    assert (first.tokens, second.tokens) == (50, 50)
-    first.needed_tokens = second.needed_tokens = 20
-    await desk.entry(30)
-    assert first.must_give_way(20)
-    assert (first.must_give_way(None), second.must_give_way(20)) == (False, True)
-
-
 async def test_a_stopped_answer_holds_its_room_until_its_server_knows() -> None:
     """Whoever leaves in the middle of one gives it back a moment later, in and outside of a running loop."""
     admission = Admission(stopping_s=0.0)
@@ -181,23 +145,6 @@ async def test_exchange_twice_at_once(desk: Desk) -> None:
 
 
 # Time limits
-
-
-async def test_entry_out_of_time() -> None:
-    """A wait that is over raises an error that names model, tokens, use, window, time and what to change."""
-    desk = Desk()
-    desk.admission = Admission(clock=iter([1000.0, 1012.34]).__next__)
-    await desk.seat(60)
-    with pytest.raises(Overloaded) as caught:
-        await desk.seat(50, timeout_s=0.001)
-    error = caught.value
-    assert isinstance(error, CompactionError)
-    assert (error.model, error.tokens, error.in_use_tokens, error.window_tokens) == (POOL, 50, 60, 100)
-    assert error.waited_s == pytest.approx(12.34)
-    for part in (POOL, "50 tokens", "60 of its 100 tokens", "12.3 s", "parallel", "context length"):
-        assert part in str(error)
-    assert "`admission_timeout_s`" in str(error)
-    assert desk.usage == (60, 100, 0)
 
 
 # Cancellation

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import random
 import socket
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,51 +98,6 @@ async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any
 
 
 @together()
-async def test_two_processes_share_one_window(fleet: Fleet) -> None:
-    """What does not fit beside the other process's waits until that gives it back."""
-    first = await fleet.enter(0, 60)
-    second = fleet.started(fleet.enter(1, 41))
-    await asyncio.sleep(60)
-    assert not second.done()
-    assert fleet.used_tokens == 60
-    first.release()
-    await asyncio.sleep(1)
-    assert (await second).tokens == 41
-
-
-@together(1)
-async def test_alone_a_process_asks_only_when_something_changes(fleet: Fleet) -> None:
-    """Once to come, once when it has gone; and every few seconds that it is there."""
-    seat = await fleet.enter(0, 30, 200)
-    assert seat.tokens == 200
-    assert fleet.board.asked == 1
-    seat.release()
-    await asyncio.sleep(1)
-    assert fleet.board.asked == 2
-    assert not fleet.admissions[0]._pools
-    seat = await fleet.enter(0, 30, 200)
-    await asyncio.sleep(100)
-    assert fleet.board.asked <= 3 + 100 / 2.5
-    seat.release()
-    await asyncio.sleep(100)
-    assert fleet.board.asked <= 4 + 100 / 2.5
-
-
-@together(3)
-async def test_first_come_first_served_in_all_processes(fleet: Fleet) -> None:
-    """A small request of another process does not overtake a large one."""
-    first = await fleet.enter(0, 60)
-    large = fleet.started(fleet.enter(1, 70))
-    await asyncio.sleep(1)
-    small = fleet.started(fleet.enter(2, 10))
-    await asyncio.sleep(5)
-    assert (large.done(), small.done()) == (False, False)
-    first.release()
-    await asyncio.sleep(1)
-    assert (await large).tokens + (await small).tokens == 80
-
-
-@together()
 async def test_a_process_that_is_killed_delays_others_by_its_lease(fleet: Fleet) -> None:
     """What it held and what it waited for is gone then."""
     await fleet.enter(0, 90)
@@ -160,77 +113,6 @@ async def test_a_process_that_is_killed_delays_others_by_its_lease(fleet: Fleet)
 
 
 @together()
-async def test_without_a_board_each_process_decides_for_itself(fleet: Fleet) -> None:
-    """At once, with one warning, as if the others were not there; and with them again when the board is back."""
-    seen: list[str] = []
-
-    class Hears(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if (line := record.getMessage()).startswith("coordination"):
-                seen.append(line)
-
-    logger, hears = logging.getLogger("litellm_compaction"), Hears()
-    logger.addHandler(hears)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        fleet.board.is_broken = True
-        first = await fleet.enter(0, 90)
-        assert asyncio.get_running_loop().time() == 0
-        beside = fleet.started(fleet.enter(0, 20))
-        await asyncio.sleep(60)
-        assert not beside.done()
-        first.release()
-        second = await beside
-        assert [each.split()[0] for each in seen] == ["coordination_failed"]
-        fleet.board.is_broken = False
-        await asyncio.sleep(10)
-        assert [each.split()[0] for each in seen] == ["coordination_failed", "coordination_recovered"]
-    finally:
-        logger.removeHandler(hears)
-        logger.setLevel(level)
-    late = fleet.started(fleet.enter(1, 90))
-    await asyncio.sleep(10)
-    assert not late.done()
-    second.release()
-    await late
-
-
-@together()
-async def test_a_board_that_fails_for_a_moment_lets_nobody_in(fleet: Fleet) -> None:
-    """What the others hold is held still: with both, the context would overflow, and both answers be lost."""
-    long = await fleet.enter(0, 90)
-    waiting = fleet.started(fleet.enter(1, 20))
-    await asyncio.sleep(5)
-    fleet.board.is_broken = True
-    await asyncio.sleep(1.5)
-    fleet.board.is_broken = False
-    await asyncio.sleep(60)
-    assert not waiting.done()
-    long.release()
-    assert (await waiting).tokens == 20
-
-
-@together()
-async def test_whoever_may_not_wait_is_asked_for_all_the_same(fleet: Fleet) -> None:
-    """With no time to wait, what is free now is still had, which only the board knows."""
-    fleet.board.delay_s = 0.1
-    assert (await fleet.enter(0, 90, timeout_s=0)).tokens == 90
-    with pytest.raises(Overloaded):
-        await fleet.enter(1, 20, timeout_s=0)
-    assert asyncio.get_running_loop().time() < 0.5
-
-
-@together()
-async def test_a_board_that_does_not_answer_keeps_nobody_beyond_a_limit(fleet: Fleet) -> None:
-    """Whoever may not wait hears that there is no room as far as is known."""
-    fleet.board.delay_s = 60.0
-    with pytest.raises(Overloaded):
-        await fleet.enter(0, 20, timeout_s=0)
-    assert asyncio.get_running_loop().time() < 4
-
-
-@together()
 async def test_a_client_that_leaves_while_it_is_let_in_gives_all_back(fleet: Fleet) -> None:
     """Its room was told to the others already."""
     fleet.board.delay_s = 0.5
@@ -241,25 +123,6 @@ async def test_a_client_that_leaves_while_it_is_let_in_gives_all_back(fleet: Fle
     assert fleet.used_tokens == 0
     assert (await fleet.enter(1, 100)).tokens == 100
     assert not fleet.admissions[0]._pools
-
-
-@together(1)
-async def test_room_that_another_thread_gives_back_wakes_the_loop(fleet: Fleet) -> None:
-    """A request may be forgotten in any thread; who waits does not wait for the next look at the board."""
-    loop: Any = asyncio.get_running_loop()
-    first = await fleet.enter(0, 60)
-    threads = [threading.Thread(target=first.release)]
-    sleep = loop._selector.select
-
-    def busy_while_the_loop_sleeps(timeout: float | None = None) -> Any:
-        if timeout != 0 and threads:
-            threads[0].start()
-            threads.pop().join()
-        return sleep(timeout)
-
-    loop._selector.select = busy_while_the_loop_sleeps
-    second = await fleet.enter(0, 60)
-    assert (second.tokens, loop.time()) == (60, 0)
 
 
 @pytest.mark.parametrize(
@@ -292,23 +155,6 @@ def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> 
         for each, address in zip(names, addresses, strict=True):
             each.add(shared_name(address))
     assert [len(each) for each in names] == [3, 1, 2]
-
-
-@together()
-async def test_another_processs_answer_ends_what_is_written_ahead(fleet: Fleet) -> None:
-    """The engine is for those who wait for it, wherever they came in."""
-    left_to_others: list[str] = []
-
-    async def make_way(server: str) -> None:
-        left_to_others.append(server)
-
-    fleet.admissions[0].make_way = make_way
-    await fleet.enter(0, 60)
-    await asyncio.sleep(10)
-    assert not left_to_others
-    fleet.started(fleet.enter(1, 60))
-    await asyncio.sleep(3)
-    assert set(left_to_others) == {POOL.partition(" ")[0]}
 
 
 @given(seed=st.integers(0, 1 << 32), processes=st.integers(2, 4), delay_s=st.sampled_from([0.0, 0.001, 0.3]))
