@@ -92,11 +92,12 @@ def running(opened: Running) -> Running:
 
 def conversation() -> list[dict[str, Any]]:
     """Of many exchanges, with one name in each; no other test has it."""
-    said: list[dict[str, Any]] = [{"role": "system", "content": f"You are helpful, helper {next(_NUMBERS)}."}]
+    said: list[dict[str, Any]] = [{"role": "system", "content": "You are helpful."}]
+    asked = f"And then, {next(_NUMBERS)}?"
     for number, (animal, name) in enumerate(NAMES.items()):
         chat = " ".join(f"We went on about ponds and weather, part {number} of it, line {line}." for line in range(14))
         said += [
-            {"role": "user", "content": f"And then? {chat}"},
+            {"role": "user", "content": f"{asked} {chat}"},
             {"role": "assistant", "content": f"{chat} by the way the {animal} is called {name.lower()} by all. {chat}"},
         ]
     return [*said, {"role": "user", "content": "Go on."}]
