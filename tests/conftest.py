@@ -111,7 +111,6 @@ _SLOW_PLACES = (
 )
 # What only `.ci/full` runs, beside the tests that are marked `full`.
 _FULL_PLACES = (
-    "integration/test_replay_foreign.py",
     "processes/test_newcomer.py",
     "real_engine/test_background.py",
     "real_engine/test_cut_answers.py",

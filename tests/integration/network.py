@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ import aiohttp
 import httpx
 
 Application: TypeAlias = Callable[..., Awaitable[None]]
+T = TypeVar("T")
 _Event: TypeAlias = MutableMapping[str, Any]
 # Pieces that wait for a reader, as in the buffers of a socket.
 _MOST_WAITING = 16
@@ -117,6 +118,7 @@ class _Exchange(httpx.AsyncByteStream):
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
         self._left = asyncio.Event()
         self._is_cut = self._is_whole = False
+        self._patience_s: float | None = (request.extensions.get("timeout") or {}).get("read")
         url = request.url
         scope = {
             "type": "http",
@@ -140,7 +142,7 @@ class _Exchange(httpx.AsyncByteStream):
 
     async def response(self) -> httpx.Response:
         try:
-            head = await asyncio.shield(self._head)
+            head = await self._in_time(asyncio.shield(self._head))
         except BaseException:
             await self.aclose()
             raise
@@ -153,12 +155,21 @@ class _Exchange(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while not (self._is_cut and self._pieces.empty()):
-            piece = await self._pieces.get()
+            piece = await self._piece()
             if piece is None:
                 break
             yield piece
         if not self._is_whole:
             raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+
+    async def _piece(self) -> bytes | None:
+        return await self._in_time(self._pieces.get()) if self._pieces.empty() else self._pieces.get_nowait()
+
+    async def _in_time(self, waited_for: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(waited_for, self._patience_s)
+        except asyncio.TimeoutError:
+            raise httpx.ReadTimeout("", request=self._request) from None
 
     async def aclose(self) -> None:
         self._left.set()

@@ -68,7 +68,9 @@ _BODIES = {
 def _verdict(answer: httpx.Response) -> tuple[int, str]:
     if answer.status_code == 200:
         return 200, "stream" if answer.text.startswith("data:") else "answer"
-    error = answer.json().get("error")
+    # What LiteLLM fails at, it answers in plain text.
+    is_json = answer.headers["content-type"].startswith("application/json")
+    error = answer.json().get("error") if is_json else None
     return answer.status_code, str(error.get("type")) if isinstance(error, dict) else "error"
 
 

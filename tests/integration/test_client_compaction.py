@@ -126,20 +126,6 @@ def test_its_next_steps_keep_the_words_and_drop_the_files(bench: Bench) -> None:
     assert "LAST-LINE-OF mod0.py" not in searchable(watch.sent())
 
 
-def test_its_reactive_compaction_is_answered(bench: Bench) -> None:
-    """The blocks come again, with the instruction behind them: it reaches the model whole and last."""
-    watch = bench.watch("agent")
-    message = after_compact(WORDS)
-    message["content"].append({"type": "text", "text": CRITICAL})
-    answer = ask(bench, MESSAGES, claude([message]))
-    assert answer.status_code == 200, answer.text
-    sent = text_of(watch.sent()[-1])
-    assert sent.endswith(f"{WORDS}\n{CRITICAL}")
-    assert CONTINUED in sent
-    assert WINDOW - prompt_tokens(watch) >= 0.1 * WINDOW
-    assert watch.summaries == []
-
-
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_a_clients_own_summary_is_made_of_all_that_fits(bench: Bench, path: str) -> None:
     """Between 80 and 90 % of the window nothing is taken from it, though any other request would be compacted."""
@@ -202,10 +188,10 @@ def test_of_a_longer_history_the_newest_reaches_it_and_the_record_whole(bench: B
 @pytest.mark.parametrize(
     "told",
     [
-        {"x-claude-code-compaction": "manual"},
         {"x-claude-code-request-class": "compaction"},
         {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction", "compaction": {"trigger": "auto"}})},
     ],
+    ids=["Claude Code", "Codex"],
 )
 def test_a_header_says_so_whatever_the_words(bench: Bench, told: dict[str, str]) -> None:
     """Clients with an instruction of their own, or one of the user's, say it in a header."""

@@ -53,8 +53,7 @@ def _as_it_says(ollama: Ollama) -> Iterator[None]:
     ollama.window = ollama.says
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("group", ["chat", "generate"])
+@pytest.mark.parametrize(("group", "stream"), [("chat", True), ("generate", False)])
 def test_it_is_asked_to_refuse_and_not_to_cut(proxied: Bench, ollama: Ollama, group: str, stream: bool) -> None:
     """Both fields stand in the body itself, beside the bound on the answer among its options."""
     body = {"model": group, "messages": talk(f"{group} {stream}", 500), "stream": stream}

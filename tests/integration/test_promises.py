@@ -459,19 +459,14 @@ def test_defect_of_ours_fails_open_and_shows(permissive: Bench) -> None:
     assert [line for line in permissive.proxy.lines if canary in line] == []
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_defect_after_the_answer_does_not_take_the_answer_away(permissive: Bench, stream: bool) -> None:
+def test_defect_after_the_answer_does_not_take_the_answer_away(permissive: Bench) -> None:
     """When learning from an answer breaks, the client has its answer all the same."""
     permissive.watch("sabotaged-learn")
-    messages = talk(f"broken after {stream}", 800)
-    if not stream:
-        answer = permissive.proxy.chat("sabotaged-learn", messages)
-        assert answer.status_code == 200
-        assert answer.json()["choices"][0]["message"]["content"] == "Understood."
-        return
+    messages = talk("broken after", 800)
+    answer = permissive.proxy.chat("sabotaged-learn", messages)
+    assert answer.json()["choices"][0]["message"]["content"] == "Understood."
     streamed = permissive.proxy.stream("sabotaged-learn", messages)
-    assert streamed.text == "Understood."
-    assert streamed.lines[-1] == "data: [DONE]"
+    assert (streamed.text, streamed.lines[-1]) == ("Understood.", "data: [DONE]")
     assert [chunk for chunk in streamed.chunks if "error" in chunk] == []
 
 
@@ -494,16 +489,6 @@ def test_observe_changes_nothing_and_says_what_it_would_do(guarded: Bench) -> No
     assert "max_tokens" not in watch.bodies[0]
     assert watch.summaries == []
     assert guarded.proxy.expect_logged(r"observed model=observed .*reason=summarize")
-
-
-def test_notices_in_history_are_stripped_upstream(guarded: Bench) -> None:
-    """Clients send our notices back as the assistant's words; the model never reads them."""
-    watch = guarded.watch("local")
-    said = "⚙️ Compacting conversation history...\n\n✅ Context compacted, continuing...\n\nThe answer is 4."
-    messages = answered([{"role": "user", "content": "2 + 2?"}], said, "And 3 + 3?")
-    assert guarded.proxy.chat("local", messages).status_code == 200
-    assert watch.sent()[1]["content"] == "The answer is 4."
-    assert watch.sent()[2] == messages[2]
 
 
 def test_conversation_text_is_in_no_log_line(guarded: Bench) -> None:

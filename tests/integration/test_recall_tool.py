@@ -11,13 +11,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
+from tests.integration.forms import END, form, read
 from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, write_config
 from tests.integration.restart_bench import Carrier, both_carriers
 
@@ -93,11 +92,12 @@ def running(opened: Running) -> Running:
 
 def conversation() -> list[dict[str, Any]]:
     """Of many exchanges, with one name in each; no other test has it."""
-    said: list[dict[str, Any]] = [{"role": "system", "content": f"You are helpful, helper {next(_NUMBERS)}."}]
+    said: list[dict[str, Any]] = [{"role": "system", "content": "You are helpful."}]
+    asked = f"And then, {next(_NUMBERS)}?"
     for number, (animal, name) in enumerate(NAMES.items()):
         chat = " ".join(f"We went on about ponds and weather, part {number} of it, line {line}." for line in range(14))
         said += [
-            {"role": "user", "content": f"And then? {chat}"},
+            {"role": "user", "content": f"{asked} {chat}"},
             {"role": "assistant", "content": f"{chat} by the way the {animal} is called {name.lower()} by all. {chat}"},
         ]
     return [*said, {"role": "user", "content": "Go on."}]
@@ -224,38 +224,21 @@ def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running) -> 
     assert "No more look-ups" in json.dumps((running.asked()[-1].body or {})["messages"])
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_other_routes_carry_it_too(running: Running, stream: bool) -> None:
-    """Anthropic's messages and OpenAI's responses, by their own clients."""
-    messages, animal, other_animal = running.compacted(tools=[TOOL])
-    asked = [*messages[1:], {"role": "user", "content": question(animal)}]
-    said = f"Let me look.\n\nIt is {NAMES[animal]}."
+@pytest.mark.parametrize(("route", "stream"), [("messages", True), ("messages", False), ("responses", True)])
+def test_other_routes_carry_it_too(running: Running, route: str, stream: bool) -> None:
+    """Anthropic's messages and OpenAI's responses, with tools in their own shapes."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
     schema = TOOL["function"]["parameters"]
-    with anthropic.Anthropic(base_url=running.proxy.base_url, api_key=running.proxy.key, max_retries=0) as client:
-        tool = {"name": "read_file", "description": "Reads a file.", "input_schema": schema}
-        asking: dict[str, Any] = {"model": "small", "max_tokens": 500, "messages": asked, "tools": [tool]}
-        asking["system"] = messages[0]["content"]
-        if stream:
-            with client.messages.stream(**asking) as events:
-                message = events.get_final_message()
-        else:
-            message = client.messages.create(**asking)
-    assert [block.type for block in message.content] == ["text"]
-    assert message.content[0].text.endswith(said)
-    assert message.stop_reason == "end_turn"
-    asked = [*asked, {"role": "assistant", "content": said}, {"role": "user", "content": question(other_animal)}]
-    said = f"Let me look.\n\nIt is {NAMES[other_animal]}."
-    with openai.OpenAI(base_url=f"{running.proxy.base_url}/v1", api_key=running.proxy.key, max_retries=0) as other:
-        function = {"type": "function", "name": "read_file", "parameters": schema, "strict": False}
-        asking = {"model": "small", "input": asked, "instructions": messages[0]["content"], "tools": [function]}
-        if stream:
-            *_, last = other.responses.create(**asking, stream=True)
-            response = last.response
-        else:
-            response = other.responses.create(**asking)
-    assert [item.type for item in response.output] == ["message"]
-    assert response.output_text.endswith(said)
-    assert len([each for each in running.asked() if "recall" in json.dumps(each.body)]) >= 4
+    tool = {
+        "messages": {"name": "read_file", "input_schema": schema},
+        "responses": {"type": "function", "name": "read_file", "parameters": schema, "strict": False},
+    }[route]
+    path, body = form(route, "small", [*messages, {"role": "user", "content": question(animal)}], stream=stream)
+    answer = running.proxy.stream_body({**body, "tools": [tool]}, path, **PROGRAM)
+    said = read(route, answer.raw.decode())
+    assert (said.text, said.ends) == (f"Let me look.\n\nIt is {NAMES[animal]}.", [END[route]])
+    assert '"recall"' not in answer.raw.decode()
+    assert "recall" in json.dumps(running.asked()[-1].body)
 
 
 def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Running) -> None:

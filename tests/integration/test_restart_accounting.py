@@ -80,16 +80,6 @@ def test_stream_that_overflowed_is_one_row(restarting: Restarting) -> None:
     assert len({row["call_id"] for row in rows}) == len(rows) == expected + 1
 
 
-def test_unrestarted_answer_is_one_row(restarting: Restarting) -> None:
-    """An answer that fits is one row with the server's own numbers."""
-    name, key = _new_key()
-    watch = restarting.watch("local", Teller(Reply("Four plain words here.")))
-    restarting.proxy.stream_body({"model": "local", "messages": asked("one row"), "stream": True}, **key)
-    (row,) = restarting.rows.of(name, 1)
-    record = watch.chats[0]
-    assert (row["prompt_tokens"], row["completion_tokens"]) == (record.prompt_tokens, record.completion_tokens)
-
-
 def test_usage_that_the_server_did_not_report_teaches_nothing(restarting: Restarting) -> None:
     """LiteLLM puts a usage of its own where a stream has none, counted with another vocabulary."""
     messages = [{"role": "user", "content": prose("usage that nobody reported", 900)}]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Reply, numbered_words
+from litellm_compaction.simulator import Reply
 from tests.builders import prose
 from tests.integration.forms import END, ROUTES, ask
 from tests.integration.restart_bench import (
@@ -57,25 +57,6 @@ def test_anthropics_clients_are_told_where_the_window_ends(restarting: Restartin
     said = "".join(block.text for block in message.content if block.type == "text")
     assert TEXTS["prose"].startswith(said.partition("\n\n⚠️")[0])
     assert message.usage.output_tokens >= 40
-
-
-@pytest.mark.parametrize("closes", [True, False], ids=["answers", "thinks on"])
-@pytest.mark.parametrize(
-    ("route", "stream"), [("chat", True), ("chat", False), ("messages", True), ("responses", False)]
-)
-def test_thoughts_that_fill_the_window_are_closed_once(
-    restarting: Restarting, route: str, stream: bool, closes: bool
-) -> None:
-    """The server is told to think no more, on every route; a model that does all the same ends with `length`."""
-    first = Reply("", reasoning=numbered_words(1400))
-    watch = restarting.watch("local", Teller(first, later=(Reply("It is four.") if closes else first,)))
-    said = ask(restarting, route, "local", asked(f"thoughts {route} {stream} {closes}"), stream=stream, limit=8000)
-    assert len(watch.chats) == 2
-    sent = watch.bodies[1]
-    assert sent["reasoning_effort"] == "none"
-    assert "answer now" in sent["messages"][-1]["content"]
-    assert (said.ends == [END[route]]) is closes
-    assert ("It is four." in said.text) is closes
 
 
 @_streams

@@ -239,17 +239,6 @@ def test_calls_flow_while_there_is_room(restarting: Restarting) -> None:
     assert sum(bool(delta.get("tool_calls")) for delta in answer.deltas) > 5
 
 
-def test_call_behind_a_carried_text_comes_once(restarting: Restarting) -> None:
-    """A text that is carried over may end in a tool call of the second stream."""
-    wanted = calls("tool_0", words=40)
-    restarting.watch("local", Teller(Reply(TEXTS["prose"], tool_calls=wanted)))
-    answer = restarting.proxy.stream("local", asked("text then call"), tools=tools(1))
-    assert stream_problems(answer) == []
-    assert without_restarts(answer.text) == TEXTS["prose"]
-    assert joined_calls(answer) == wanted
-    assert answer.finish_reasons == ["tool_calls"]
-
-
 @both_carriers
 def test_clients_own_limit_is_respected(restarting: Restarting) -> None:
     """`length` at the client's max_tokens ends the answer without a restart."""

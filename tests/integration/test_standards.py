@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator
@@ -140,19 +139,10 @@ def test_a_threshold_gives_the_item_in_the_same_stream(running: Running) -> None
         assert [each["output_index"] for each in done] == [*range(len(kinds))]
         assert [each["sequence_number"] for each in streamed] == [*range(len(streamed))]
         assert [each["type"] for each in streamed[-1]["response"]["output"]] == kinds
-        with openai.OpenAI(base_url=f"{running.proxy.base_url}/v1", api_key=ANNA) as client:
-            whole = client.responses.create(
-                model="small",
-                input=items(f"threshold {threshold}", 20),  # type: ignore[arg-type]
-                extra_body={"context_management": management},
-            )
-        assert [each.type for each in whole.output] == kinds
-    body = {
-        "input": items("threshold 2000", 20),
-        "context_management": [{"type": "compaction", "compact_threshold": 2000}],
-    }
-    [item, answer] = running.post("/v1/responses", body).json()["output"]
-    following = {"input": [item, answer, {"role": "user", "content": "And now?"}]}
+        output = running.post("/v1/responses", body).raise_for_status().json()["output"]
+        assert [each["type"] for each in output] == kinds
+        if "compaction" in kinds:
+            following = {"input": [*output, {"role": "user", "content": "And now?"}]}
     reused = running.post("/v1/responses", following).raise_for_status()
     assert reused.headers["x-litellm-compaction"] == "reused"
     roles = [message["role"] for message in running.last]
@@ -257,7 +247,7 @@ def test_compressed_bodies_are_read(running: Running) -> None:
     assert "I am packed." in str(running.last)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/messages", "/v1/responses/compact"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses/compact"])
 def test_a_compressed_body_with_a_wrong_key_gets_litellms_own_answer(running: Running, path: str) -> None:
     """The same as without compression, also if it is damaged, and larger than LiteLLM repairs: it is not looked at."""
 

@@ -11,7 +11,7 @@ from litellm_compaction.simulator import ChatCall, Gate, Reply, RequestRecord, S
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.integration.bench import Bench, Group, open_bench
-from tests.integration.forms import Said, ask
+from tests.integration.forms import END, Said, ask
 
 _WINDOW = 4096
 _BUDGET = _WINDOW // 2
@@ -149,13 +149,19 @@ def test_with_tools_or_a_document_it_is_told(thinking: Bench, extra: dict[str, A
     assert watch.records_of("/v1/completions") == []
 
 
-def test_one_that_says_yes_and_thinks_on_is_stopped_and_ends_with_a_notice(thinking: Bench) -> None:
-    """Never a third request of thoughts alone."""
-    watch = thinking.watch("deaf", _thinks(thinking.simulators["deaf"], answers_when_told=False))
-    said = _ask(thinking, "chat", "deaf")
-    assert (len(watch.chats), said.ends) == (2, ["length"])
-    assert "The model only thought and gave no answer" in said.text + said.thoughts
-    assert len(_controls(watch.records)) == 1
+@pytest.mark.parametrize(
+    ("group", "route", "stream"), [("deaf", "chat", True), ("studio", "messages", False), ("studio", "responses", True)]
+)
+def test_one_that_thinks_on_is_stopped_and_ends_with_a_notice(
+    thinking: Bench, group: str, route: str, stream: bool
+) -> None:
+    """Whatever it says to the order: never a third request of thoughts alone, and an end that is not the model's."""
+    watch = thinking.watch(group, _thinks(thinking.simulators[group], answers_when_told=False))
+    said = _ask(thinking, route, group, stream=stream)
+    assert (len(watch.chats), END[route] in said.ends) == (2, False)
+    assert len(_controls(watch.records)) == (group == "deaf")
+    if route == "chat":
+        assert "The model only thought and gave no answer" in said.text + said.thoughts
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from litellm_compaction.core.tool_schemas import slimmed
 from litellm_compaction.simulator import Reply
 from tests.builders import prose, talk, tools
 from tests.integration.bench import Bench, Group, open_bench
+from tests.integration.forms import ask
 
 SCHEMAS = tools(6, words=300)
 
@@ -60,18 +60,13 @@ def test_messages_and_responses_are_slimmed_as_well(bench: Bench) -> None:
         for each in functions
     ]
     as_responses = [{"type": "function", **each} for each in functions]
-    said = {"role": "user", "content": "Read the file."}
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/messages", {"messages": [said], "tools": as_messages, "max_tokens": 50}),
-        ("/v1/responses", {"input": [said], "tools": as_responses}),
-    ]
-    for path, body in bodies:
+    said = [{"role": "user", "content": "Read the file."}]
+    for route, schemas in (("messages", as_messages), ("responses", as_responses)):
         watch = bench.watch("slim")
-        answer = bench.proxy.client.post(path, json={"model": "slim", **body}, headers=bench.proxy.headers, timeout=60)
-        assert answer.status_code == 200, answer.text
+        assert ask(bench, route, "slim", said, tools=schemas).status == 200
         [sent] = watch.bodies
         described = [tool["function"]["description"] for tool in sent["tools"]]
-        assert described == [tool["function"]["description"] for tool in slimmed(SCHEMAS).tools], path  # type: ignore[index, call-overload]
+        assert described == [tool["function"]["description"] for tool in slimmed(SCHEMAS).tools], route  # type: ignore[index, call-overload]
 
 
 def test_a_deployment_that_is_left_alone_gets_what_was_sent(bench: Bench) -> None:
