@@ -284,6 +284,9 @@ class _Lines(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s - %(name)s:%(levelname)s: %(message)s", "%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == threading.main_thread().ident:
+            # Of a test that runs while the application is open.
+            return
         with self._proxy.said:
             self._proxy.lines += self.format(record).splitlines()
             self._proxy.said.notify_all()
