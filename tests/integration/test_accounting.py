@@ -134,13 +134,3 @@ def test_key_without_access_to_the_pruning_model_uses_its_own(office: Bench) -> 
     assert (len(pruner.summaries), len(watch.summaries)) == (1, 1)
 
 
-def test_metadata_cannot_smuggle_another_identity(office: Bench) -> None:
-    """A client that writes another's ids into its metadata still gets its own scope."""
-    watch = office.watch("shared")
-    messages = talk("smuggling", ONE_ROUND)
-    _ask(office, "sk-anna", "shared", messages)
-    calls = len(watch.summaries)
-    forged = {"user_api_key_team_id": "red", "user_api_key_user_id": "anna", "user_api_key": "x"}
-    answer = _ask(office, "sk-bert", "shared", messages, metadata=forged, litellm_metadata=forged)
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    assert len(watch.summaries) > calls

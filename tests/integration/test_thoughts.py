@@ -20,6 +20,8 @@ _MOST = _BUDGET * 11 // 10
 _CONTROL = "/v1/chat/completions/control"
 # More than the window holds.
 _RUNAWAY = numbered_words(2500)
+# Each chunk costs processor time.
+_PACE = {"chunk_tokens": 8}
 _OPTED_IN = {"enabled": True}
 _LLAMA: dict[str, Any] = {"provider": "openai", "compaction": _OPTED_IN}
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -29,13 +31,13 @@ _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type":
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A proxy before LM Studio and llama.cpp."""
     groups = [
-        Group("studio", _WINDOW),
-        Group("llama", _WINDOW, **_LLAMA, simulator={"api": "llama.cpp"}),
-        Group("older", _WINDOW, **_LLAMA, simulator={"api": "llama.cpp", "thought_control": "absent"}),
-        Group("deaf", _WINDOW, **_LLAMA, simulator={"api": "llama.cpp", "thought_control": "ignores"}),
+        Group("studio", _WINDOW, simulator=_PACE),
+        Group("llama", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp"}),
+        Group("older", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp", "thought_control": "absent"}),
+        Group("deaf", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp", "thought_control": "ignores"}),
         # Its template, which is known here, shows how a thought is closed; the simulator's own shows no thoughts.
-        Group("qwen", _WINDOW, key="qwen/qwen3-8b", architecture="qwen3", speaks=False),
-        Group("off", _WINDOW, compaction={"reasoning_budget_ratio": 0}),
+        Group("qwen", _WINDOW, key="qwen/qwen3-8b", architecture="qwen3", speaks=False, simulator=_PACE),
+        Group("off", _WINDOW, compaction={"reasoning_budget_ratio": 0}, simulator=_PACE),
     ]
     with open_bench(
         tmp_path_factory.mktemp("thoughts"),
