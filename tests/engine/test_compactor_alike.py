@@ -89,6 +89,19 @@ async def test_four_that_wait_for_room_share_one_summary() -> None:
     assert scene.is_empty()
 
 
+async def test_who_came_a_moment_late_looks_into_the_store_too() -> None:
+    """Nobody writes it any more, and it was not there yet when the request was looked at."""
+    scene = Scene()
+    scene.open()
+    request = Request(messages=parsed(LONG))
+    needed = [await scene.bench.compactor.prepare(request, scene.context()) for _ in range(2)]
+    for each in needed:
+        assert isinstance(each, CompactionNeeded)
+        await scene.bench.compactor.finish(each)
+    assert len(scene.bench.ask.prompts) == 1
+    assert scene.bench.outcomes == ["compacted", "reused"]
+
+
 @pytest.mark.parametrize("is_waiting", [True, False])
 async def test_the_one_that_began_it_may_leave(is_waiting: bool) -> None:
     """While it waits for room, or while the model writes: the others get their summary, and no room is lost."""

@@ -212,16 +212,6 @@ async def test_a_board_that_fails_for_a_moment_lets_nobody_in(fleet: Fleet) -> N
 
 
 @together()
-async def test_whoever_may_not_wait_is_asked_for_all_the_same(fleet: Fleet) -> None:
-    """With no time to wait, what is free now is still had, which only the board knows."""
-    fleet.board.delay_s = 0.1
-    assert (await fleet.enter(0, 90, timeout_s=0)).tokens == 90
-    with pytest.raises(Overloaded):
-        await fleet.enter(1, 20, timeout_s=0)
-    assert asyncio.get_running_loop().time() < 0.5
-
-
-@together()
 async def test_a_board_that_does_not_answer_keeps_nobody_beyond_a_limit(fleet: Fleet) -> None:
     """Whoever may not wait hears that there is no room as far as is known."""
     fleet.board.delay_s = 60.0
