@@ -59,6 +59,19 @@ async def test_the_next_pruning_model_is_asked() -> None:
     assert bench.last.reason == "error"
 
 
+async def test_a_pruning_model_of_unknown_window_is_passed_over() -> None:
+    """Nobody knows how long a prompt it takes; it is not asked, and costs no attempt."""
+    bench = Bench()
+    unknown, good = FakeAsk(), FakeAsk()
+    target = bench.target(None, model="unknown")
+    models = [bench.pruning_model(unknown, label="x", window=1), bench.pruning_model(good, label="good")]
+    models[0] = type(models[0])(label="unknown", target=target, ask=unknown, is_same=False)
+    attempts = Attempts(summary_calls_left=1)
+    await bench.guard(LONG, pruning_models=models, attempts=attempts)
+    assert (len(unknown.prompts), len(good.prompts), attempts.summary_calls_left) == (0, 1, 0)
+    assert (bench.last.outcome, bench.last.reason) == ("compacted", "pruning_model_no_window")
+
+
 @pytest.mark.parametrize("window", [1500, 2048, 4096])
 async def test_a_small_pruning_model_gets_prompts_that_it_can_read(window: int) -> None:
     """P1 for our own calls: prompt + margin + summary inside of its window, not of the served one."""

@@ -34,9 +34,6 @@ LONG = chat(16, words=300)
 BIG = "word " * 20_000
 
 
-# ------------------------------------------------------------------ below the trigger
-
-
 async def test_a_short_conversation_is_left_alone() -> None:
     """P7: the client's own list, no look into the store, no model call, no event."""
     bench = Bench()

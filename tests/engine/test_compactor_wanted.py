@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -84,17 +83,3 @@ async def test_the_topic_reaches_the_model_as_data(strategy: str) -> None:
     assert FRAME_END not in prompt
     assert prepared.messages is not None
     assert not any("schema" in message.text for message in prepared.messages)
-
-
-async def test_two_topics_are_two_summaries() -> None:
-    """At the same time, too: the topic is part of what makes requests alike."""
-    bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
-    tasks = [asyncio.create_task(wanted(bench, SMALL, focus=focus)) for focus in ("ports", "paths", "ports")]
-    for _ in range(200_000):
-        if sorted(flight.waiters for flight in bench.compactor._compactions._flights.values()) == [1, 2]:
-            break
-        await asyncio.sleep(0)
-    assert bench.ask.gate is not None
-    bench.ask.gate.set()
-    await asyncio.gather(*tasks)
-    assert len(bench.ask.prompts) == 2

@@ -117,18 +117,6 @@ async def test_no_more_are_called_back_than_it_takes(desk: Desk) -> None:
     assert desk.usage == (100, 100, 0)
 
 
-async def test_several_give_way_for_a_large_one(desk: Desk) -> None:
-    """And who was told so stays at it, though the other one has left by itself meanwhile."""
-    first, second = await desk.seat(10), await desk.seat(10, 100)
-    await first.exchange(10, timeout_s=LONG_S, most_tokens=100)
-    assert (first.tokens, second.tokens) == (50, 50)
-    first.needed_tokens = second.needed_tokens = 20
-    await desk.entry(60)
-    assert (first.must_give_way(20), second.must_give_way(20)) == (True, True)
-    second.release()
-    assert first.must_give_way(20)
-
-
 async def test_whoever_cannot_go_on_stays(desk: Desk) -> None:
     """It is not asked again; another one is."""
     first, second = await desk.seat(10), await desk.seat(10, 100)
