@@ -145,3 +145,16 @@ async def test_a_window_without_room_gets_a_word() -> None:
         prepared = await scene.sent(LONG)
         assert prepared.budget.fits(prepared.count.tokens)
         assert prepared.count_text(shown(prepared)[-1]) <= limit_tokens + 16
+
+
+async def test_originals_that_cannot_be_read_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is told, and goes on."""
+    scene = Scene()
+    prepared = await scene.sent(LONG)
+
+    async def broken(*_: Any) -> Any:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(scene.originals, "names", broken)
+    await scene.look_up(prepared, '{"query": "bird"}')
+    assert "cannot be searched" in shown(await scene.sent(LONG))[-1]

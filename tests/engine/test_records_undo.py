@@ -93,14 +93,3 @@ async def test_those_that_go_on_from_it_go_with_it(owned: Owned) -> None:
     first, second = await again.records()
     assert await again.undo(second) == 1
     assert await again.records() == [first]
-
-
-async def test_a_wish_to_compact_now_comes_first(owned: Owned) -> None:
-    """It is newer than what was undone."""
-    raw = said(6700)
-    await owned.guard(raw)
-    [record] = await owned.records()
-    await owned.undo(record)
-    event = await owned.guard(raw, now=True)
-    assert event is not None
-    assert (event.outcome, event.reason) == ("compacted", "")
