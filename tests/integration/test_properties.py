@@ -36,6 +36,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield opened
 
 
+@_SOME
 @given(
     messages=raw_conversations(repeats=200) | agent_conversations(),
     group=st.sampled_from(_GUARDED),
@@ -59,6 +60,7 @@ def test_any_conversation_fits_and_keeps_what_is_protected(
         assert broken_promises(parsed(roles), parsed(watch.sent())) == []
 
 
+@_SOME
 @given(
     words=st.integers(900, 1100),
     prompt=st.integers(20, 600),
@@ -103,6 +105,7 @@ _FIELDS = (
 )
 
 
+@_SOME
 @given(fields=st.dictionaries(st.sampled_from(_FIELDS), _VALUES, min_size=1, max_size=4))
 def test_no_field_of_a_request_opens_the_guard(bench: Bench, fields: dict[str, Any]) -> None:
     """Whatever a client adds, nothing over the window leaves, and a request that is served was guarded."""
