@@ -25,6 +25,8 @@ _GUARDED = [
 ]
 _TALKERS = [Group(f"talks-{window}", window, simulator={"chunk_tokens": 8}) for window in (2048, 4096)]
 _HELD = Group("held", 4096)
+# Each example is a request or more.
+_SOME = settings(max_examples=max(8, settings().max_examples // 5))
 
 
 @pytest.fixture(scope="module")
