@@ -19,12 +19,7 @@ import pytest
 from litellm_compaction.simulator import Model, Simulator, Tokenizer
 from tests.integration.app import proxy, serve
 from tests.integration.harness import Proxy, lm_studio, write_config
-from tests.integration.replay import FOLDER, Replay, Transcript, mean_facts, replay, replay_all, summariser, transcripts
-
-pytestmark = [
-    pytest.mark.proxy,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the transcripts are data beside the project: {FOLDER} is absent"),
-]
+from tests.integration.replay import Replay, Transcript, mean_facts, replay, replay_all, summariser, transcripts
 
 # By name: publisher and architecture. None of them thinks, so that 256 tokens are the least answer.
 _MODELS = {
