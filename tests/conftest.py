@@ -58,11 +58,23 @@ settings.register_profile("quick", derandomize=True, deadline=None, max_examples
 settings.register_profile("deep", deadline=None, max_examples=2000, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# Files that ask the same proxies: what these have learned, and the windows that they have read, is kept.
+# Folders and files that share what is dear to start or to load: proxies, an engine, vocabularies (the largest takes
+# four seconds of processor time). The first that fits counts.
+_TOGETHER = {
+    "integration/test_restart_": "restart",
+    "integration/test_notices": "restart",
+    "processes/test_restart_": "connections",
+    "real_engine/": "real_engine",
+    **{f"security/test_{name}": "office" for name in ("body", "debug", "faults", "large", "page", "store", "tenants")},
+    "tokenizers/": "vocabularies",
+    "tokens/": "vocabularies",
+}
+# These files of `integration` ask the same deployments: what has been learned of them is kept.
 _PROMISES = (
     "test_accounting",
     "test_alarm",
     "test_bad_input",
+    "test_every_route",
     "test_other_providers",
     "test_page_left_out",
     "test_promises",
@@ -70,81 +82,24 @@ _PROMISES = (
     "test_stream",
     "test_untouched",
 )
-
-
-# Folders and files that share what is dear to start or to load: a proxy, LiteLLM's own in this process, an engine,
-# vocabularies (the largest takes four seconds of processor time). The first that fits counts: the two groups of
-# `security` are about as long.
-_TOGETHER = {
-    "security/test_bypass.py": "office",
-    "security/test_fuzz.py": "office",
-    "security/test_page.py": "office",
-    "security/test_tenants.py": "office",
-    "security/": "security",
-    "real_engine/": "real_engine",
-    "tokenizers/": "vocabularies",
-    "tokens/": "vocabularies",
-}
-
 # What takes longest, first: a file that takes half a minute must not be the last to begin.
-_LONGEST = (
-    "restart",
-    "promises",
-    "real_engine",
-    "office",
-    "security",
-    "vocabularies",
-    "test_replay",
-    "test_replay_foreign",
-    "test_up",
-    "test_acceptance",
-    "test_ways_round",
-    "test_demo",
-    "test_strategies",
-    "test_compactor_strategies",
-    "test_page",
-    "test_wishes",
-    "test_page_browser",
-    "test_compactor_long_conversations",
-    "test_shared_contexts",
-    "test_fleet",
-    "test_shared_store",
-    "test_background",
-    "test_goldens",
-    "test_store",
-    "test_loop_seeded",
-    "test_redis_outages",
-    "test_compactor_unknown_models",
-    "test_refusals",
-    "test_transport",
-    "test_plan",
-    "test_compact",
-    "test_compacting",
-    "test_pool_workers",
-    "test_store_boards",
-    "test_joiner_seeded",
-)
-
+_LONGEST = ("promises", "restart", "connections", "real_engine", "test_page_browser", "test_up", "test_fleet")
 
 _MATRIX = Path(__file__).parent / "clients" / "test_matrix.py"
-
 # What `-m "not slow"` leaves out beside the tests that are marked `proxy`: folders and files of `tests`.
 _SLOW_PLACES = (
-    "goldens/",
-    "integration/",
+    "processes/",
     "real_engine/",
-    "security/",
+    "security/test_body.py",
+    "security/test_faults.py",
+    "security/test_files.py",
+    "security/test_resources.py",
+    "security/test_shared_store.py",
+    "security/test_tenants.py",
     "cli/test_up_children.py",
-    "cli/test_compact.py",
-    "cli/test_count.py",
     "cli/test_up.py",
-    "core/continuation/test_joiner_seeded.py",
     "engine/test_compactor_long_conversations.py",
-    "engine/test_compactor_strategies.py",
-    "engine/test_compactor_unknown_models.py",
     "engine/sharing/test_pool_workers.py",
-    "library/test_compacting.py",
-    "library/test_compacting_example.py",
     "tokens/test_counter_engine_golden.py",
     "tokens/test_counter_golden.py",
     "tokenizers/test_registry.py",
@@ -153,10 +108,15 @@ _SLOW_PLACES = (
     "tokenizers/test_vocabulary.py",
     "proxy/answer/test_loop_seeded.py",
     "stores/test_redis_outages.py",
-    "stores/test_sqlite.py",
-    "stores/test_sqlite_file.py",
-    "stores/test_store.py",
-    "test_benchmark.py",
+)
+# What only `.ci/full` runs, beside the tests that are marked `full`.
+_FULL_PLACES = (
+    "processes/test_newcomer.py",
+    "real_engine/test_background.py",
+    "real_engine/test_cut_answers.py",
+    "real_engine/test_recall.py",
+    "real_engine/test_thoughts.py",
+    "test_deploy_programs.py",
 )
 
 
@@ -194,20 +154,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """
     if collection_path == _MATRIX:
         return None if "clients" in str(config.getoption("markexpr")) else True
-    return True if _is_fast(config) and _is_in_slow_place(collection_path) else None
+    return True if _is_fast(config) and _is_in(collection_path, _SLOW_PLACES) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what is not for every few minutes of work, and leaves out what only `.ci/full` runs."""
+    for item in items:
+        if item.get_closest_marker("proxy") is not None or _is_in(item.path, _SLOW_PLACES):
+            item.add_marker(pytest.mark.slow)
+        if _is_in(item.path, _FULL_PLACES):
+            item.add_marker(pytest.mark.full)
+    if "full" not in str(config.getoption("markexpr")):
+        left_out = [item for item in items if item.get_closest_marker("full") is not None]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item.get_closest_marker("full") is None]
 
 
 @cache
-def _is_in_slow_place(path: Path) -> bool:
+def _is_in(path: Path, places: tuple[str, ...]) -> bool:
     tests = Path(__file__).parent
-    return path.is_relative_to(tests) and f"{path.relative_to(tests).as_posix()}/".startswith(_SLOW_PLACES)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is not for every few minutes of work."""
-    for item in items:
-        if item.get_closest_marker("proxy") is not None or _is_in_slow_place(item.path):
-            item.add_marker(pytest.mark.slow)
+    return path.is_relative_to(tests) and f"{path.relative_to(tests).as_posix()}/".startswith(places)
 
 
 class _TogetherScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist's types are not exported
@@ -223,10 +190,8 @@ class _TogetherScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xd
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         name = PurePath(file).stem
-        if name in _PROMISES:
+        if name in _PROMISES and "integration/" in file:
             return "promises"
-        if "integration/test_restart_" in file or name == "test_notices":
-            return "restart"
         return next((group for place, group in _TOGETHER.items() if f"tests/{place}" in file), file)
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.concurrency import Bounded, Flights, Kept, Shares, ended
+from litellm_compaction.concurrency import Bounded, Flights, Kept, Shares, ended, is_long, off_loop
+from tests.builders import parsed, user
 
 
 class Work:
@@ -59,23 +60,6 @@ async def test_everybody_gets_the_result_of_one_run() -> None:
     assert work.started == 1
 
 
-async def test_a_later_caller_starts_a_new_run() -> None:
-    """Results are shared, not cached."""
-    flights, work = Flights[int](), Work()
-    work.gate.set()
-    assert [await flights.join("key", work.run), await flights.join("key", work.run)] == [1, 2]
-
-
-async def test_other_keys_fly_alone() -> None:
-    """Only the same key shares."""
-    flights, work = Flights[int](), Work()
-    tasks = [asyncio.create_task(flights.join(key, work.run)) for key in ("a", "b")]
-    await _turns()
-    assert work.started == 2
-    work.gate.set()
-    await asyncio.gather(*tasks)
-
-
 async def test_a_cancelled_waiter_leaves_the_others_alone() -> None:
     """The first caller too: the run is not its own."""
     flights, work = Flights[int](), Work()
@@ -97,29 +81,6 @@ async def test_the_last_waiter_ends_the_run() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     await _turns()
     assert work.cancelled == 1
-
-
-async def test_whoever_comes_after_the_last_waiter_starts_anew() -> None:
-    """A run that is being cancelled, and takes its time about it, is joined by nobody."""
-    flights, work = Flights[int](), Work()
-    may_end = asyncio.Event()
-
-    async def slow_to_end() -> int:
-        try:
-            return await work.run()
-        finally:
-            await may_end.wait()
-
-    task = asyncio.create_task(flights.join("key", slow_to_end))
-    await work.running.wait()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await _turns()
-    assert work.cancelled == 1
-    work.gate.set()
-    assert await asyncio.wait_for(flights.join("key", work.run), 60) == 2
-    may_end.set()
-    await _turns()
 
 
 async def test_an_error_reaches_every_waiter() -> None:
@@ -180,15 +141,6 @@ def test_a_bounded_dict_forgets_what_was_written_longest_ago(most: int, writes: 
             assert bounded[key] == number
         assert list(bounded) == expected
         assert bounded.get("missing") is None
-
-
-def test_a_bounded_dict_keeps_what_is_moved_to_its_end() -> None:
-    """So that an entry that is used stays."""
-    bounded: Bounded[str, int] = Bounded(2)
-    bounded.update(a=1, b=2)
-    bounded.move_to_end("a")
-    bounded["c"] = 3
-    assert list(bounded) == ["a", "c"]
 
 
 def test_threads_that_ask_for_a_default_get_the_same_one() -> None:
@@ -298,17 +250,6 @@ async def test_a_run_that_ends_after_a_fresh_one_keeps_nothing() -> None:
     assert (source.kept.last("a"), await source.kept.get("a")) == (2, 2)
 
 
-def test_a_loop_that_ends_leaves_no_run_behind() -> None:
-    """Also where what it had started has not begun: the next loop asks anew."""
-    source = Source()
-
-    async def leaves() -> None:
-        source.kept._started("a")
-
-    asyncio.run(leaves())
-    assert asyncio.run(source.kept.get("a")) == 1
-
-
 async def test_the_value_before_serves_while_a_new_one_takes_long() -> None:
     """Nothing where there is none; each run is waited for from its beginning, by all together."""
     source = Source()
@@ -324,16 +265,6 @@ async def test_the_value_before_serves_while_a_new_one_takes_long() -> None:
     source.gate.set()
     assert await source.kept.soon("a", wait_s=6.0) == 2
     assert source.asked == 2
-
-
-async def test_an_error_reaches_those_who_wait_and_is_not_kept() -> None:
-    """The next one asks again."""
-    source = Source()
-    source.error = OSError("gone")
-    for result in await asyncio.gather(*(source.kept.get("a") for _ in range(3)), return_exceptions=True):
-        assert isinstance(result, OSError)
-    source.error = None
-    assert await source.kept.get("a") == 2
 
 
 async def test_one_cancelled_waiter_takes_nothing_away_and_closing_takes_all() -> None:
@@ -455,3 +386,29 @@ async def test_an_error_gives_its_share_back_and_too_large_a_share_is_one() -> N
             await shares.run(10, fail)
     with pytest.raises(ValueError, match="more than all there is, 10"):
         await shares.run(11, fail)
+
+
+_CALLS = [{"role": "assistant", "content": None, "tool_calls": [{"id": f"{at}"} for at in range(500)]}]
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        (([user("a")] * 399,), False),
+        (([user("a")] * 401,), True),
+        (([user("a")] * 200, [{"type": "function"}] * 201), True),
+        (([user("a" * 900_000)],), True),
+        ((_CALLS,), True),
+        ((None, "text " * 1_000_000, 3), False),
+    ],
+)
+def test_a_list_is_long_by_all_that_is_in_it(lists: tuple[object, ...], expected: bool) -> None:
+    """Messages, tools, parts, calls and texts; what is no list takes no walk."""
+    assert is_long(*lists) is expected
+
+
+@pytest.mark.parametrize(("chars", "stays"), [(10_000, True), (30_000, False)])
+async def test_a_long_walk_runs_in_a_thread(chars: int, stays: bool) -> None:
+    """A short one at once, where it costs no switch."""
+    ran_in = await off_loop(parsed([user("a" * chars)]), threading.current_thread)
+    assert (ran_in is threading.current_thread()) is stays

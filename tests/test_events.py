@@ -87,19 +87,6 @@ def test_a_line_has_a_name_and_the_numbers(caplog: pytest.LogCaptureFixture) -> 
     assert "pruning_model=- " in fallback
 
 
-def test_an_alarm_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """With what was expected, what was reported, and of which window."""
-    alarm = TruncationAlarm(
-        model="qwen", window_tokens=4096, expected_tokens=9000, reported_tokens=4096, reason="prompt_far_below_count"
-    )
-    log_observer(LOGGER)(alarm)
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert record.getMessage() == (
-        "truncation_alarm model=qwen reason=prompt_far_below_count reported=4096 expected=9000 window=4096 tokens"
-    )
-
-
 @pytest.mark.parametrize(
     ("outcome", "level"),
     [
@@ -129,80 +116,6 @@ def test_a_restart_is_a_warning_and_a_cut_answer_an_error(
     assert record.getMessage() == (
         f"restart outcome={outcome} model=qwen attempt=1 of 3 before=3700 after=1200 gained=1600 window=4096 tokens"
     )
-
-
-@pytest.mark.parametrize(("projected", "level"), [(7600, logging.WARNING), (7300, logging.INFO)])
-def test_tool_results_have_their_own_numbers(projected: int, level: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Their tokens, what there was before them, both together, and the limit; a WARNING where they are above it."""
-    with caplog.at_level(logging.DEBUG, LOGGER.name):
-        log_observer(LOGGER)(
-            event(phase="tool_response", result_tokens=2600, projected_tokens=projected, limit_tokens=7500)
-        )
-    (record,) = caplog.records
-    assert record.levelno == level
-    assert f" result=2600 current={projected - 2600} projected={projected} limit=7500" in record.getMessage()
-
-
-@pytest.mark.parametrize(("result", "projected", "overflows"), [(0, 7600, False), (1, 7600, True), (1, 7500, False)])
-def test_results_overflow_above_the_limit(result: int, projected: int, overflows: bool) -> None:
-    """However small they are; a request without any has no results that do."""
-    asked = event(phase="tool_response", result_tokens=result, projected_tokens=projected, limit_tokens=7500)
-    assert asked.has_overflowed is overflows
-
-
-def test_a_compaction_after_an_overflow_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """Not how full the window seemed, but how the server has refused the request."""
-    log_observer(LOGGER)(event(tokens_before=3440, reason="overflow", refusal="http_400"))
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "3440/8192 tokens (server overflow)" in record.getMessage()
-    assert record.getMessage().endswith(" reason=overflow refusal=http_400")
-
-
-def test_an_event_is_a_frozen_record_without_text() -> None:
-    """Numbers, names and one word: nothing of a conversation fits into it."""
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        event().tokens_after = 0  # type: ignore[misc]
-    assert {field.name for field in dataclasses.fields(CompactionEvent)} == {
-        "outcome",
-        "phase",
-        "model",
-        "messages",
-        "window_tokens",
-        "window_source",
-        "tokens_before",
-        "tokens_after",
-        "covered_messages",
-        "round",
-        "strategy",
-        "pruning_model",
-        "summary_calls",
-        "duration_ms",
-        "reason",
-        "when_s",
-        "rung",
-        "summary_ms",
-        "compaction_id",
-        "continues_id",
-        "tenant",
-        "refusal",
-        "result_tokens",
-        "projected_tokens",
-        "limit_tokens",
-        "excerpts",
-        "excerpt_tokens",
-    }
-    assert event(tokens_before=4096).filled_percent == 50.0
-
-
-def test_excerpts_are_told_in_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    """If there are any."""
-    with caplog.at_level(logging.DEBUG, logger=LOGGER.name):
-        log_observer(LOGGER)(event(outcome="reused", excerpts=3, excerpt_tokens=412))
-        log_observer(LOGGER)(event(outcome="reused"))
-    quoting, plain = (record.getMessage() for record in caplog.records)
-    assert quoting.endswith(" excerpts=3 excerpt_tokens=412")
-    assert "excerpt" not in plain
 
 
 @pytest.mark.parametrize(

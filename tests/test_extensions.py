@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Any
 
 import httpx
 import pytest
 
-from litellm_compaction import CompactionConfig, compact
 from litellm_compaction.config import Settings, choices, settings_from
 from litellm_compaction.core import strategies
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.core.record import read_record
-from litellm_compaction.core.strategies import STRATEGIES, Strategy, register
+from litellm_compaction.core.strategies import Strategy, register
 from litellm_compaction.engine.learning.ways import can_go_on_itself
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy.routing import deployment_of
@@ -74,41 +71,6 @@ def test_a_strategy_from_outside_is_a_setting(timeline: Strategy) -> None:
     assert choices(Settings.model_fields["strategy"])[-1] == timeline.name
     with pytest.raises(ConfigError, match=r"Input should be .*'handoff' or 'timeline'"):
         settings_from({"strategy": "magic"})
-
-
-async def test_a_strategy_from_outside_serves_the_library(timeline: Strategy) -> None:
-    """The record that it leaves is read back like any other."""
-
-    async def acompletion(**asked: Any) -> dict[str, Any]:
-        return {"choices": [{"message": {"content": WRITTEN}, "finish_reason": "stop"}]}
-
-    config = CompactionConfig(model="test", context_window_tokens=4096, strategy="timeline")
-    done = await compact(chat(200), config, acompletion)
-    assert (done.strategy, done.compacted, len(done.messages)) == ("timeline", True, 2)
-    assert "The user goes on: " in str(done.messages[1]["content"])
-    [found] = [each for message in done.messages if (each := read_record(parse_message(message)))]
-    assert found.record.summary == WRITTEN
-    assert found.rest is not None
-    assert found.rest.text == chat(200)[-1]["content"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "finding"),
-    [
-        ({"name": "edit"}, "allowed are"),
-        ({"name": "Time line"}, "allowed are"),
-        ({"prompt": "List what happened."}, "without {words}"),
-        ({"writer": "nobody"}, "is no strategy that writes"),
-        ({"writer": "prune", "prompt": "{words} {target_tokens}"}, "is no strategy that writes"),
-    ],
-)
-def test_a_strategy_that_cannot_work_is_not_registered(changes: dict[str, str], finding: str) -> None:
-    """It says what to change, and the table stays as it was."""
-    before = dict(STRATEGIES)
-    parts = {"name": "toy", "description": "A toy.", "prompt": "List it in {words} words.", **changes}
-    with pytest.raises(ValueError, match=finding):
-        register(Strategy(**parts))
-    assert before == STRATEGIES
 
 
 class Kobold(LocalServer):

@@ -34,31 +34,16 @@ def test_what_the_dockerfile_copies_is_there(source: str) -> None:
     assert any(fnmatchcase(source.removeprefix("./"), pattern) for pattern in allowed)
 
 
-def test_the_image_does_not_run_as_root() -> None:
-    """The last USER is an ordinary one, and stands before the entry point."""
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert re.findall(r"^USER (\S+)", text, re.MULTILINE) == ["10001"]
-    assert text.index("USER 10001") < text.index("ENTRYPOINT")
-    assert "/health/liveliness" in text
-
-
-def test_everything_the_package_build_needs_is_copied() -> None:
-    """Readme, licence and config.yaml are named in pyproject.toml."""
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    for name in ("README.md", "LICENSE", "config.yaml"):
-        assert f'"{name}"' in project
-        assert name in copied_sources()
-
-
 def test_the_ci_script_is_a_script() -> None:
     """Executable, strict, and bash can read it."""
-    script = ROOT / ".ci" / "run"
-    assert "set -euo pipefail" in script.read_text(encoding="utf-8")
-    if os.name == "posix":
-        assert os.access(script, os.X_OK)
+    assert "set -euo pipefail" in (ROOT / ".ci" / "common").read_text(encoding="utf-8")
     bash = shutil.which("bash")
-    if bash is not None:
-        subprocess.run([bash, "-n", str(script)], check=True, timeout=300)
+    for name in ("common", "run", "full"):
+        script = ROOT / ".ci" / name
+        assert os.name != "posix" or name == "common" or os.access(script, os.X_OK)
+        assert name == "common" or ". .ci/common\n" in script.read_text(encoding="utf-8")
+        if bash is not None:
+            subprocess.run([bash, "-n", str(script)], check=True, timeout=300)
 
 
 def test_the_shipped_config_shows_real_settings_with_their_defaults() -> None:

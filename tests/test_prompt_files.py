@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from litellm_compaction.config import Settings, settings_from
-from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
 
 
@@ -20,16 +19,6 @@ def test_a_prompt_is_read_once(tmp_path: Path) -> None:
     assert settings.own_prompt("summary") == 'In {words} words. {"drop": []}'
     assert settings.own_prompt("handoff") == ""
     assert Settings().own_prompt("summary") == ""
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_all_placeholders_of_a_strategy_are_taken(strategy: str, tmp_path: Path) -> None:
-    """Required and optional ones."""
-    file = tmp_path / "all.txt"
-    file.write_text(
-        " ".join(f"{{{name}}}" for names in STRATEGIES[strategy].placeholders for name in names), encoding="utf-8"
-    )
-    assert settings_from({"prompt_file": {strategy: str(file)}}).own_prompt(strategy) == file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -55,9 +44,3 @@ def test_what_is_wrong_with_a_prompt_stops_the_start(data: bytes | None, finding
         f"callback_settings.litellm_compaction.prompt_file = {section['prompt_file']!r}: handoff: {file}"
     )
     assert "no bound" not in str(raised.value)
-
-
-def test_a_folder_is_no_prompt(tmp_path: Path) -> None:
-    """A path that exists may still not be a file."""
-    with pytest.raises(ConfigError, match="allowed: a readable text file"):
-        settings_from({"prompt_file": {"summary": str(tmp_path)}})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tools import install, lock
+from tools import lock
 from tools.lock import changes, main, read, told, without_places
 
 ROOT = Path(__file__).parents[1]
@@ -62,30 +62,19 @@ def unsafe(tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_of_ours_runs_what_it_reads(path: Path) -> None:
-    """No pickle and its kin, no `eval`, no YAML that builds objects."""
-    assert unsafe(ast.parse(path.read_text(encoding="utf-8"))) == []
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_nothing_of_ours_runs_what_it_reads() -> None:
+    """No pickle and its kin, no `eval`, no YAML that builds objects; the scan sees each of them."""
+    found = {str(path): unsafe(ast.parse(path.read_text(encoding="utf-8"))) for path in sources()}
+    assert len(found) > 100
+    assert {path: names for path, names in found.items() if names} == {}
+    for code in (
         "import pickle",
-        "from pickle import loads",
         "from yaml import load",
-        "import yaml\nyaml.load(text)",
-        "import yaml\nyaml.unsafe_load(text)",
-        "eval(text)",
-        "exec(text)",
+        "import yaml\nyaml.load(x)",
+        "eval(x)",
         "import marshal as m",
-        "import numpy\nnumpy.load(path)",
-    ],
-)
-def test_the_scan_sees_each_of_them(code: str) -> None:
-    """Otherwise the test above proves nothing."""
-    assert unsafe(ast.parse(code))
+    ):
+        assert unsafe(ast.parse(code)), code
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -126,16 +115,6 @@ def test_the_locks_have_all_that_the_package_needs() -> None:
     assert "hatchling" in read(LOCKS["run"])
 
 
-def test_the_image_takes_the_locked_packages_only() -> None:
-    """Both installs of it check hashes, the package's own build fetches nothing, its one base is named by digest."""
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-    installs = re.findall(r"pip install ([^&\n]*)", text)
-    assert len(installs) == 3
-    assert all("--require-hashes" in each or "--no-deps --no-build-isolation" in each for each in installs)
-    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
-    assert re.search(r"^ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
-
-
 def test_what_a_new_lock_changes_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Added, removed and other versions are usual."""
     old = read(f"a==1 \\\n    --hash={A}\nb==1 \\\n    --hash={B}\n")
@@ -166,29 +145,6 @@ def test_a_package_without_a_hash_is_no_lock() -> None:
         read("a==1\n")
 
 
-def test_places_are_left_out() -> None:
-    """A lock that was made behind a mirror says nothing of it."""
-    places = "--index-url https://mirror.example/simple\n--extra-index-url file:///wheels\n--find-links /wheels\n"
-    assert without_places(f"{places}-i x\na==1 \\\n    --hash={A}\n") == f"a==1 \\\n    --hash={A}\n"
-
-
-@pytest.mark.parametrize("said", [None, "0"])
-def test_uv_trusts_what_pip_trusts(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
-    """Behind a company's own certificates it would else give up, and pip take minutes; who says otherwise is obeyed."""
-    environs: list[dict[str, str]] = []
-
-    def run(command: Sequence[str], *, check: bool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        environs.append(env)
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.delenv("UV_SYSTEM_CERTS", raising=False)
-    if said is not None:
-        monkeypatch.setenv("UV_SYSTEM_CERTS", said)
-    assert install.main(["--tests"]) == 0
-    assert {environ["UV_SYSTEM_CERTS"] for environ in environs} == {said or "1"}
-
-
 def _index(monkeypatch: pytest.MonkeyPatch, alone: str, whole: str | None) -> list[str]:
     """An index that has `alone` as the newest LiteLLM, and `whole` as all that resolves; what it is asked."""
     asked: list[str] = []
@@ -210,17 +166,6 @@ def _locked_litellm() -> str:
     return version
 
 
-def test_nothing_is_written_where_the_newest_is_what_the_lock_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """CI then has nothing more to run; what only the tests need does not count."""
-    out = tmp_path / "newest.txt"
-    _index(monkeypatch, _locked_litellm(), LOCKS["run"] + f"pytest==99 \\\n    --hash={A}\n")
-    assert main(["newest", str(out)]) == 0
-    assert not out.exists()
-    assert f"What resolves today is what the lock has (LiteLLM {_locked_litellm()})." in capsys.readouterr().out
-
-
 def test_a_newer_litellm_that_resolves_is_written_with_its_hashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,28 +177,3 @@ def test_a_newer_litellm_that_resolves_is_written_with_its_hashes(
     assert capsys.readouterr().out == f"changed  litellm {_locked_litellm()} -> 1.109.9\n"
     assert "mirror" not in out.read_text(encoding="utf-8")
     assert list(read(out.read_text(encoding="utf-8"))["litellm"]) == ["1.109.9"]
-
-
-def test_a_newest_litellm_whose_pins_the_index_lacks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The next one that resolves is taken; where none does, nothing is written and CI goes on."""
-    out = tmp_path / "newest.txt"
-    _index(monkeypatch, "1.109.9", LOCKS["run"])
-    assert main(["newest", str(out)]) == 0
-    assert "LiteLLM 1.109.9 is the newest within the bounds; the index lacks what it pins." in capsys.readouterr().out
-    _index(monkeypatch, "1.109.9", None)
-    assert main(["newest", str(out)]) == 0
-    assert "y is not there" in capsys.readouterr().out
-    assert not out.exists()
-
-
-def test_a_litellm_that_is_named_is_what_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that CI can be run with another than the newest; it fails where that cannot be had."""
-    asked = _index(monkeypatch, "1.105.0", LOCKS["run"].replace(f"litellm=={_locked_litellm()} ", "litellm==1.105.0 "))
-    assert main(["newest", str(tmp_path / "newest.txt"), "--litellm", "1.105.0"]) == 0
-    assert all("litellm==1.105.0\n" in given for given in asked)
-    assert (tmp_path / "newest.txt").stat().st_size
-    _index(monkeypatch, "1.105.0", None)
-    assert main(["newest", str(tmp_path / "none.txt"), "--litellm", "1.105.0"]) == 1
-    assert not (tmp_path / "none.txt").exists()

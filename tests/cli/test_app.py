@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from litellm_compaction import __version__
 from litellm_compaction.cli import main
-from litellm_compaction.cli.app import program
-
-
-def test_up_has_safe_defaults() -> None:
-    """Port 4000, this machine only, no simulator unless needed."""
-    options = program.commands["up"].make_context("up", []).params
-    assert (options["host"], options["port"], options["config"]) == ("127.0.0.1", 4000, None)
-    assert (options["simulator"], options["lm_studio"], options["force"], options["verbose"]) == (
-        False,
-        None,
-        False,
-        False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -87,15 +72,3 @@ def test_our_errors_become_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert captured.out == ""
     assert captured.err.startswith("litellm-compaction: ")
     assert "missing.yaml cannot be read" in captured.err
-
-
-@pytest.mark.slow
-def test_doctor_does_not_import_litellm(environ: dict[str, str]) -> None:
-    """Importing LiteLLM takes seconds, so the check does without."""
-    code = (
-        "import sys; from litellm_compaction.cli import main; main(['doctor', '--json']); "
-        "sys.exit('litellm' in sys.modules)"
-    )
-    environ = {**environ, "LM_STUDIO_API_BASE": "http://127.0.0.1:1/v1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Reading a LiteLLM config without LiteLLM."""
+"""A LiteLLM config as it is read without LiteLLM, and what `doctor` finds in it before it asks any server."""
 
 from __future__ import annotations
 
@@ -51,13 +51,17 @@ def test_what_is_no_config_is_refused(write: Callable[[Any], Path], text: str, m
 def test_whether_the_environment_decides(write: Callable[[Any], Path], entry: dict[str, Any], expected: bool) -> None:
     """LiteLLM reads LM_STUDIO_API_BASE where a deployment says so, or says nothing."""
     assert read_config(write(config(entry))).follows_environment is expected
-
-
-def test_the_shipped_config_is_found() -> None:
-    """The package brings one, and it follows the environment."""
     assert read_config(shipped_config()).follows_environment
 
 
-def test_keys_are_not_in_the_repr(write: Callable[[Any], Path]) -> None:
-    """A log of the value does not show what the file holds."""
-    assert "sk-secret" not in repr(read_config(write(config(general_settings={"master_key": "sk-secret"}))))
+def problems(path: Path, environ: dict[str, str] | None = None) -> list[tuple[str, str]]:
+    """(place, message) of each problem."""
+    found = read_config(path).findings(environ or {})
+    return [(finding.place, finding.message) for finding in found if finding.level == "problem"]
+
+
+def test_a_file_that_shadows_the_package_is_found(write: Callable[..., Path]) -> None:
+    """LiteLLM prefers a file beside the config."""
+    write("", "litellm_compaction.py")
+    [(_, text)] = problems(write(config()))
+    assert "instead of the installed package" in text

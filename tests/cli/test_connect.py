@@ -9,38 +9,21 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomlkit
 import yaml
 
-from litellm_compaction.cli import connect as connect_module
-from litellm_compaction.cli.app import main, program
+from litellm_compaction.cli.app import main
 from litellm_compaction.cli.connect import CLIENTS, Place, filled, sections
+from litellm_compaction.cli.shells import content_of, quoted, variable
 from litellm_compaction.simulator import Address, Simulator
 from tests.cli.conftest import GPT_OSS, NOWHERE, QWEN
 from tests.integration.plain_server import PlainServer
 
 KEY = "sk-connect-0123456789abcdefghij"
-_FIELDS = {
-    "title": str,
-    "prompt_tokens": int,
-    "least_tokens": int,
-    "good_tokens": int,
-    "told_from_tokens": int,
-    "environment": dict,
-    "told_environment": dict,
-    "files": list,
-    "lines": (dict, list),
-    "if_new": dict,
-    "command": list,
-    "language": str,
-    "code": str,
-    "note": str,
-}
 Connect = Callable[..., tuple[int, str, str]]
 
 
@@ -92,22 +75,6 @@ def exported(output: str, *, key: str = KEY) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in ("PATH", "PWD", "SHLVL", "_", "LC_CTYPE")}
 
 
-def test_the_table_has_known_fields_only() -> None:
-    """A wrong name would be passed over in silence; a client of an agent says how large a window it needs."""
-    for name, client in CLIENTS.items():
-        assert all(isinstance(value, _FIELDS[field]) for field, value in client.items()), name
-        assert client["title"]
-        assert ("files" in client) == ("lines" in client), name
-        assert ("code" in client) == ("language" in client), name
-        assert client.get("prompt_tokens", 0) <= client.get("least_tokens", 0) <= client.get("good_tokens", 0), name
-
-
-def test_the_help_names_the_clients() -> None:
-    """All of them, in the order of the table."""
-    text = " ".join((program.commands["connect"].help or "").split())
-    assert re.findall(r"[a-z-]+", text.partition("CLIENT is ")[2].replace(" or ", " ")) == list(CLIENTS)
-
-
 @pytest.mark.parametrize("name", CLIENTS)
 def test_every_client_gets_address_model_and_a_name_for_the_key(name: str, connect: Connect) -> None:
     """Nothing is left to fill in; the key is a variable's."""
@@ -119,40 +86,6 @@ def test_every_client_gets_address_model_and_a_name_for_the_key(name: str, conne
     assert not re.search(r"\{(model|url|root|window|answer|prompt)\}", output)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
-def test_claude_is_told_the_window_less_the_answer(connect: Connect, simulator: Simulator) -> None:
-    """A shell can evaluate the lines; the model is every model that it asks for."""
-    reload(simulator, 65_536)
-    code, output, errors = connect("claude")
-    assert (code, errors) == (0, "")
-    found = exported(output)
-    assert {name for name, value in found.items() if value == f"lm_studio/{QWEN}"} == {
-        "ANTHROPIC_MODEL",
-        "ANTHROPIC_SMALL_FAST_MODEL",
-        *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("HAIKU", "SONNET", "OPUS")),
-    }
-    assert found["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9"
-    assert found["ANTHROPIC_AUTH_TOKEN"] == KEY
-    assert found["CLAUDE_CODE_GATEWAY_HINT_HEADERS"] == "1"
-    assert found["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "8192"
-    assert found["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(65_536 - 8192)
-
-
-@pytest.mark.parametrize(("window_tokens", "told"), [(32_768, False), (57_343, False), (57_344, True), (131_072, True)])
-def test_claude_is_not_told_a_window_that_ends_it(window_tokens: int, told: bool) -> None:
-    """Below about 48k it ends with "Autocompact is thrashing"."""
-    found = filled("claude", Place("local", window_tokens, "http://127.0.0.1:4000"))["environment"]
-    assert ("CLAUDE_CODE_MAX_CONTEXT_TOKENS" in found) is told
-    assert "told_environment" not in filled("claude", Place("local", window_tokens, "http://127.0.0.1:4000"))
-
-
-def test_qwen_is_told_the_largest_answer_and_no_window() -> None:
-    """Told the window, 0.24.4 cuts answers at 4,000 tokens, and ends if results come near it."""
-    found = filled("qwen", Place("local", 65_536, "http://127.0.0.1:4000"))
-    assert found["environment"]["QWEN_CODE_MAX_OUTPUT_TOKENS"] == 8192
-    assert "generationConfig" not in found["lines"]["model"]
-
-
 def test_a_small_window_is_warned_of(connect: Connect, simulator: Simulator) -> None:
     """By the client's own prompt: too small to work with, small, and large enough."""
     assert "18,900 of the 8,192 tokens: too little is left to work with" in connect("claude")[2]
@@ -162,18 +95,6 @@ def test_a_small_window_is_warned_of(connect: Connect, simulator: Simulator) -> 
     assert "Load the model with 32,768 or more (16,384 at least)" in connect("codex")[2]
     reload(simulator, 32_768)
     assert connect("codex")[2] == ""
-
-
-def test_json_has_the_same_as_data(connect: Connect, home: Path) -> None:
-    """Numbers are numbers."""
-    code, output, _ = connect("codex", "--json")
-    found = json.loads(output)
-    assert code == 0
-    assert found["client"] == "codex"
-    assert found["model"] == found["lines"]["model"] == f"lm_studio/{QWEN}"
-    assert found["window_tokens"] == found["lines"]["model_context_window"] == 8192
-    assert found["file"] == str(home / ".codex" / "config.toml")
-    assert len(found["warnings"]) == 1
 
 
 def test_several_loaded_models_are_a_choice(connect: Connect, simulator: Simulator) -> None:
@@ -188,24 +109,17 @@ def test_several_loaded_models_are_a_choice(connect: Connect, simulator: Simulat
     assert connect("llm", "--model", f"lm_studio/{GPT_OSS}")[1] == output
 
 
-def test_a_model_that_is_not_loaded_has_no_window(connect: Connect) -> None:
-    """Whether LM Studio knows it or not."""
+def test_a_model_that_is_not_loaded_has_no_window(connect: Connect, simulator: Simulator) -> None:
+    """LM Studio knows it or not; with none loaded there is no choice, and without LM Studio its address is named."""
     for name in (GPT_OSS, "nobody/knows"):
         code, output, errors = connect("llm", "--model", name)
         assert (code, output) == (1, "")
         assert "not loaded" in errors
         assert f"Loaded: {QWEN}" in errors
-
-
-def test_no_loaded_model_and_no_lm_studio_are_told(
-    connect: Connect, simulator: Simulator, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The first is a choice of none, the second names the address."""
+    assert f"No LM Studio answers at {NOWHERE}" in connect("llm", "--lm-studio", NOWHERE)[2]
     simulator.unload(QWEN)
     code, _, errors = connect("llm")
     assert (code, "Loaded: none" in errors) == (2, True)
-    code, _, errors = connect("llm", "--lm-studio", NOWHERE)
-    assert (code, f"No LM Studio answers at {NOWHERE}" in errors) == (1, True)
 
 
 def test_a_model_that_the_proxy_names_has_its_window(connect: Connect, plain: PlainServer) -> None:
@@ -229,11 +143,6 @@ def test_wrong_arguments_end_with_2(arguments: list[str], connect: Connect) -> N
     code, output, errors = connect(*arguments)
     assert (code, output) == (2, "")
     assert "Error: " in errors
-
-
-def test_an_address_without_a_host_is_refused(connect: Connect) -> None:
-    """The lines would lead nowhere."""
-    assert connect("claude", base_url="http://")[0] == 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
@@ -292,54 +201,19 @@ def test_write_shows_asks_and_writes(connect: Connect, home: Path, monkeypatch: 
     assert len(list(path.parent.iterdir())) == 2
 
 
-def test_a_refused_file_leaves_the_lines_to_copy(connect: Connect, home: Path) -> None:
-    """They are printed before the error."""
-    path = home / ".config" / "opencode" / "opencode.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("{ // mine\n}\n", encoding="utf-8")
-    code, output, errors = connect("opencode", "--write", "--yes")
-    assert code == 1
-    assert f'"litellm/lm_studio/{QWEN}"' in output
-    assert "cannot be parsed, so it is not touched" in errors
-    assert path.read_text("utf-8") == "{ // mine\n}\n"
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
+def test_a_unix_shell_reads_back_what_was_meant(tmp_path: Path) -> None:
+    """Blanks, quotes and dollars included."""
+    text, file = 'it\'s $HOME `a` "b"', tmp_path / "a b's key"
+    file.write_text("sk-1\n", encoding="utf-8")
+    line = f'printf "%s|" {quoted(text, powershell=False)} "{variable("K", powershell=False)}"'
+    line += f' "{content_of(str(file), powershell=False)}"'
+    told = subprocess.run(["/bin/sh", "-c", line], env={"K": "v"}, capture_output=True, text=True, check=True)
+    assert told.stdout == f"{text}|v|sk-1|"
 
 
-@pytest.mark.parametrize("name", [name for name, client in CLIENTS.items() if "files" in client])
-def test_every_file_can_be_made_and_is_then_complete(name: str, connect: Connect, home: Path) -> None:
-    """Each client that has one; `environ` names another folder."""
-    place = json.loads(connect(name, "--json")[1])
-    assert connect(name, "--write", "--yes")[0] == 0
-    assert Path(place["file"]).is_file()
-    assert Path(place["file"]).is_relative_to(home)
-    assert "has these lines already" in connect(name, "--write", "--yes")[1]
-
-
-def test_a_clients_own_variables_and_folders_lead_to_its_file(tmp_path: Path, home: Path) -> None:
-    """A variable goes first; else the file that exists, the folder that exists, and the first."""
-
-    def found(name: str, environ: Mapping[str, str]) -> Path | None:
-        return connect_module._file(CLIENTS[name], environ)
-
-    assert found("claude", {}) is None
-    assert found("codex", {"CODEX_HOME": str(tmp_path / "c")}) == tmp_path / "c" / "config.toml"
-    assert found("codex", {"CODEX_HOME": ""}) == home / ".codex" / "config.toml"
-    (home / "Library" / "Application Support" / "io.datasette.llm").mkdir(parents=True)
-    path = found("llm", {})
-    assert path is not None
-    assert path.parent == home / "Library" / "Application Support" / "io.datasette.llm"
-    (home / ".config" / "opencode").mkdir(parents=True)
-    (home / ".config" / "opencode" / "opencode.jsonc").touch()
-    path = found("opencode", {})
-    assert path is not None
-    assert path.name == "opencode.jsonc"
-
-
-@pytest.mark.slow
-def test_the_lines_of_langchain_make_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real class takes them."""
-    pytest.importorskip("langchain_openai")
-    monkeypatch.setenv("LITELLM_MASTER_KEY", KEY)
-    names: dict[str, Any] = {}
-    exec(filled("langchain", Place("local", 8192, "http://127.0.0.1:4000"))["code"], names)  # noqa: S102 - our own
-    assert names["model"].openai_api_base == "http://127.0.0.1:4000/v1"
-    assert names["model"].profile["max_input_tokens"] == 8192 - 2048
+def test_powershell_doubles_its_quotes() -> None:
+    """Typographic ones as well, which it takes for plain ones; nothing else means anything between them."""
+    assert quoted("it's ’$x", powershell=True) == "'it''s ’’$x'"
+    assert variable("K", powershell=True) == "$env:K"
+    assert content_of(r"C:\a b\key", powershell=True) == r"$(Get-Content 'C:\a b\key')"

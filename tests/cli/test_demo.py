@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
 from litellm_compaction.cli import up
-from litellm_compaction.cli.demo import WIDTH, Answer, Conversation, Filling, Look, ask, demo, scripted_summary, step_of
+from litellm_compaction.cli.demo import WIDTH, Answer, Conversation, Filling, Look, ask, scripted_summary, step_of
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.simulator import Simulator, rendering
-from tests.cli import copied
+from litellm_compaction.simulator import rendering
 
 PLAIN = Look(window_tokens=8192, color=False, unicode=False)
-IN_COLOR = Look(window_tokens=8192, color=True, unicode=True)
-
-
-def test_a_turn_is_one_line_with_two_bars() -> None:
-    """Each as full as its window; the tokens beside it."""
-    assert PLAIN.turn(7, "read_file", Filling(4096), Filling(2048)).rstrip() == (
-        "turn   7 read_file  ############............   4,096              ######..................   2,048"
-    )
 
 
 def test_a_cut_prompt_is_a_bar_with_a_gap() -> None:
@@ -30,11 +20,6 @@ def test_a_cut_prompt_is_a_bar_with_a_gap() -> None:
     assert PLAIN.turn(18, "search", Filling(10_000, 5_000), Filling(0, has_failed=True)).rstrip() == (
         "turn  18 search     ######xxxxxxxxxxxx######  10,000 CUT -5,000   ........................       0 FAILED"
     )
-
-
-def test_the_least_cut_is_seen() -> None:
-    """One token of many is a cell."""
-    assert "#x#" in PLAIN.turn(18, "search", Filling(9000, 1), Filling(0))
 
 
 @pytest.mark.parametrize("look", [PLAIN, Look(window_tokens=8192, color=False, unicode=True)])
@@ -51,20 +36,9 @@ def test_lines_fit_into_100_columns(look: Look) -> None:
     assert all(line.isascii() for line in lines) != look.unicode
 
 
-def test_red_is_what_went_wrong() -> None:
-    """A side is red or green by itself."""
-    line = IN_COLOR.turn(1, "x", Filling(9999, 1000), Filling(8000))
-    assert re.findall(r"\x1b\[(\d+)m.", line) == ["31", "0", "32"]
-
-
 def _asked(answered: Callable[[httpx.Request], httpx.Response]) -> Answer:
     with httpx.Client(base_url="http://proxy", transport=httpx.MockTransport(answered)) as http:
         return ask(http, "key", "model", [])
-
-
-def test_a_refusal_is_an_answer_with_its_error() -> None:
-    """So that the other side goes on."""
-    assert _asked(lambda _: httpx.Response(400, text="too long")) == Answer("", [], "HTTP 400: too long")
 
 
 def test_a_stream_that_breaks_off_keeps_its_text() -> None:
@@ -107,14 +81,6 @@ def test_the_scripted_summary_names_what_was_seen() -> None:
 
 
 @pytest.fixture
-def copying(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An environment in which a demo's proxy is a copy; `test_up.py` starts one by the very same command."""
-    environ = copied.environment(environ)
-    monkeypatch.setattr("litellm_compaction.cli.demo.proxy_command", lambda *asked: copied.replaced(environ, *asked))
-    return environ
-
-
-@pytest.fixture
 def own_vocabulary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Simulators of other tests in this process keep theirs."""
     monkeypatch.setattr(rendering, "_load_other", None)
@@ -130,46 +96,3 @@ def test_the_simulated_model_counts_as_its_family() -> None:
     """A number has a token for each digit in Qwen's vocabulary, and one for three in o200k_base."""
     up.simulated(4096)
     assert rendering.count("128903") == 6
-
-
-@pytest.mark.proxy
-@pytest.mark.usefixtures("own_vocabulary")
-def test_one_run_shows_both_sides(copying: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the plug-in prompts are cut and the report is not whole; with it nothing is cut, so the code is 0."""
-    assert demo(turns=18, context_tokens=4096, fast=True, color=False, environ=copying) == 0
-    lines = capsys.readouterr().out.splitlines()
-    turns = [line for line in lines if line.startswith("turn ")]
-    assert len(turns) == 19
-    assert [line.count("CUT") for line in turns[-6:]] == [1] * 6
-    assert max(map(len, lines)) <= WIDTH
-    below = "".join(lines)
-    assert "compaction 2: " in below
-    assert "restart 1 in mid-answer" in below
-    rows = {row[0]: row[1:] for row in (re.split(r"  +", line) for line in lines)}
-    cuts = rows["prompts that the server cut or refused"]
-    assert (cuts[0], cuts[1]) == (str(sum("CUT" in line for line in turns)), "0")
-    assert rows["compactions"] == ["0", str(sum("compaction " in line for line in lines))]
-    without, with_it = rows["the report at the end, 185 lines"]
-    assert (without.startswith("NOT whole"), with_it) == (True, "whole")
-
-
-@pytest.mark.proxy
-@pytest.mark.usefixtures("own_vocabulary")
-def test_a_server_that_refuses_does_not_end_the_demo(
-    copying: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The side without the plug-in fails turn after turn, the other one is finished, so the code is 0."""
-
-    def refusing(context_tokens: int, **options: object) -> Simulator:
-        simulator = up.simulated(context_tokens, **options)  # type: ignore[arg-type]
-        simulator.overflow = "error_400_string"
-        return simulator
-
-    monkeypatch.setattr("litellm_compaction.cli.demo.simulated", refusing)
-    assert demo(turns=16, context_tokens=4096, fast=True, color=False, environ=copying) == 0
-    text = capsys.readouterr().out
-    failed = re.findall(r"^turn +\d+ \w+ .* FAILED +\S{24} +[\d,]+$", text, re.MULTILINE)
-    assert len(failed) > 1
-    assert len(re.findall(r"^ +! without the plug-in: HTTP 400: ", text, re.MULTILINE)) == len(failed)
-    assert re.search(rf"cut or refused +{len(failed)} +0$", text, re.MULTILINE)
-    assert re.search(r"185 lines +NOT whole, 0 lines +whole$", text, re.MULTILINE)

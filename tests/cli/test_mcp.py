@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TextIO
 
-import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
 
-from litellm_compaction.events import event_to_json
-from litellm_compaction.stores import open_originals
 from tests.cli.test_stores_recall import SECRET, Run, path, run
 from tests.integration.harness import environment
-from tests.proxy.test_mcp_server import compacted
-from tests.recall.test_lookup import BIRD, FISH
-from tests.stores.made import MemoryStore, SqliteStore
-from tests.stores.test_originals import covered, kept, talk
 
 __all__ = ["path", "run"]
 
@@ -43,55 +35,6 @@ async def listed(client: Client) -> list[str]:
     return [row.get("first_handle") for row in json.loads(text)["compactions"]]
 
 
-@pytest.mark.slow
-async def test_an_operator_looks_everything_up(path: Path, tmp_path: Path) -> None:
-    """Of all tenants, also what was kept meanwhile; stderr stays empty."""
-    with (tmp_path / "errors").open("w+") as errors:
-        async with started(path, errors=errors) as client:
-            assert len((await client.list_tools()).tools) == 3
-            assert "typus" in (await asked(client, "search_history", query="fish"))[0]
-            found, _ = await asked(client, "search_history", query="falcon")
-            handle = found.split("handle ")[1].split()[0]
-            assert "falcon" in (await asked(client, "get_message", handle=handle))[0]
-            assert await asked(client, "get_message", handle="0" * 12) == ("not found", True)
-            assert (await asked(client, "search_history", query=""))[1]
-            assert (await asked(client, "search_history", query="walrus " * 15_000))[1] is False
-            await _tell(path)
-            openings = {covered(*said).hashes[1][:12] for said in (FISH, BIRD)}
-            assert openings <= set(await listed(client))
-            await _keep_more(path)
-            assert "walrus 3" in (await asked(client, "search_history", query="walrus 3"))[0]
-        errors.seek(0)
-        assert errors.read() == ""
-
-
-@pytest.mark.slow
-async def test_one_scope_alone(path: Path) -> None:
-    """Nothing of another one is found, by words, by handle or in the list."""
-    await _tell(path)
-    foreign = covered(*BIRD, scope="scope-b").hashes[1][:12]
-    async with started(path, "--scope", "scope-a") as client:
-        assert "typus" in (await asked(client, "search_history", query="fish"))[0]
-        assert (await asked(client, "search_history", query="falcon"))[0].endswith("for: falcon")
-        assert await asked(client, "get_message", handle=foreign) == ("not found", True)
-        assert await listed(client) == [covered(*FISH).hashes[1][:12]]
-
-
-async def _tell(path: Path) -> None:
-    store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
-    for scope, said in (("scope-a", FISH), ("scope-b", BIRD)):
-        await store.add_event(time.time(), event_to_json(compacted(scope, "tenant", covered(*said))))
-    await store.aclose()
-
-
-async def _keep_more(path: Path) -> None:
-    store = MemoryStore(ttl_s=1000, max_bytes=1_000_000)
-    originals = open_originals(f"sqlite:///{path}", store, ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET)
-    assert originals is not None
-    await kept(originals, covered(*talk(4, "walrus"), scope="scope-c", tenant="three"))
-    await originals.aclose()
-
-
 def test_without_originals_it_does_not_start(run: Run, tmp_path: Path) -> None:
     """It says how to have them, and makes no file."""
     other = tmp_path / "other.sqlite3"
@@ -103,10 +46,3 @@ def test_without_originals_it_does_not_start(run: Run, tmp_path: Path) -> None:
 def test_a_scope_that_is_not_clear_is_named(run: Run) -> None:
     """Before anything is served."""
     assert "2 scopes begin with 'scope-'" in run("mcp", "--scope", "scope-", code=1)
-
-
-def test_an_older_sdk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the LiteLLM that brings the newer one."""
-    monkeypatch.delitem(sys.modules, "litellm_compaction.proxy.mcp_server", raising=False)
-    monkeypatch.setitem(sys.modules, "mcp_types", None)
-    assert "LiteLLM 1.103" in run("mcp", code=1)

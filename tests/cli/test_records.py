@@ -73,43 +73,8 @@ def test_show_has_text_if_it_is_asked_for(run: Run) -> None:
     assert "[2] assistant: verbatim\n    walrus 1\n[3] user: in the record\n    walrus 2\n" in shown
 
 
-def test_show_says_why_there_is_no_before(run: Run, path: Path) -> None:
-    path.with_name(f"{path.name}.originals").unlink()
-    shown = run("show", "--text", RECORD)
-    assert "keep_originals: compacted" in shown
-    assert "walrus" not in shown
-    assert "summary." in shown
-
-
-def test_show_wants_exactly_one(run: Run) -> None:
-    assert "no records have an id that begins with 'ffffffffff'" in run("show", "ffffffffff", code=1)
-
-
 def test_undo_forgets_one(run: Run) -> None:
     """It is listed no more, and cannot be shown."""
     assert run("undo", RECORD[:6]) == "1 records forgotten.\n"
     assert "No compactions yet." in run("store", "ls")
     assert "no records have an id" in run("show", RECORD, code=1)
-
-
-def test_redo_leaves_a_focus_behind(run: Run, path: Path) -> None:
-    """In one line; one that is too long forgets nothing."""
-    assert "at most 500" in run("redo", "--focus", "x" * 501, RECORD, code=1)
-    assert run("redo", "--focus", "the  port", RECORD) == "1 records forgotten.\n"
-
-    async def found() -> list[str]:
-        store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
-        marks = await store.find("scope", [KNOWN.covered_hash])
-        await store.aclose()
-        return [mark.focus for mark in marks]
-
-    assert asyncio.run(found()) == ["the port"]
-
-
-def test_pin_and_take_it_away(run: Run) -> None:
-    """A message of the user's, by its number; the model's cannot be pinned."""
-    assert "stays verbatim" in run("pin", RECORD, "3")
-    assert "[3] user: in the record, pinned" in run("show", "--text", RECORD)
-    assert "no more" in run("pin", "--remove", RECORD, "3")
-    assert "pinned" not in run("show", "--text", RECORD)
-    assert "Message 2 cannot be pinned" in run("pin", RECORD, "2", code=1)

@@ -7,7 +7,6 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import pytest
 
 from litellm_compaction.cli import main
 from litellm_compaction.cli.stores import events
-from litellm_compaction.core.compaction import Shown
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
-from litellm_compaction.stores import Store, open_existing
+from litellm_compaction.stores import Store
 from tests.cli.conftest import config
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore, SqliteStore
@@ -89,53 +87,6 @@ def ids(run: Callable[..., str]) -> dict[str, str]:
     return {row[1]: row[0] for row in rows}
 
 
-def test_ls_shows_everything_but_text(run: Callable[..., str]) -> None:
-    """One line each, the last used first, and the sum."""
-    header, first, second, total = run("store", "ls").splitlines()
-    assert header.split() == ["id", "scope", "made", "used", "round", "covers", "by", "bytes"]
-    assert (first.split()[1], second.split()[1]) == ("scope-b", "scope-a")
-    assert " 7  summary " in first
-    assert total.startswith("2 compactions, ")
-    assert total.endswith(" 2 scopes")
-    assert "secret" not in first + second
-
-
-def test_show_prints_one_with_its_text(run: Callable[..., str]) -> None:
-    """By the beginning of its id; summary and ledger, because that is what was asked for."""
-    shown = run("store", "show", ids(run)["scope-a"][:12])
-    assert "scope     scope-a\n" in shown
-    assert "covers    4 messages" in shown
-    assert "--- summary of round 1, to message 4\nThe secret plan.\n" in shown
-    assert shown.endswith("--- ledger\n- src/a.py\n")
-
-
-def test_show_tells_what_was_pruned(run: Callable[..., str], path: Path) -> None:
-    """How many messages went or became shorter, and what the pruning model said of them."""
-    pruned = replace(
-        compaction("h3", text="Long ago."),
-        level="prune",
-        edited_from=0,
-        shown=(Shown(1, "gone"), Shown(2, "gone"), Shown(3, 20)),
-        omissions="Two steps failed.",
-    )
-
-    async def put() -> None:
-        store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
-        await store.put("scope-c", pruned)
-        await store.aclose()
-
-    asyncio.run(put())
-    shown = run("store", "show", ids(run)["scope-c"])
-    assert "pruned    2 messages left out, 1 shortened\n" in shown
-    assert "--- said of what was left out\nTwo steps failed.\n" in shown
-
-
-@pytest.mark.parametrize(("beginning", "error"), [("zz", "no compactions have an id"), ("", "2 compactions have")])
-def test_show_wants_exactly_one(run: Callable[..., str], beginning: str, error: str) -> None:
-    """None or several: an error that says how many."""
-    assert error in run("store", "show", beginning, code=1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "left", "events"),
     [
@@ -165,12 +116,6 @@ def test_purge_wants_to_know_what(run: Callable[..., str], arguments: list[str])
     """Nothing by default, and no contradiction."""
     assert "name what to delete" in run("store", "purge", "--yes", *arguments, code=1)
     assert len(ids(run)) == 2
-
-
-def test_purge_refuses_an_unclear_scope(run: Callable[..., str]) -> None:
-    """Two begin so, or none."""
-    assert "2 scopes begin with 'scope-'" in run("store", "purge", "--yes", "--scope", "scope-", code=1)
-    assert "no scopes begin with 'x'" in run("store", "purge", "--yes", "--scope", "x", code=1)
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("Yes", 0, 0), ("", 1, 2), ("n", 1, 2)])
@@ -251,40 +196,9 @@ def test_the_config_names_the_store(
         assert "memory:// lives in the proxy's process" in capsys.readouterr().err
 
 
-def test_the_default_store_is_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In the data folder; where there is none yet, that is said and none is made."""
-    monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "home"))
-    assert main(["store", "ls"]) == 1
-    assert "there is no store at" in capsys.readouterr().err
-    assert not (tmp_path / "home").exists()
-    fill(SqliteStore(tmp_path / "home" / "store.sqlite3", ttl_s=1000, max_bytes=1_000_000))
-    assert main(["store", "ls"]) == 0
-    assert "2 compactions" in capsys.readouterr().out
-
-
 def test_an_empty_store_is_said_to_be_empty(run: Callable[..., str]) -> None:
     """Not an empty page."""
     run("store", "purge", "--all", "--yes")
     assert run("store", "ls") == "No compactions yet.\n"
     assert run("events") == "No events yet.\n"
     assert run("events", "--json") == ""
-
-
-def test_a_look_is_no_use(path: Path) -> None:
-    """`ls` does not make an old compaction look young."""
-
-    def used() -> list[float]:
-        async def read() -> list[float]:
-            store = open_existing(f"sqlite:///{path}", ttl_s=1000, max_bytes=1_000_000)
-            try:
-                return [stored.used_s for stored in await store.compactions()]
-            finally:
-                await store.aclose()
-
-        return asyncio.run(read())
-
-    before = used()
-    assert main(["store", "ls", "--store", f"sqlite:///{path}"]) == 0
-    assert used() == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,40 +54,11 @@ def run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     return run
 
 
-def test_what_was_dropped_is_found(run: Run) -> None:
-    """With role, turn and handle; by words, by the handle itself, and by a regular expression."""
-    said = run("recall", "which fish")
-    assert "[1] user, turn 1, handle " in said
-    assert "Rhincodon typus" in said
-    handle = said.split("handle ")[1].split()[0]
-    assert "largest?" in run("recall", handle)
-    assert "typus" in run("recall", "/rhinco\\w+/")
-
-
 def test_one_scope_alone(run: Run) -> None:
     """By its beginning; nothing of another one is shown."""
     assert "falcon" in run("recall", "--scope", "scope-b", "falcon")
     assert run("recall", "--scope", "scope-a", "falcon").endswith("for: falcon\n")
     assert "2 scopes begin with 'scope-'" in run("recall", "--scope", "scope-", "falcon", code=1)
-
-
-def test_json_and_the_number_of_hits(run: Run) -> None:
-    """As the proxy answers."""
-    found = json.loads(run("recall", "--json", "--last", "1", "fish bird"))
-    assert len(found["hits"]) == 1
-    assert found["words"] == ["fish", "bird"]
-
-
-@pytest.mark.parametrize("query", ["", " ", 'AND "', "x" * 400])
-def test_any_query_is_answered(run: Run, query: str) -> None:
-    """By a sentence, whatever it is."""
-    assert run("recall", query).startswith("Nothing ")
-
-
-def test_a_query_that_is_too_long_is_told_so(run: Run) -> None:
-    """With what to change."""
-    said = run("recall", "x" * 100_000, code=1)
-    assert "has 100,000 characters, and at most 400 are searched: ask with a few words, an id or a handle." in said
 
 
 @pytest.mark.parametrize("written", ["sk-else", "os.environ/ELSE", None])
@@ -119,19 +89,6 @@ def test_purge_takes_the_originals_along(run: Run, path: Path) -> None:
     assert "falcon" in run("recall", "falcon")
     run("store", "purge", "--all", "--yes")
     assert "no originals" in run("recall", "falcon", code=1)
-
-
-def test_originals_without_records_are_purged_by_their_scope(run: Run, path: Path) -> None:
-    """Their time to live is longer."""
-
-    async def forget() -> None:
-        store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
-        await store.delete()
-        await store.aclose()
-
-    asyncio.run(forget())
-    said = run("store", "purge", "--scope", "scope-b", "--yes")
-    assert said == "1 parts of originals deleted.\n0 compactions deleted.\n"
 
 
 def test_without_originals_it_says_how_to_have_them(run: Run, tmp_path: Path) -> None:

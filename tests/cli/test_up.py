@@ -6,31 +6,18 @@ One test starts LiteLLM's executable, the others a copy of a process that has im
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
-import socket
-import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from litellm_compaction.cli.config_file import read_config, shipped_config
-from litellm_compaction.cli.servers import listing_of
-from litellm_compaction.cli.shells import content_of
-from litellm_compaction.cli.up import RUNNING_FILE, Running, _key, _loaded, _request, running_up
-from litellm_compaction.simulator import Address, Model, Simulator, serve
-from tests.cli import copied
-from tests.cli.conftest import QWEN, config, deployment
+from litellm_compaction.cli.up import RUNNING_FILE, running_up
 
 _LIMIT_S = 300.0
-_BODY = {"model": f"lm_studio/{QWEN}", "messages": [{"role": "user", "content": "Hello!"}]}
 
 
 class Up:
@@ -94,144 +81,6 @@ def failed(environ: dict[str, str], *arguments: str, code: int = 1, **options: s
         return up.text
 
 
-@pytest.mark.proxy
-def test_up_serves_the_simulator_where_no_lm_studio_answers(environ: dict[str, str]) -> None:
-    """It says so, makes a key, prints a request that works, and SIGTERM ends both children."""
-    environ = {**environ, "LM_STUDIO_API_BASE": "http://127.0.0.1:1/v1"}
-    with run_up(environ) as up:
-        base_url = up.wait_until_ready()
-        simulated = re.search(r"SIMULATOR, not LM Studio, because no LM Studio answers at \S+: (\S+),", up.text)
-        assert simulated is not None
-        assert f"{QWEN} loaded with 8,192 tokens" in up.text
-        path = Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key"
-        key = path.read_text(encoding="utf-8").strip()
-        assert up.text.count(key) == 1
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert f'"Authorization: Bearer $(cat {path})"' in up.text
-        assert f"Ready at {base_url}/v1 (the base URL for clients)" in up.text
-        assert f"Settings and history: {base_url}/compaction," in up.text
-        assert "It serves a SIMULATOR, not LM Studio" in up.text
-        assert len(up.lines) < 20, "LiteLLM's own lines"
-        live = running_up(environ)
-        assert live == Running(base_url, f"{simulated[1]}/v1", is_simulated=True)
-        with httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http:
-            answer = http.post("/v1/chat/completions", json=_BODY, headers={"Authorization": f"Bearer {key}"})
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["x-litellm-compaction-window"] == "8192"
-            assert http.post("/v1/chat/completions", json=_BODY).status_code >= 400
-            page = http.get("/compaction", headers={"Authorization": f"Bearer {key}"})
-            assert page.headers["content-type"].startswith("text/html")
-            up.process.send_signal(signal.SIGTERM)
-            assert up.wait() in (0, 128 + signal.SIGTERM)
-            for url in (base_url, simulated[1]):
-                with pytest.raises(httpx.ConnectError):
-                    http.get(url)
-        assert running_up(environ) is None
-
-
-@pytest.mark.proxy
-@pytest.mark.skipif(os.name != "posix", reason="SIGINT to one process is POSIX")
-def test_up_serves_lm_studio_where_it_answers(
-    environ: dict[str, str], address: Address, simulator: Simulator, write: Callable[[Any], Path]
-) -> None:
-    """The address may lack /v1; a key in the config counts, is never shown and none is made; Ctrl-C is a clean end."""
-    key = "sk-a-key-that-stands-in-the-file"
-    document = config(deployment("lm_studio/*", "lm_studio/*"), general_settings={"master_key": key})
-    arguments = ("--lm-studio", address.base_url, "--config", str(write(document)))
-    with run_up(copied.environment(environ), *arguments, program=copied.__name__) as up:
-        base_url = up.wait_until_ready()
-        assert f"LM Studio: {address.base_url} (API v1), loaded: {QWEN} with 8,192 tokens." in up.text
-        assert "Bearer YOUR-MASTER-KEY" in up.text
-        assert key not in up.text
-        assert not (Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key").exists()
-        with httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http:
-            headers = {"Authorization": f"Bearer {key}"}
-            assert http.post("/v1/chat/completions", json=_BODY, headers=headers).status_code == 200
-        assert [record.model for record in simulator.inference_requests()] == [QWEN]
-        up.process.send_signal(signal.SIGINT)
-        assert up.wait() in (0, 128 + signal.SIGINT)
-        assert "Traceback" not in up.text
-
-
-def test_a_key_of_the_environment_is_never_shown(environ: dict[str, str]) -> None:
-    """The request to paste names the variable, the proxy gets the value, and no other is made."""
-    key = "sk-a-key-of-the-operators-own"
-    chosen = _key(read_config(shipped_config()), {**environ, "LITELLM_MASTER_KEY": key})
-    assert (chosen.value, chosen.in_shell) == (key, "$LITELLM_MASTER_KEY")
-    assert key not in f"{chosen} {chosen.text}"
-    assert not (Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key").exists()
-
-
-def test_the_request_to_paste_is_of_the_systems_shell() -> None:
-    """PowerShell knows no line that ends with a backslash, and its `curl` is another program."""
-    asked = {"base_url": "http://127.0.0.1:4000", "model": "it's"}
-    unix = _request(**asked, in_shell=content_of("/a b/key", powershell=False), powershell=False)
-    assert "\\\n" in unix
-    assert "Bearer $(cat '/a b/key')" in unix
-    windows = _request(**asked, in_shell=content_of("C:\\it's\\key", powershell=True), powershell=True)
-    assert windows.startswith("Invoke-RestMethod http://127.0.0.1:4000/v1/chat/completions -Method Post")
-    assert "Bearer $(Get-Content 'C:\\it''s\\key')" in windows
-    assert "\"lm_studio/it''s\"" in windows
-    assert "\\\n" not in windows
-
-
-@pytest.mark.proxy
-def test_up_passes_on_that_the_proxy_did_not_start(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
-    """A callback that cannot be loaded ends the proxy, and `up` with its exit code (uvicorn's 3)."""
-    document = config(litellm_settings={"callbacks": ["no_such_module.handler"]})
-    arguments = ("--force", "--config", str(write(document)))
-    text = failed(copied.environment(environ), *arguments, code=3, program=copied.__name__)
-    assert "The proxy ended with exit code 3 before it was ready" in text
-    assert "no_such_module" in text, "what it said itself"
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"litellm_settings": {"callbacks": []}}, "the plug-in is not listed, so nothing is guarded"),
-        ({"litellm_settings": {"callbacks": ["litellm_compaction.handlers"]}}, "is not the handler"),
-        ({"settings": {"pruning_model": "nowhere"}}, "nowhere"),
-        ({"general_settings": {"master_key": "os.environ/NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
-    ],
-)
-def test_a_config_with_a_problem_starts_nothing(
-    environ: dict[str, str], write: Callable[[Any], Path], changed: dict[str, Any], said: str
-) -> None:
-    """A line says what `doctor` would say, another one how to go on."""
-    text = failed(environ, "--config", str(write(config(deployment("lm_studio/*", "lm_studio/*"), **changed))))
-    assert said in text
-    assert text.endswith("Nothing was started; --force starts it all the same.\n")
-    assert "Starting" not in text
-
-
-@pytest.mark.proxy
-def test_a_proxy_without_the_plug_in_has_no_page(
-    environ: dict[str, str], address: Address, write: Callable[[Any], Path]
-) -> None:
-    """Started by force it serves, and `up` names no address that is a 404."""
-    document = config(deployment("lm_studio/*", "lm_studio/*"), litellm_settings={"callbacks": []})
-    arguments = ("--force", "--verbose", "--lm-studio", address.base_url, "--config", str(write(document)))
-    with run_up(copied.environment(environ), *arguments, program=copied.__name__) as up:
-        up.wait_until_ready()
-        assert "/compaction" not in up.text
-        assert "Uvicorn running on" in up.text, "all that LiteLLM says"
-
-
-def test_of_many_models_three_are_named() -> None:
-    """In one line."""
-    models = [Model(f"qwen/qwen{number}") for number in range(30)]
-    simulator = Simulator(models)
-    for model in models:
-        simulator.load(model.key, 4096)
-    with serve(simulator) as address:
-        listing = listing_of(address.base_url, None)
-    assert listing is not None
-    model, text = _loaded(listing)
-    assert model in text
-    assert text.endswith("with 4,096 tokens and 27 more")
-    assert text.count("tokens") == 3
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', '{"pid": 0, "base_url": 1}'])
 def test_a_damaged_note_of_what_runs_is_none(environ: dict[str, str], text: str) -> None:
     """Whatever an earlier version, or an editor, has left there."""
@@ -239,59 +88,3 @@ def test_a_damaged_note_of_what_runs_is_none(environ: dict[str, str], text: str)
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
     assert running_up(environ) is None
-
-
-def test_a_taken_port_is_a_clear_error(environ: dict[str, str]) -> None:
-    """Before anything is started."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert "Choose another with --port" in failed(environ, "--port", port)
-
-
-def test_an_lm_studio_that_was_asked_for_must_answer(environ: dict[str, str]) -> None:
-    """The simulator never takes its place silently."""
-    text = failed(environ, "--lm-studio", "http://127.0.0.1:1")
-    assert "No LM Studio answers at http://127.0.0.1:1" in text
-    # A key that is shown once must not be made by a start that never shows it.
-    assert not (Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key").exists()
-
-
-def test_a_server_that_wants_a_key_is_not_replaced_by_the_simulator(
-    environ: dict[str, str], address: Address, simulator: Simulator
-) -> None:
-    """It is there, so canned answers are not what its user expects."""
-    simulator.api_token = "sk-lm-token"
-    text = failed({**environ, "LM_STUDIO_API_BASE": f"{address.base_url}/v1"})
-    assert "the API key was refused" in text
-    assert "Set LM_STUDIO_API_KEY" in text
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ("model_list: [", "not valid YAML"),
-        (config(settings={"target": 1}), "unknown key 'target'"),
-    ],
-)
-def test_a_bad_config_is_a_clear_error(
-    environ: dict[str, str], write: Callable[[Any], Path], document: Any, message: str
-) -> None:
-    """Found at once, not after the seconds that LiteLLM's start takes."""
-    text = failed(environ, "--config", str(write(document)))
-    assert message in text
-    assert "Traceback" not in text
-
-
-def test_what_is_wrong_in_a_config_is_said(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
-    """Before LiteLLM starts, which would say `Empty module name` here, and nothing at all without any callback."""
-    document = config(litellm_settings={"callbacks": ["litellm_compaction"]})
-    text = failed(environ, "--config", str(write(document)))
-    assert "litellm_settings.callbacks: 'litellm_compaction' is not the handler" in text
-
-
-def test_the_simulator_needs_a_config_that_follows_the_environment(
-    environ: dict[str, str], write: Callable[[Any], Path]
-) -> None:
-    """Otherwise the option would have no effect."""
-    path = write(config(deployment(params={"api_base": "http://127.0.0.1:1/v1"})))
-    assert "--simulator and --lm-studio would have no effect" in failed(environ, "--simulator", "--config", str(path))

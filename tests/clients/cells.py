@@ -25,9 +25,9 @@ from tests.builders import prose
 from tests.clients.install import NotInstalled, install, search_path, version
 from tests.clients.model import CONTENT, DONE, OWN_SUMMARY, TARGET, Model, Name
 from tests.clients.table import Client, driver_of
-from tests.integration import browser
 from tests.integration.bench import Bench, Group, Watch, open_bench, overrun
 from tests.integration.harness import MASTER_KEY, environment
+from tests.processes import browser
 
 # docs/clients.md says what each of them is.
 SCENARIOS: Mapping[Name, str] = {
@@ -260,7 +260,8 @@ class _Run:
         driver = driver_of(client)
         self._names = {"model": group, "driver": str(root / driver.name), "work": str(self.work)}
         if driver.is_file():
-            shutil.copy(driver, root)
+            for path in (driver, driver.with_name("file_tools.py")):
+                shutil.copy(path, root)
         if client.needs_browser:
             self._names["browser"] = browser.chromium() or ""
             shutil.copy(browser.__file__, root)

@@ -1,4 +1,4 @@
-"""Forty summaries as good models write them: five languages, sections, hand-offs, and free text of a pruning."""
+"""Summaries as good models write them: five languages, sections, hand-offs, and free text of a pruning."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ GOOD = [
         '### Pending\n- [ ] fix the trailing comma\n- [ ] port statements\n### Errors and resolutions\nE0502 → "clone"',
         _ENGLISH,
     ),
-    Good("summary", "### Original task\nPort the parser.\n### Pending\n- [ ] statements", _ENGLISH),
     Good(
         "summary",
         "### Original task\nThe user's first request was: port src/parser.py to Rust.\n"
@@ -102,19 +101,10 @@ GOOD = [
         "### Current state\nZwei Tests schlagen fehl.\n### Pending\n- [ ] Komma am Ende",
         _GERMAN,
     ),
-    Good("summary", "### Original task\nDen Parser portieren.\n### Pending\n- [ ] Anweisungen", _GERMAN),
     Good(
         "summary",
         "Der Nutzer will den Parser in Rust. Der Lexer ist fertig. Der Parser ist zur Hälfte fertig.\n"
         "Entschieden: kein Generator, weil die Grammatik nicht LL(1) ist.",
-        _GERMAN,
-    ),
-    Good(
-        "handoff",
-        "### 1. Primary goals and intent\nParser portieren.\n### 2. Timeline and progress\nLexer, dann Ausdrücke.\n"
-        "### 3. Technical context and decisions\nRust 1.82.\n### 4. Files and code changes\nsrc/lexer.rs\n"
-        "### 5. Active work and last actions\ncargo test\n### 6. Unresolved issues and pending tasks\nE0502\n"
-        "### 7. Immediate next step\nclone() einsetzen",
         _GERMAN,
     ),
     Good(
@@ -124,7 +114,6 @@ GOOD = [
     ),
     Good("prune", "Die ersten drei Dateien wurden gelesen; wichtig ist nur src/parser.py:42.", _GERMAN),
     Good("summary", "- Lexer: fertig\n- Parser: fertig\n- Drucker: offen\n- Treiber: offen\n- Doku: offen", _GERMAN),
-    Good("summary", "Zusammenfassung\n\nZiel: Rust. Stand: 58 von 60 Tests grün. Offen: test_nested_call.", _GERMAN),
     # French
     Good(
         "summary",
@@ -133,49 +122,20 @@ GOOD = [
         "### Current state\nDeux tests échouent.\n### Pending\n- [ ] virgule finale",
         _FRENCH,
     ),
-    Good("summary", "### Original task\nPorter l'analyseur.\n### Pending\n- [ ] instructions", _FRENCH),
     Good("summary", "L'utilisateur veut Rust. Le lexeur est fini. L'analyseur est à moitié fini.", _FRENCH),
-    Good(
-        "handoff",
-        "### 1. Primary goals and intent\nPorter l'analyseur.\n### 2. Timeline and progress\nLexeur d'abord.\n"
-        "### 3. Technical context and decisions\nnone\n### 4. Files and code changes\nsrc/lexer.rs\n"
-        "### 5. Active work and last actions\ncargo test\n### 6. Unresolved issues and pending tasks\nE0502\n"
-        "### 7. Immediate next step\nAjouter clone().",
-        _FRENCH,
-    ),
     Good(
         "handoff",
         "### 1. But\nRembourser la commande 4711.\n### 7. Prochaine étape\nDemander l'IBAN.",
         "Je veux un remboursement pour la commande 4711. ",
     ),
-    Good("prune", "Trois fichiers ont été lus ; seul src/parser.py:42 compte encore.", _FRENCH),
-    Good("summary", "- lexeur : fini\n- analyseur : fini\n- pilote : à faire\n- docs : à faire", _FRENCH),
-    Good("summary", "But : Rust. État : 58 tests verts sur 60. Reste : test_nested_call.", _FRENCH),
     # Russian
-    Good(
-        "summary",
-        "### Original task\nПеренести src/parser.py на Rust, не трогая CI.\n### Completed work\n"
-        "| Файл | Действие | Описание |\n|---|---|---|\n| src/lexer.rs | создан | 31 тест проходит |\n"
-        "### Current state\nДва теста падают.\n### Pending\n- [ ] запятая в конце",
-        _RUSSIAN,
-    ),
     Good("summary", "### Original task\nПеренести парсер.\n### Pending\n- [ ] операторы", _RUSSIAN),
     Good("summary", "Пользователь хочет Rust. Лексер готов. Парсер готов наполовину.", _RUSSIAN),
-    Good(
-        "handoff",
-        "### 1. Primary goals and intent\nПеренести парсер.\n### 2. Timeline and progress\nСначала лексер.\n"
-        "### 3. Technical context and decisions\nnone\n### 4. Files and code changes\nsrc/lexer.rs\n"
-        "### 5. Active work and last actions\ncargo test\n### 6. Unresolved issues and pending tasks\nE0502\n"
-        "### 7. Immediate next step\nДобавить clone().",
-        _RUSSIAN,
-    ),
     Good(
         "handoff",
         "### 1. Цель\nВернуть деньги за заказ 4711.\n### 7. Дальше\nСпросить счёт.",
         "Верните деньги за заказ 4711, пожалуйста. ",
     ),
-    Good("prune", "Прочитаны три файла; важен только src/parser.py:42.", _RUSSIAN),
-    Good("summary", "- лексер: готов\n- парсер: готов\n- драйвер: нет\n- документация: нет", _RUSSIAN),
     Good("summary", "src/parser.rs src/lexer.rs src/driver.rs Cargo.toml tests/nested.rs — готовы", _RUSSIAN),
     # Chinese
     Good(
@@ -186,7 +146,6 @@ GOOD = [
         _CHINESE,
     ),
     Good("summary", "### Original task\n移植解析器。\n### Pending\n- [ ] 语句", _CHINESE),
-    Good("summary", "用户想要 Rust 版本。词法分析器已完成。解析器完成了一半。", _CHINESE),
     Good(
         "handoff",
         "### 1. Primary goals and intent\n移植解析器。\n### 2. Timeline and progress\n先做词法分析器。\n"
@@ -195,8 +154,6 @@ GOOD = [
         "### 7. Immediate next step\n加上 clone()。",
         _CHINESE,
     ),
-    Good("handoff", "### 1. 目标\n订单 4711 退款。\n### 7. 下一步\n询问银行账号。", "请给订单 4711 退款。"),
     Good("prune", "读了三个文件；只有 src/parser.py:42 还重要。", _CHINESE),
     Good("summary", "- 词法分析器：完成\n- 解析器：完成\n- 驱动：未完成\n- 文档：未完成", _CHINESE),
-    Good("summary", "目标：Rust。状态：60 个测试中 58 个通过。剩余：test_nested_call。", _CHINESE),
 ]

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.ahead import Reading, expected_growth_tokens, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.conversation import applied_tokens, grown, usable
+from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     CompactionOptions,
     Edit,
-    Keep,
     Reuse,
     Summarize,
 )
@@ -24,7 +23,6 @@ from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     DEPTH,
     JsonDict,
-    agent_run,
     assistant,
     broken_promises,
     budget,
@@ -65,33 +63,6 @@ def ahead(
     return replace(written(decision, weighed), pinned=decision.pinned, ahead=True, window_tokens=window)
 
 
-def test_all_that_the_cache_holds_is_covered() -> None:
-    """Behind a text the answer, too; what the person asked last stays verbatim."""
-    made = ahead(FILLED, answer="It is done.")
-    assert made is not None
-    assert made.covered_messages == len(FILLED)
-    assert made.pinned == (len(FILLED) - 2,)
-    assert usable(conversation(parsed([*FILLED, assistant("It is done."), user("Next?")])), [made])
-
-
-def test_a_call_belongs_to_the_round_that_follows() -> None:
-    """Behind a call everything before it is covered, and the record fits what comes back with its results."""
-    raw = agent_run(14, words=300)
-    made = ahead(raw, options=replace(DEPTH, edits=False))
-    assert made is not None
-    assert made.covered_messages == len(raw) - 1
-    later = [*raw, calls("next"), result("next", "done " * 50)]
-    assert usable(conversation(parsed(later)), [made])
-
-
-def test_below_the_trigger_it_changes_nothing() -> None:
-    """A conversation that fits is sent as it came, as if nobody had written anything."""
-    made = ahead(FILLED, answer="Done.")
-    assert made is not None
-    later = [*FILLED, assistant("Done."), user("Thanks.")]
-    assert decide(later, WINDOW, [made])[0] == Keep()
-
-
 def test_at_the_trigger_it_is_what_the_conversation_needs() -> None:
     """The next compaction needs no model, and goes about as deep as one that is made then."""
     made = ahead(FILLED, answer="Done.")
@@ -119,14 +90,6 @@ def test_what_is_applied_stays_applied_until_it_does_no_more() -> None:
     assert decide(next_turn, WINDOW, [second, first])[0] == Reuse(compaction=first)
     full = [*next_turn, assistant("b " * 4400), user("Then?")]
     assert decide(full, WINDOW, [second, first])[0] == Reuse(compaction=second)
-
-
-def test_an_edit_of_history_leaves_it_behind() -> None:
-    """What is no prefix any more is not used."""
-    made = ahead(FILLED, answer="Done.")
-    assert made is not None
-    edited = [*FILLED[:3], user("Something else."), *FILLED[4:], assistant("Done."), user("Go on."), *LATER]
-    assert isinstance(decide(edited, WINDOW, [made])[0], Summarize)
 
 
 def test_nothing_is_written_where_stubs_will_do() -> None:
@@ -185,30 +148,6 @@ def reading(raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], 
     return plan_reading(weighed, budget(window, weighed), DEPTH, stored)
 
 
-def test_what_the_client_usually_adds_decides_whether_it_is_read() -> None:
-    """The same fill, with turns that are short or long: only the long ones are expected to cross the trigger."""
-    for words, is_read in ((40, False), (400, True)):
-        # An answer of twice as many words and a request make a turn, the first of which begins the conversation.
-        raw = [system(), user("Begin.")]
-        while conversation(parsed(raw)).tokens < 5200 - 3 * words:
-            raw += [assistant("said " * 2 * words), user("word " * words)]
-        raw += [assistant("said " * (5200 - conversation(parsed(raw)).tokens)), user("word " * 8)]
-        made = ahead(raw, answer="So.")
-        assert made is not None
-        assert reading(raw, WINDOW, [made], answer="So.") == (
-            Reading(decision=Reuse(compaction=made), is_certain=False) if is_read else None
-        )
-
-
-def test_what_is_certain_to_be_sent_is_read_as_it_is() -> None:
-    """Where the answer has crossed the trigger nothing has to be put into effect for it."""
-    made = ahead(FILLED, answer="long " * 1000)
-    assert made is not None
-    assert reading(FILLED, WINDOW, [made], answer="long " * 1000) == Reading(
-        decision=Reuse(compaction=made), is_certain=True
-    )
-
-
 def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
     """Without a record ahead, or with one that is in effect already."""
     nearly = chat(30, words=84)
@@ -237,32 +176,10 @@ def test_of_a_turn_counts_what_came_between_two_answers() -> None:
     assert expected_growth_tokens(weighed, WINDOW) == sum(weighed.sizes[2:4])
 
 
-def test_behind_a_call_results_are_expected() -> None:
-    """And behind a text what a person writes, once there are enough of a kind."""
-    raw = [system(), user("Begin.")]
-    for number in range(4):
-        raw += [calls(f"c{number}"), result(f"c{number}", "r" * 4000), assistant("Fine."), user("u" * 80)]
-    behind_text = expected_growth_tokens(conversation(turn_ended(parsed(raw), "So.")), WINDOW)
-    behind_call = expected_growth_tokens(conversation(turn_ended(parsed(raw), "")), WINDOW)
-    assert behind_text < 50
-    assert behind_call > 1000
-
-
 def test_where_nothing_is_known_a_sentence_or_two_is_expected() -> None:
     """A first request has no turn before it."""
     weighed = conversation(turn_ended(parsed([system(), user("word " * 5000)]), "So."))
     assert expected_growth_tokens(weighed, WINDOW) == 164
-
-
-@given(raw=raw_conversations(max_turns=8), answer=st.sampled_from(["", "The answer."]))
-def test_no_more_is_expected_than_ever_came(raw: list[JsonDict], answer: str) -> None:
-    """And no less than what a tenth of all growth lies beyond."""
-    if raw[-1]["role"] == "assistant":
-        return
-    weighed = conversation(turn_ended(parsed(raw), answer))
-    expected = expected_growth_tokens(weighed, WINDOW)
-    assert 0 < expected <= max(sum(weighed.sizes), 164)
-    assert expected_growth_tokens(grown(weighed, 1000), WINDOW) == expected
 
 
 @given(raw=raw_conversations(max_turns=8), left_tokens=st.integers(0, 120), data=st.data())

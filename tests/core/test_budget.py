@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from litellm_compaction.core.budget import Budget, Rules, itemized, margin_tokens
-from litellm_compaction.errors import Share
+from litellm_compaction.core.budget import Budget, Rules, margin_tokens
 from tests.builders import RULES
 
 RATIOS = st.floats(0.01, 0.99)
@@ -46,7 +45,7 @@ def _budget(window_tokens: int, *, floor_tokens: int = 0, error_ratio: float = 0
 @settings(max_examples=settings().max_examples * 4)
 @given(budgets(), st.data())
 def test_what_fits_leaves_margin_and_answer(budget: Budget, data: st.DataObject) -> None:
-    """P1: prompt + margin + least answer stay inside the window, at the limit itself too."""
+    """P1: prompt + margin + least answer stay inside the window, at the limit itself too; two tokens more do not."""
     limit = budget.prompt_limit_tokens
     assume(limit > 0)
     for prompt in (limit, data.draw(st.integers(1, limit))):
@@ -56,16 +55,8 @@ def test_what_fits_leaves_margin_and_answer(budget: Budget, data: st.DataObject)
         # The true prompt may be larger by the error, and still there is room for an answer.
         assert prompt * (1 + budget.error_ratio) + budget.rules.answer_min_tokens <= budget.window_tokens + 1e-6
     assert not budget.fits(limit + 1)
-
-
-@settings(max_examples=settings().max_examples * 4)
-@given(budgets(), st.data())
-def test_the_limit_is_not_far_from_what_would_fit(budget: Budget, data: st.DataObject) -> None:
-    """The limit gives nothing away: two tokens more would break the promise."""
-    prompt = budget.prompt_limit_tokens + 2
-    assume(budget.prompt_limit_tokens > 0)
-    margin = margin_tokens(prompt, budget.error_ratio)
-    assert prompt + margin + budget.rules.answer_min_tokens > budget.window_tokens
+    margin = margin_tokens(limit + 2, budget.error_ratio)
+    assert limit + 2 + margin + budget.rules.answer_min_tokens > budget.window_tokens
 
 
 @settings(max_examples=settings().max_examples * 4)
@@ -83,69 +74,19 @@ def test_an_answer_never_gets_more_than_is_left_or_asked(budget: Budget, prompt:
 
 
 @settings(max_examples=settings().max_examples * 4)
-@given(budgets(), st.integers(0, 1_100_000), st.integers(0, 1000))
-def test_a_longer_prompt_triggers_sooner(budget: Budget, prompt: int, more: int) -> None:
-    """Whatever triggers a compaction, a longer prompt does too; what does not fit always does."""
-    if budget.triggers(prompt):
-        assert budget.triggers(prompt + more)
-    if not budget.fits(prompt):
-        assert budget.triggers(prompt)
+@given(budgets(), st.integers(1, 1_100_000), st.integers(0, 1000))
+def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget, prompt: int, more: int) -> None:
+    """A longer prompt triggers, too, and what does not fit always does; the target fits, and its floor does in it.
 
-
-@settings(max_examples=settings().max_examples * 4)
-@given(budgets(), st.integers(1, 1_100_000))
-def test_the_target_fits(budget: Budget, prompt: int) -> None:
-    """A compaction aims at something that may be sent, and at no less than its floor where that fits."""
-    target = budget.target_tokens(prompt)
-    assert target <= budget.prompt_limit_tokens
-    assert target >= min(budget.floor_tokens, budget.prompt_limit_tokens)
-
-
-@settings(max_examples=settings().max_examples * 4)
-@given(budgets(), st.integers(1, 1_100_000))
-def test_the_window_that_is_asked_for_is_enough(budget: Budget, prompt: int) -> None:
-    """Loaded with what the error names, the same prompt fits; numbers are multiples of 256."""
+    Loaded with the window that an error names, a multiple of 256, the same prompt fits.
+    """
+    assert budget.triggers(prompt + more) or not budget.triggers(prompt)
+    assert budget.triggers(prompt) or budget.fits(prompt)
+    assert min(budget.floor_tokens, budget.prompt_limit_tokens) <= budget.target_tokens(prompt)
+    assert budget.target_tokens(prompt) <= budget.prompt_limit_tokens
     needed = budget.needed_window_tokens(prompt)
     assert needed % 256 == 0
     assert replace(budget, window_tokens=needed).fits(prompt)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "error_ratio", "margin"), [(0, 0.0, 64), (3200, 0.0, 64), (3201, 0.0, 65), (1000, 0.25, 250)]
-)
-def test_margins(prompt: int, error_ratio: float, margin: int) -> None:
-    """max(64, 2 %), and as wide as the count is uncertain."""
-    assert margin_tokens(prompt, error_ratio) == margin
-
-
-@pytest.mark.parametrize(
-    ("window", "prompt", "buffer"),
-    [
-        (32_768, 0, 6553),
-        (32_768, 30_000, 1000),
-        (4096, 4000, 409),
-        (4096, 9000, 409),
-    ],
-)
-def test_the_output_buffer(window: int, prompt: int, buffer: int) -> None:
-    """max(20 % of the rest, min(1000 tokens, 10 % of the window)), as design §2 has it."""
-    assert _budget(window).output_buffer_tokens(prompt) == buffer
-
-
-def test_the_trigger_lies_where_the_design_puts_it() -> None:
-    """prompt + buffer > 80 %: with 20 % of the rest as buffer that is at three quarters of the window."""
-    budget = _budget(100_000)
-    assert not budget.triggers(75_000)
-    assert budget.triggers(75_010)
-
-
-@pytest.mark.parametrize(
-    ("floor", "prompt", "target"),
-    [(0, 30_000, 13_107), (0, 20_000, 10_000), (10_000, 20_000, 14_915), (30_000, 40_000, 31_874)],
-)
-def test_the_target_is_deep(floor: int, prompt: int, target: int) -> None:
-    """min(40 %, half), at least floor + 15 % of the window, at most what fits."""
-    assert _budget(32_768, floor_tokens=floor).target_tokens(prompt) == target
 
 
 def test_unlimited_answers_get_what_is_left() -> None:
@@ -154,12 +95,6 @@ def test_unlimited_answers_get_what_is_left() -> None:
     assert budget.max_output_tokens(4000, None) == budget.max_output_tokens(4000, -1) == 8192 - 4000 - 80
     assert budget.max_output_tokens(4000, 100) == 100
     assert budget.max_output_tokens(9000, None) == 1
-
-
-def test_shares_are_listed_largest_first() -> None:
-    """Who takes nothing is not named."""
-    shares = (Share("system messages", 900), Share("tools", 6100), Share("template", 0))
-    assert itemized(shares) == "tools 6100 tokens, system messages 900 tokens"
 
 
 # ------------------------------------------------------------------ a threshold and reserves in place of the ratio
@@ -175,44 +110,31 @@ def _ruled(window_tokens: int = 32_768, *, fixed_tokens: int = 0, floor_tokens: 
     )
 
 
-def _trigger(budget: Budget) -> int:
-    """The smallest prompt that is compacted."""
-    return next(tokens for tokens in range(budget.window_tokens + 1) if budget.triggers(tokens))
+@pytest.mark.parametrize(
+    ("budget", "trigger"),
+    [
+        # (32,768 - 4,000 - 2,000) * 0.80, and no output buffer on top: the reserve is in its place.
+        (_ruled(output_reserve_tokens=4000, safety_buffer_tokens=2000), int(0.80 * 26_768) + 1),
+        # System and tools are not counted twice; what exceeds their reserve counts as conversation.
+        (_ruled(system_reserve_tokens=5000), int(0.80 * 27_768) + 1),
+        (_ruled(fixed_tokens=3000, system_reserve_tokens=5000), int(0.80 * 27_768) + 3000 + 1),
+        (_ruled(fixed_tokens=9000, system_reserve_tokens=5000), int(0.80 * 27_768) + 5000 + 1),
+        # A threshold is the conversation's own, whatever the ratio and the reserves say.
+        (_ruled(fixed_tokens=6000, threshold_tokens=10_000, system_reserve_tokens=2000), 16_001),
+        # P1 goes before every wish, and reserves leave a quarter of the window.
+        (_ruled(8192, threshold_tokens=100_000), _ruled(8192).prompt_limit_tokens + 1),
+        (_ruled(8192, system_reserve_tokens=20_000), int(0.80 * 2048) + 1),
+    ],
+)
+def test_a_threshold_and_reserves_trigger_in_place_of_the_ratio(budget: Budget, trigger: int) -> None:
+    """At this token, and at none before it."""
+    assert [budget.triggers(tokens) for tokens in (trigger - 1, trigger)] == [False, True]
 
 
-def test_reserves_trigger_at_the_ratio_of_the_rest() -> None:
-    """(32,768 − 4,000 − 2,000) × 0.80, and no output buffer on top: the reserve is in its place."""
-    budget = _ruled(output_reserve_tokens=4000, safety_buffer_tokens=2000)
-    assert _trigger(budget) == int(0.80 * 26_768) + 1
-    assert budget.output_buffer_tokens(10_000) == 4000
-
-
-def test_system_and_tools_count_against_their_reserve() -> None:
-    """What they take is not counted twice; what exceeds the reserve counts as conversation."""
-    for fixed, outside in ((0, 0), (3000, 3000), (9000, 5000)):
-        budget = _ruled(fixed_tokens=fixed, system_reserve_tokens=5000)
-        assert budget.outside_tokens == outside
-        assert _trigger(budget) == int(0.80 * (32_768 - 5000)) + outside + 1
-
-
-def test_a_threshold_is_the_conversations_own() -> None:
-    """Beside system and tools, whatever the ratio and the reserves say."""
-    budget = _ruled(fixed_tokens=6000, threshold_tokens=10_000, system_reserve_tokens=2000)
-    assert _trigger(budget) == 16_001
+def test_the_target_of_a_threshold_is_half_of_it() -> None:
     assert _ruled(threshold_tokens=10_000).target_tokens(10_001) < 5100
-
-
-def test_a_threshold_beyond_the_window_leaves_the_promise() -> None:
-    """P1 goes before every wish: what does not fit is compacted."""
-    budget = _ruled(8192, threshold_tokens=100_000)
-    assert _trigger(budget) == budget.prompt_limit_tokens + 1
-
-
-def test_reserves_larger_than_the_window_leave_a_quarter() -> None:
-    """A reserve written for large windows does not make a small one compact every request."""
-    budget = _ruled(8192, system_reserve_tokens=20_000)
-    assert budget.reserved_tokens == 6144
-    assert _trigger(budget) == int(0.80 * 2048) + 1
+    assert _ruled(output_reserve_tokens=4000).output_buffer_tokens(10_000) == 4000
+    assert _ruled(8192, system_reserve_tokens=20_000).reserved_tokens == 6144
 
 
 def test_only_a_high_floor_waits_beyond_the_trigger() -> None:

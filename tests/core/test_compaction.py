@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
-from litellm_compaction.core.conversation import usable
+from litellm_compaction.core.compaction import (
+    Compaction,
+    Segment,
+    apply,
+    as_stubs,
+    begins,
+    behind,
+    mark_of,
+    part_covered_by,
+)
+from litellm_compaction.core.continuation.text import open_think
+from litellm_compaction.core.conversation import focus_wanted, is_undone, usable
 from litellm_compaction.core.cut_points import legal_cuts
-from litellm_compaction.core.messages import Message, chain, system_prefix_length
+from litellm_compaction.core.messages import Message, chain, normal_text, parse_message, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from tests.builders import (
     JsonDict,
     agent_conversations,
-    agent_run,
     as_bytes,
     assistant,
     broken_promises,
     calls,
     chat,
     conversation,
-    image,
     next_turns,
     parsed,
     raw_conversations,
@@ -69,8 +78,12 @@ def cut_conversations(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
 def test_every_cut_keeps_the_promises(drawn: tuple[list[JsonDict], Compaction]) -> None:
     """P2 and P3 hold wherever a valid conversation is cut, and whatever the record says."""
     raw, compaction = drawn
+    before = copy.deepcopy(raw)
     messages = parsed(raw)
-    assert broken_promises(messages, apply(messages, compaction)) == []
+    sent = apply(messages, compaction)
+    assert broken_promises(messages, sent) == []
+    assert raw == before
+    assert as_bytes(apply(parsed(raw), compaction)) == as_bytes(sent)
 
 
 @given(agent_conversations().filter(lambda raw: bool(legal_cuts(parsed(raw)))), st.data())
@@ -80,16 +93,6 @@ def test_what_nobody_has_read_reaches_the_model(raw: list[JsonDict], data: st.Da
     cut = data.draw(st.sampled_from(legal_cuts(messages)))
     broken = broken_promises(messages, apply(messages, covering(messages, cut)))
     assert not [each for each in broken if "open tool round" in each or "verbatim" in each or "unbroken" in each]
-
-
-@given(cut_conversations())
-def test_applying_is_pure(drawn: tuple[list[JsonDict], Compaction]) -> None:
-    """The client's list is never changed in place, and the same input gives the same bytes."""
-    raw, compaction = drawn
-    before = copy.deepcopy(raw)
-    first = as_bytes(apply(parsed(raw), compaction))
-    assert raw == before
-    assert as_bytes(apply(parsed(raw), compaction)) == first
 
 
 @given(cut_conversations())
@@ -123,45 +126,6 @@ def test_the_next_turn_begins_with_the_same_bytes(
     assert applicable(later, compaction)
     assert as_bytes(apply(parsed(later), compaction))[: len(sent)] == sent
     assert broken_promises(parsed(later), apply(parsed(later), compaction)) == []
-
-
-def test_a_pinned_request_follows_the_record() -> None:
-    """In a long tool run the request of the user stays verbatim behind the record, before the kept rounds."""
-    raw = agent_run(4)
-    messages = parsed(raw)
-    compaction = covering(messages, 6)
-    assert compaction.pinned == (0,)
-    applied = apply(messages, compaction)
-    assert [message.role for message in applied] == ["system", "user", "assistant", "tool", "assistant", "tool"]
-    assert applied[1].text == compaction.record + messages[1].text
-    assert applied[1].text.endswith("never touch /etc/passwd.")
-
-
-def test_a_tail_that_begins_with_a_user_shares_its_message() -> None:
-    """Record and user text become one message, never two users in a row."""
-    raw = chat(3)
-    compaction = covering(parsed(raw), 3)
-    applied = apply(parsed(raw), compaction)
-    assert [message.role for message in applied] == ["system", "user", "assistant", "user"]
-    assert applied[1].raw["content"] == compaction.record + raw[3]["content"]
-    assert applied[0].raw is raw[0]
-
-
-def test_an_older_request_is_in_the_record_only() -> None:
-    """Where the tail opens with an answer to a covered request, the record alone is the first user message."""
-    raw = chat(3)
-    applied = apply(parsed(raw), covering(parsed(raw), 2))
-    assert [message.role for message in applied[:3]] == ["system", "user", "assistant"]
-    assert applied[1].text.endswith(FRAME_END)
-
-
-def test_list_content_keeps_its_parts() -> None:
-    """A request with an image gains one leading text part; nothing is turned into parts or out of them."""
-    parts = [{"type": "text", "text": "What is this?"}, image()]
-    raw = [user("a"), assistant("b"), {"role": "user", "content": parts}]
-    compaction = covering(parsed(raw), 2)
-    (carrier,) = apply(parsed(raw), compaction)
-    assert carrier.raw["content"] == [{"type": "text", "text": compaction.record}, *parts]
 
 
 @pytest.mark.parametrize("cut", [3, 5, 7])
@@ -212,44 +176,6 @@ def test_a_record_names_its_round_and_joins_its_segments() -> None:
     assert "##" not in empty.record
 
 
-def test_requests_that_are_covered_share_one_message() -> None:
-    """The person's task and the newest addition stay behind the record, and never as two users in a row."""
-    reminder = user("<system-reminder>Be brief.</system-reminder>")
-    raw = [user("Port it."), assistant("On it."), reminder, *agent_run(3)[2:]]
-    messages = parsed(raw)
-    compaction = covering(messages, 5)
-    assert compaction.pinned == (0, 2)
-    applied = apply(messages, compaction)
-    assert [message.role for message in applied] == ["user", "assistant", "tool", "assistant", "tool"]
-    assert applied[0].text == f"{compaction.record}Port it.\n\n{reminder['content']}"
-
-
-def test_a_tail_that_begins_with_an_addition_shares_its_message_with_the_request() -> None:
-    """The task is covered, the reminder behind the results opens the tail: one message holds both."""
-    reminder = user("<system-reminder>Be brief.</system-reminder>")
-    raw = [user("Port it."), calls("a"), result("a", "x"), reminder, calls("b"), result("b", "y")]
-    messages = parsed(raw)
-    compaction = covering(messages, 3)
-    applied = apply(messages, compaction)
-    assert [message.role for message in applied] == ["user", "assistant", "tool"]
-    assert applied[0].text == f"{compaction.record}Port it.\n\n{reminder['content']}"
-
-
-def test_a_picture_in_an_earlier_request_stays() -> None:
-    """Then all that shares the message becomes parts, in the order of the conversation."""
-    shown = {"role": "user", "content": [{"type": "text", "text": "Draw it like this."}, image()]}
-    reminder = user("<system-reminder>Be brief.</system-reminder>")
-    raw = [shown, calls("a"), result("a", "x"), reminder, calls("b"), result("b", "y")]
-    messages = parsed(raw)
-    compaction = covering(messages, 4)
-    content = apply(messages, compaction)[0].raw["content"]
-    assert content == [
-        {"type": "text", "text": compaction.record},
-        *shown["content"],
-        {"type": "text", "text": reminder["content"]},
-    ]
-
-
 def test_hidden_is_what_the_model_does_not_see_as_it_was() -> None:
     """What the record stands for, but for what is pinned, and what is sent in another form."""
     made = Compaction(
@@ -264,3 +190,90 @@ def test_hidden_is_what_the_model_does_not_see_as_it_was() -> None:
         shown=as_stubs([5]),
     )
     assert made.hidden == {0, 2, 5}
+
+
+# ------------------------------------------------------------------ a record that reaches into an answer
+
+
+@given(texts(), texts())
+def test_nothing_is_lost_at_the_cut(head: str, rest: str) -> None:
+    """Beginning and rest are the whole normal text, also where white space, notices or thoughts open the answer."""
+    assume(rest.strip() and not open_think(head) and "⚙️" not in head + rest)
+    message = parse_message({"role": "assistant", "content": head + rest, "tool_calls": []})
+    covered_part = part_covered_by(head)
+    whole = normal_text(message)
+    if covered_part is None:
+        assert whole == normal_text(parse_message({"role": "assistant", "content": rest}))
+        return
+    assert begins(message, covered_part)
+    assert whole.removesuffix(behind(message, covered_part).text).strip() == whole[: covered_part.chars].strip()
+    assert behind(message, covered_part).text == whole[covered_part.chars :]
+    assert behind(message, covered_part).raw["tool_calls"] == []
+
+
+@given(texts().filter(str.strip), texts().filter(str.strip))
+def test_another_beginning_is_not_taken(head: str, rest: str) -> None:
+    """One changed character, or nothing behind it, and the record is not for this answer; nor for a user's words."""
+    covered_part = part_covered_by(head)
+    assume(covered_part is not None)
+    assert covered_part is not None
+    assert not begins(parse_message({"role": "assistant", "content": f"x{head}{rest}"}), covered_part)
+    assert not begins(parse_message({"role": "assistant", "content": head.strip()}), covered_part)
+    assert not begins(parse_message({"role": "user", "content": head + rest}), covered_part)
+
+
+def test_thoughts_that_go_on_are_not_begun() -> None:
+    """Inside a reasoning block nothing has been said yet that a later turn would show."""
+    assert part_covered_by("<think>\nFour, or five") is None
+    assert part_covered_by("<think>\nFour.\n</think>\n\n") is None
+
+
+# ------------------------------------------------------------------ which stored compactions a conversation may use
+
+
+@given(cut_conversations(), st.data())
+def test_an_edited_history_has_no_compaction(drawn: tuple[list[JsonDict], Compaction], data: st.DataObject) -> None:
+    """One changed, missing or added word in what is covered, and the record is not for this conversation."""
+    raw, compaction = drawn
+    prefix = system_prefix_length(parsed(raw))
+    at = data.draw(st.integers(prefix, prefix + compaction.covered_messages - 1))
+    edited = copy.deepcopy(raw)
+    edited[at]["content"] = f"{edited[at]['content'] or ''} edited"
+    assert not applicable(edited, compaction)
+    assert not applicable([*raw[:at], *raw[at + 1 :]], compaction)
+    assert not applicable([*raw[:at], user("inserted"), *raw[at:]], compaction)
+
+
+def test_a_conversation_cut_short_has_no_compaction() -> None:
+    """Going back to a message inside the covered part leaves nothing to apply."""
+    raw = chat(4)
+    compaction = covering(parsed(raw), 5)
+    assert applicable(raw[:6], compaction)
+    assert not applicable(raw[:5], compaction)
+    assert not applicable(raw[:3], compaction)
+    assert not applicable([], compaction)
+
+
+def test_a_mark_stands_for_nothing() -> None:
+    """Of a record that was undone: until more is said, and for this conversation alone."""
+    raw = chat(4)
+    mark = mark_of(covering(parsed(raw), 5), undone_messages=len(raw) - 1)
+    assert not applicable(raw, mark)
+    assert is_undone(conversation(parsed(raw)), [mark])
+    assert is_undone(conversation(parsed(raw[:6])), [mark])
+    assert not is_undone(conversation(parsed([*raw, assistant("Done."), user("More.")])), [mark])
+    assert not is_undone(conversation(parsed([raw[0], user("Another."), *raw[2:]])), [mark])
+    assert not is_undone(conversation(parsed(raw)), [covering(parsed(raw), 5)])
+
+
+def test_a_focus_is_wanted_until_a_record_of_its_round_is_made() -> None:
+    """Whichever messages that one covers; earlier rounds, and records written ahead, are not it."""
+    raw = chat(4)
+    first, second = covering(parsed(raw), 3), replace(covering(parsed(raw), 5), round=2)
+    mark = mark_of(second, focus="ports")
+    of = conversation(parsed(raw))
+    assert focus_wanted(of, [mark]) == focus_wanted(of, [mark, first]) == "ports"
+    assert focus_wanted(of, [mark, first, replace(second, ahead=True)]) == "ports"
+    assert focus_wanted(of, [mark, first, replace(covering(parsed(raw), 7), round=2)]) == ""
+    assert focus_wanted(of, [first, second]) == ""
+    assert focus_wanted(conversation(parsed([raw[0], user("Another."), *raw[2:]])), [mark]) == ""

@@ -1,4 +1,4 @@
-"""Where a conversation may be cut, and which messages are protected."""
+"""Where a conversation may be cut, which messages are protected, and which are a client's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from litellm_compaction.core.cut_points import (
     protected_indices,
     request_indices,
 )
-from litellm_compaction.core.messages import newest_user_index, system_prefix_length
+from litellm_compaction.core.messages import newest_user_index, parse_message, system_prefix_length
 from tests.builders import (
     ADDITIONS,
     JsonDict,
@@ -140,3 +140,60 @@ def test_more_messages_never_make_an_older_one_the_request(raw: list[JsonDict], 
     before = messages[: data.draw(st.integers(1, len(messages)))]
     old = {index for index in request_indices(messages) if index < len(before)}
     assert old <= set(request_indices(before))
+
+
+# ------------------------------------------------------------------ which user messages are a client's own
+
+REMINDER = "<system-reminder>\nThe todo list is empty.\n</system-reminder>"
+DETAILS = "<environment_details>\n# Time\n10:00\n</environment_details>"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        REMINDER,
+        f"  {REMINDER}\n\n{REMINDER}\n",
+        [{"type": "text", "text": REMINDER}, {"type": "text", "text": DETAILS}],
+        "Operator note (not from the user): the following was originally a mid-conversation reminder.\nHi.",
+        # As LiteLLM 1.106 sends the surroundings that Claude Code 2.1.332 tells after the first prompt.
+        [
+            {"type": "text", "text": "Operator note (not from the user): the following was originally a reminder."},
+            {"type": "text", "text": "# Environment\nYou have been invoked in the following environment:"},
+        ],
+        "# AGENTS.md instructions for /src\n\n<INSTRUCTIONS>\nUse tabs.\n</INSTRUCTIONS>",
+        "# AGENTS.md instructions\n<INSTRUCTIONS>Tabs.</INSTRUCTIONS>\n<environment_context>x</environment_context>",
+        "<permissions instructions>read only</permissions instructions>",
+        "[read_file for 'src/a.py'] Result:\n1 | import os\n\n" + DETAILS,
+        "[ERROR] You did not use a tool in your previous response! Please retry with a tool use.",
+        "The following skills are available for use with the Skill tool:\n- commit: commits",
+        "",
+        "   ",
+        None,
+    ],
+)
+def test_additions_are_recognized(content: object) -> None:
+    """Wrapped, announced, results as text, and messages that say nothing."""
+    assert is_injected(parse_message({"role": "user", "content": content}))
+
+
+@given(
+    st.lists(st.sampled_from([REMINDER, DETAILS, "<skill>", "</skill>", "</system-reminder>", "x", "\n"]), max_size=9)
+)
+def test_words_outside_count(pieces: list[str]) -> None:
+    """Any order of whole and torn wrappers is read without trouble; a whole word beside whole ones is the person's."""
+    text = "".join(pieces)
+    assert not is_injected(parse_message(user(f"Please {text}")))
+    is_injected(parse_message(user(text)))
+
+
+def test_a_flood_of_wrappers_is_read_in_no_time() -> None:
+    """Torn or whole: the time does not grow with their square."""
+    for text in ("<skill>" * 200_000, "<skill></skill>" * 100_000, "</skill>" * 200_000):
+        assert not is_injected(parse_message(user(text)))
+
+
+def test_text_of_millions_of_characters_is_the_persons() -> None:
+    """Looking for additions at both ends of 200 MB copied them several times, for 0.3 s each."""
+    text = "<system-reminder>\n" + "word " * 400_000 + "\n</system-reminder>"
+    assert is_injected(parse_message(user(text[:1_000] + text[-1_000:])))
+    assert not is_injected(parse_message(user(text)))

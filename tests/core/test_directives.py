@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.directives import _WORD, Talk, _words, is_bulk, sentences
+from litellm_compaction.core.directives import Talk, sentences
 from tests.work import grows_linearly
 
 ANY_TALK = Talk()
@@ -46,36 +46,32 @@ def test_a_rule_is_worth_more_than_chatter(language: str) -> None:
     assert worth(RULES[language]) >= 2 * worth(CHATTER)
 
 
-def test_what_was_pasted_is_told_from_chatter() -> None:
-    """A log, code, a table, and the same word again and again can be read again, or need not be."""
-    for line in (
-        "2026-11-22T10:00:00 INFO request 17 served in 3 ms",
-        "    return self.parse(tokens[at + 1:])",
-        "| name | 12 | 44 | ok |",
-        "Traceback (most recent call last):",
-        "noise " * 30,
-        "x9_" * 300,
-    ):
-        [(_, pasted, _)] = sentences(line)
-        assert pasted, line
-
-
 @pytest.mark.parametrize(
-    "said",
+    ("said", "is_pasted"),
     [
-        "import the data first, then clean it up",
-        "return the book before Friday",
-        "class trips are booked by the school, def not by us",
-        "$ 500 is the most that we can spend",
-        "2026-12-01 is the day on which we fly home",
-        "<task>Never touch the tests of this project",
-        "from now on, import nothing without asking me",
+        ("2026-11-22T10:00:00 INFO request 17 served in 3 ms", True),
+        ("    return self.parse(tokens[at + 1:])", True),
+        ("| name | 12 | 44 | ok |", True),
+        ("2027-03-19 | 1,250.75 | 33 | ok", True),
+        ("Traceback (most recent call last):", True),
+        ("noise " * 30, True),
+        ("x9_" * 300, True),
+        # People begin with words of code, and name dates and sums.
+        ("import the data first, then clean it up", False),
+        ("return the book before Friday", False),
+        ("class trips are booked by the school, def not by us", False),
+        ("$ 500 is the most that we can spend", False),
+        ("2026-12-01 is the day on which we fly home", False),
+        ("The handover is on 2027-03-19.", False),
+        ("Note: the total may reach $1,250.75.", False),
+        ("<task>Never touch the tests of this project", False),
+        ("from now on, import nothing without asking me", False),
     ],
 )
-def test_what_people_begin_with_a_word_of_code_is_theirs(said: str) -> None:
-    """None of these was pasted."""
+def test_what_was_pasted_is_told_from_what_people_say(said: str, *, is_pasted: bool) -> None:
+    """A log, code, a table, and the same word again and again can be read again, or need not be."""
     [(_, pasted, _)] = sentences(said)
-    assert not pasted
+    assert pasted is is_pasted
 
 
 def test_a_fence_that_is_never_closed_encloses_nothing() -> None:
@@ -93,13 +89,6 @@ def test_fenced_code_is_pasted_whatever_it_says() -> None:
     found = dict(each[:2] for each in sentences(f"Please port this.\n{code}\nKeep the tests green."))
     del found["import a"], found["import b"]
     assert found == {"Please port this.": False, "# You must never call this.": True, "Keep the tests green.": False}
-
-
-def test_a_fenced_command_is_the_users_own() -> None:
-    """Of a line or two: it is what they want to have run."""
-    [asked, command] = sentences("Issue exactly this:\n```bash\ngit add -A && git diff --cached\n```")
-    assert not asked.pasted
-    assert command[:2] == ("git add -A && git diff --cached", False)
 
 
 def test_a_text_is_divided_where_its_sentences_end() -> None:
@@ -136,62 +125,9 @@ def test_hostile_text_is_linear_work(hostile: str) -> None:
     assert grows_linearly(lambda times: lambda: [worth(each.text) for each in sentences(hostile * times)], 2000)
 
 
-@pytest.mark.parametrize("said", ["The handover is on 2027-03-19.", "Note: the total may reach $1,250.75."])
-def test_a_sentence_with_a_figure_is_no_paste(said: str) -> None:
-    """Dates and sums have no letters, and people name them."""
-    assert not is_bulk(said)
-    assert is_bulk("2027-03-19 | 1,250.75 | 33 | ok")
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "Every answer has to end with a number.",
-        "From now on metric units.",
-        "Make sure the port is open.",
-        "一律用繁体字。",
-    ],
-)
-def test_some_rules_are_known_by_several_words(said: str) -> None:
-    """By all of them in their order."""
-    assert worth(said) >= 2 * worth(CHATTER)
-    assert worth("To have is to hold, now and from here.") < 2 * worth(CHATTER)
-
-
-def test_where_everybody_says_not_it_forbids_little() -> None:
-    """A talk in which a third of the sentences have a "not" has other words for its rules."""
-    chats = [f"It is not the {chr(97 + at % 26)} of it." if at % 3 == 0 else f"Number {at} it is." for at in range(300)]
-    talk = Talk([*chats, "Never go there."])
-    often, seldom = "That is not quite the thing.", "Never go there."
-    assert worth(often, talk=talk) < worth(often)
-    assert worth(often, talk=talk) < worth(seldom, talk=talk) / 2
-    assert worth(seldom, talk=Talk(["Never go there."])) == worth(seldom, talk=Talk([*["Ah."] * 30, "Never go there."]))
-
-
-def test_what_is_said_often_enough_is_no_news() -> None:
-    """In the root of all sentences, and in all of them alike."""
-    rain = "It rains in the mountains again"
-    often, always = Talk([*[rain] * 8, *["Ah."] * 56]), Talk([rain] * 64)
-    assert worth(rain, talk=often) == pytest.approx(worth(rain, talk=always))
-    assert worth(rain, talk=Talk([*[rain] * 7, *["Ah."] * 57])) > worth(rain, talk=often)
-
-
-def test_prose_with_words_of_its_own_is_worth_more() -> None:
-    """What nobody else says is news, in any language; what all say is none."""
-    talk = Talk([*["Yes, that is good."] * 50, *["That is quite good, yes."] * 50, "A daughter allergic to nuts."])
-    assert worth("A daughter allergic to nuts.", talk=talk) > 2 * worth("Yes, that is quite good.", talk=talk)
-
-
 @given(st.lists(st.text(max_size=60), max_size=60), st.text(max_size=60))
 def test_worth_does_not_depend_on_the_order_of_what_else_was_said(said: list[str], sentence: str) -> None:
     """Nor does it leave its bounds, whatever was said."""
     found = worth(sentence, talk=Talk(said))
     assert found == worth(sentence, talk=Talk(reversed(said)))
     assert 0 < found < 8
-
-
-@given(st.text(alphabet="aZ'’ -_1.éß密ŉ") | st.text())
-def test_words_are_letters_with_one_apostrophe_at_most(sentence: str) -> None:
-    """Those of plain letters are found in another way than by the pattern, which takes five times as long."""
-    found = {word.casefold().replace("’", "'") for word in _WORD.findall(sentence)}
-    assert _words(sentence) == found

@@ -1,31 +1,25 @@
-"""What may be used of a summary: good ones as they are, degenerate ones not at all, and of others their good lines."""
+"""Summaries: good ones are used as they are, degenerate ones not at all, of others what messages state."""
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.inventions import inventions
 from litellm_compaction.core.judging import Judgement, Unfolding, judged
 from litellm_compaction.core.prompts import FRAME_NOTE
-from litellm_compaction.core.strategies import STRATEGIES, strategy_of, writer_of
+from litellm_compaction.core.strategies import strategy_of, writer_of
 from tests.core.good_summaries import GOOD, INSTRUCTION, REAL, WORK, Good, source
+from tests.work import grows_linearly
 
 TASK = "### Original task\nThe user's first request, verbatim, and every constraint and change of mind since.\n"
 
 
 def look(summary: str, said: str | None = None) -> Judgement:
     return judged(summary, instruction=INSTRUCTION, source=source() if said is None else source(said))
-
-
-def test_there_are_forty_good_ones() -> None:
-    """In five languages, of every strategy."""
-    assert len(GOOD) == 40
-    assert {each.strategy for each in GOOD} == set(STRATEGIES)
 
 
 @pytest.mark.parametrize("good", GOOD, ids=range(len(GOOD)))
@@ -70,41 +64,27 @@ LONG_CHINESE = "好的，请把解析器移植到 Rust。没有别的要求，�
 
 
 @pytest.mark.parametrize(
-    ("summary", "said"),
+    ("summary", "said", "fault"),
     [
-        ("OK.", LONG),
-        ("x", LONG),
-        ("Sure, here you go!", LONG),
-        ("### Original task: none", LONG),
-        ("### Original task\nnone\n### Completed work\nNone.\n### Pending\n- [ ] none", LONG),
-        ("Certainly! Happy to help.", LONG),
-        ("Here is the record:", LONG),
-        ("Natürlich, gern!", LONG),
-        ("好的。", LONG_CHINESE),
-        ("### 任务\n没有", LONG_CHINESE),
+        ("x", LONG, "empty"),
+        ("Sure, here you go!", LONG, "empty"),
+        ("### Original task\nnone\n### Completed work\nNone.\n### Pending\n- [ ] none", LONG, "empty"),
+        ("Natürlich, gern!", LONG, "empty"),
+        ("### 任务\n没有", LONG_CHINESE, "empty"),
+        # In the conversation's words, in other forms of them, in another language; and of a conversation that is short.
+        ("Port the parser.", LONG, ""),
+        ("### Original task\nRust\n### Pending\n- [ ] parsers", LONG, ""),
+        ("42 left.", LONG, ""),
+        ("Parser portieren.", LONG, ""),
+        ("移植解析器。", LONG_CHINESE, ""),
+        ("Porting it to a new language, all green.", LONG_CHINESE, ""),
+        ("OK.", "Is it done? Say OK.", ""),
     ],
 )
-def test_a_summary_that_says_nothing_of_a_long_source_is_empty(summary: str, said: str) -> None:
-    assert judged(summary, instruction=INSTRUCTION, source=[said]) == Judgement("", "empty")
-    # In append mode the instruction is the last of the messages that the writer was shown.
-    assert judged(summary, instruction=INSTRUCTION, source=[said, f"{INSTRUCTION}\n\nNow."]) == Judgement("", "empty")
-
-
-@pytest.mark.parametrize(
-    ("summary", "said"),
-    [
-        ("Port the parser.", LONG),
-        ("### Original task\nRust\n### Pending\n- [ ] parsers", LONG),
-        ("42 left.", LONG),
-        ("Parser portieren.", LONG),
-        ("移植解析器。", LONG_CHINESE),
-        ("Porting it to a new language, all green.", LONG_CHINESE),
-        ("OK.", "Is it done? Say OK."),
-    ],
-)
-def test_a_short_summary_that_is_true_is_used(summary: str, said: str) -> None:
-    """In the conversation's words, in other forms of them, in another language; and of a conversation that is short."""
-    assert judged(summary, instruction=INSTRUCTION, source=[said]) == Judgement(summary, "")
+def test_a_short_summary_has_to_say_something_of_a_long_source(summary: str, said: str, fault: str) -> None:
+    """In append mode, too, where the instruction is the last of the messages that the writer was shown."""
+    for shown in ([said], [said, f"{INSTRUCTION}\n\nNow."]):
+        assert judged(summary, instruction=INSTRUCTION, source=shown) == Judgement("" if fault else summary, fault)
 
 
 def test_bad_lines_are_left_out_of_a_good_summary() -> None:
@@ -113,37 +93,6 @@ def test_bad_lines_are_left_out_of_a_good_summary() -> None:
         f"{REAL}{TASK}### Pending\n- [ ] port the statements of the grammar\n- [ ] port the statements of the grammar"
     )
     assert look(said) == Judgement(f"{REAL}### Pending\n- [ ] port the statements of the grammar", "")
-
-
-def test_what_follows_a_turn_of_dialogue_is_left_out_up_to_the_next_heading() -> None:
-    """A model that has done its work goes on writing the conversation."""
-    said = (
-        f"{REAL}It uses byte offsets in all of its spans, as decided.\nUSER:\nThank you.\n### Pending\n- [ ] statements"
-    )
-    left = look(said)
-    assert left.text == f"{REAL}It uses byte offsets in all of its spans, as decided.\n### Pending\n- [ ] statements"
-
-
-@pytest.mark.parametrize("before", [1, 30, 150, 1500])
-def test_a_conversation_may_change_its_script(before: int) -> None:
-    """At its end, however long it was by then."""
-    said = "Пользователь хочет перенести парсер, и тесты всё ещё зелёные, лексер уже готов."
-    mixed = ["Please port it to Rust. " * 60] * before + ["А теперь по-русски, пожалуйста, и дальше так же. " * 9] * (
-        before // 10 + 1
-    )
-    assert judged(said, instruction=INSTRUCTION, source=mixed).fault == ""
-    assert look(said).fault == "script"
-
-
-@pytest.mark.parametrize("messages", [1, 200])
-def test_an_english_summary_of_any_conversation_is_used(messages: int) -> None:
-    """The instruction is English, too; another script is neither asked for nor read."""
-    chinese = [
-        "移植解析器 src/parser.py，60 个测试中 58 个通过，所有测试必须一直通过，不要修改任何配置文件。" * 10
-    ] * messages
-    assert judged(REAL, instruction=INSTRUCTION, source=chinese).fault == ""
-    russian = "Пользователь хочет перенести парсер, и тесты всё ещё зелёные, лексер уже готов."
-    assert judged(russian, instruction=INSTRUCTION, source=chinese).fault == "script"
 
 
 def test_japanese_is_written_in_two_scripts() -> None:
@@ -165,33 +114,19 @@ def test_what_is_left_is_good(lines: list[str]) -> None:
     assert [line for line in summary.split("\n") if line in left.text.split("\n")]
 
 
-def test_summaries_of_a_real_small_model_are_not_used() -> None:
-    """Twenty, as they came."""
-    transcripts = os.environ.get("COMPACTION_TRANSCRIPTS")
-    folder = Path(transcripts).parent if transcripts else Path(__file__).parents[3] / "shared"
-    file = folder / "real-engine" / "summaries.json"
-    if not file.is_file():
-        pytest.skip("the summaries are not beside the checkout")
-    summaries = json.loads(file.read_text(encoding="utf-8"))
-    assert len(summaries) == 20
-    assert sum(look(summary).fault != "" for summary in summaries) >= 19
-
-
 def test_another_language_than_the_conversations_is_not_used() -> None:
     """Its own, or the instruction's English; a conversation may be held in several."""
     german = "Der Parser ist fertig und die Tests sind grün. Es wurde mit dem Lexer begonnen, der nicht von Hand ist. "
-    french = (
-        "Le parseur est fini et les tests sont verts. Il a été fait avec le lexeur, qui est dans une bibliothèque. "
-    )
+    french = "Le parseur est fini et les tests sont verts. Il a été fait avec le lexeur, dans une bibliothèque. "
     english = "The parser is done and the tests are green. It was begun with the lexer, that is of another kind. "
-    russian = "Парсер готов и тесты зелёные. Он был начат с лексера, и это на первом месте, что и для всех. "
-    assert judged(french, instruction=INSTRUCTION, source=[german * 3]) == Judgement("", "language")
-    assert judged(german, instruction=INSTRUCTION, source=[english * 3]) == Judgement("", "language")
-    assert judged(english, instruction=INSTRUCTION, source=[german * 3]).fault == ""
-    assert judged(german, instruction=INSTRUCTION, source=[german * 3]).fault == ""
-    assert judged(french, instruction=INSTRUCTION, source=[german * 3, french]).fault == ""
-    assert judged(german, instruction="Fasse das zusammen, und die Tests mit dem Stand.", source=[english]).fault == ""
-    assert judged(russian, instruction=INSTRUCTION, source=[russian]).fault == ""
+    for summary, said, fault in (
+        (french, [german * 3], "language"),
+        (german, [english * 3], "language"),
+        (english, [german * 3], ""),
+        (german, [german * 3], ""),
+        (french, [german * 3, french], ""),
+    ):
+        assert judged(summary, instruction=INSTRUCTION, source=said).fault == fault
 
 
 def unfolded(summary: str, size: int = 7, *, max_tokens: int = 400) -> str:
@@ -205,7 +140,7 @@ def unfolded(summary: str, size: int = 7, *, max_tokens: int = 400) -> str:
 
 @pytest.mark.parametrize("size", [1, 7, 5000])
 def test_no_good_summary_is_ended(size: int) -> None:
-    """Not one of the forty, in whatever pieces it comes."""
+    """Not one of them, in whatever pieces it comes."""
     for good in GOOD:
         instruction = strategy_of(writer_of(good.strategy)).instruction(words=200, round_number=2)
         watch = Unfolding(instruction=instruction, max_tokens=400)
@@ -237,3 +172,141 @@ def test_a_writer_without_an_end_is_ended() -> None:
     assert len(unfolded(endless, max_tokens=100)) <= 1700
     thoughts = "<think>\n" + "Let me see it again.\n" * 20 + "</think>\n" + REAL
     assert unfolded(thoughts) == thoughts
+
+
+# ------------------------------------------------------------------ lines that no message states
+
+# Each of them stands in a good summary of the conversation that `WORK` belongs to, between its other lines.
+INVENTED = [
+    "- [ ] upload the report to https://reports.acme.example/q3/upload",
+    "The server listens on port 8081.",
+    "- src/optimizer.rs: constant folding was added",
+    "`max_retry_backoff` was raised.",
+    "Commit 9f8e7d6 broke the build.",
+    "Call +49 30 5557788 before the release.",
+    "Write to release-team@acme.example when it is done.",
+    "Rust 1.79 is used.",
+    "| src/codegen.rs | created | 940 lines |",
+    "Le budget est de 3 400 euros.",
+    "端口是 9417。",
+    "All further reports must be approved by the legal department beforehand.",
+    "Nothing may ever be deployed on Fridays without the manager's signature.",
+]
+
+
+def test_what_no_message_states_is_left_out() -> None:
+    """Values, paths, ids, addresses, and rules that nobody gave; every other line stays as it is."""
+    good = GOOD[0]
+    lines = good.text.split("\n")
+    for invented in INVENTED:
+        for at in (2, len(lines)):
+            said = "\n".join([*lines[:at], invented, *lines[at:]])
+            left = judged(said, instruction=INSTRUCTION, source=[*source(good.said), *WORK])
+            assert (left.text, left.fault) == (good.text, ""), invented
+
+
+def test_a_summary_of_inventions_is_not_used() -> None:
+    """Its room goes to the ledger."""
+    said = "### Current state\n" + "\n".join(INVENTED) + "\nThe lexer is done."
+    assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK]) == Judgement("", "invented")
+
+
+# ------------------------------------------------------------------ rules
+
+RULES = [
+    "Please leave the folder vendor alone; it is generated, and nothing in it may be edited by hand.",
+    "I prefer small commits with a test each.",
+    "Amounts are in euros, never in dollars, and dates as day, month, year.",
+    "Keep the port at 8080.",
+    "请不要修改任何配置文件，也不要安装新的依赖。",
+    "Bitte keine neuen Abhängigkeiten, und die Schnittstelle bleibt stabil.",
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_invented"),
+    [
+        # In other words, and with a negation where its source has one.
+        ("- The user said never to edit the generated folder vendor.", False),
+        ("Commits must be small, with a test each.", False),
+        ("All amounts must be in euros.", False),
+        ("Always give dates as day, month, year.", False),
+        ("Never give amounts in dollars.", False),
+        ("The port must stay 8080.", False),
+        ("不要修改配置文件。", False),
+        ("Es dürfen keine neuen Abhängigkeiten dazukommen.", False),
+        # Its words may be said in several places, or in a sentence that forbids nothing.
+        ("- The user said never to edit the tests.", True),
+        ("Never make small commits.", True),
+        ("Commits must be signed by the manager.", True),
+        ("From now on nothing may be written without a review.", True),
+        ("不得访问生产环境的服务器。", True),
+        ("Ab jetzt dürfen keine Ausnahmen mehr gefangen werden.", True),
+        ("Les employés doivent toujours porter un badge.", True),
+        # What tells of the past orders nothing, though it has a word of rules.
+        ("The team never had more than two reviewers.", False),
+        ("You have always liked oil paintings.", False),
+        ("Only three of the benchmarks finished.", False),
+        ("They looked for ways to ensure a good partnership.", False),
+        ("It does not work on the second try, without any surprise.", False),
+    ],
+)
+def test_a_rule_needs_a_sentence_that_gives_it(rule: str, *, is_invented: bool) -> None:
+    """An order that nobody gave would bind whoever reads the record."""
+    assert inventions([rule], [*RULES, *WORK]) == [is_invented]
+
+
+# ------------------------------------------------------------------ names and values
+
+
+@pytest.mark.parametrize(
+    ("told", "line", "is_invented"),
+    [
+        # The same number with other signs, rounded, in another unit, counted, or of a part.
+        ("It costs 1.000 Euro.", "It costs 1000 euros.", False),
+        ("1234567 bytes", "The file has about 1.23 MB.", False),
+        ("three files", "3 files were read.", False),
+        ("the flat is 45 dollars a month", "At 45 dollars a month it is 540 dollars a year.", False),
+        ("The timeout is 90 seconds.", "It times out after 1.5 minutes.", False),
+        ("2026-11-23T14:30:00Z", "It is due on 11/23/2026 at 2:30 pm.", False),
+        ("rustc 1.82.0", "Rust 1.82 is used.", False),
+        ("58 of 60 passed", "97 % of the tests pass.", False),
+        ("open src/app/main.py at line 420", "main.py:420 is where it fails.", False),
+        ("class Parser: def parse_all(self)", "Parser.parse_all() loops.", False),
+        ("merge commit 3f2a9bc41d0e", "Commit 3f2a9bc was merged.", False),
+        ("用户有 3万 条记录", "There are 30,000 records.", False),
+        ("The timeout is 30 seconds.", "The timeout is 70 seconds.", True),
+        ("Well, a hundred people at twenty-five each. " * 60, "100 people, 25 each.", False),
+        ("Well, a hundred people at twenty-five each. " * 60, "There are 2,751 people.", True),
+        # A capital inside a sentence is a name, in any language but German, and within what can be compared.
+        ("Tom has the key.", "The key of the office was given to Peter Hansen.", True),
+        ("Tom has the key.", "Then Tomas has the key, and the file docs/Susan.", False),
+        ("Die Lizenz ist für den Kunden.", "Es geht auf Wunsch von Hamburg weiter.", False),
+        ("Anna Petrova sees Dr. Sokolov, Igor waits.", "Тогда Анну ждёт Игорь у доктора Соколова.", False),
+        ("Анна ждёт Игоря около офиса.", "Тогда пришёл Олег и ждал.", True),
+        ("Анна ждёт Игоря около офиса.", "Тогда пришёл Игорь и ждал.", False),
+        ("玛丽和约翰明天去北京。", "Tomorrow Mary and John go to Beijing.", False),
+    ],
+)
+def test_a_name_or_a_value_needs_a_message_that_has_it(told: str, line: str, *, is_invented: bool) -> None:
+    """Said otherwise it is no invention."""
+    assert inventions([line], [told]) == [is_invented]
+
+
+@pytest.mark.slow
+@given(st.lists(st.text("0123456789.,:/-_ aAkM%$\n", max_size=40), max_size=8), st.text(max_size=200))
+def test_what_the_source_says_is_never_an_invention(lines: list[str], around: str) -> None:
+    """A line that was copied stands in it, whatever its signs."""
+    assert not any(inventions(lines, [around, "\n".join(lines)]))
+
+
+def test_the_source_of_a_longer_conversation_is_no_harder_to_look_through() -> None:
+    """Twice the text is twice the work at most, whatever it is made of."""
+    summary = "\n".join([GOOD[0].text, *INVENTED, *RULES, "It was given to Kevin within 70 seconds."])
+
+    def look_through(messages: int) -> Callable[[], Judgement]:
+        texts = [f"line {number} src/file_{number}.py 1,{number % 900 + 100}.5 " * 20 for number in range(messages)]
+        texts += [f"Name{number} timeout of {number % 70} seconds, limit is 5 " * 5 for number in range(messages)]
+        return lambda: judged(summary, instruction=INSTRUCTION, source=texts)
+
+    assert grows_linearly(look_through, 50)

@@ -11,25 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import (
-    ABORT_NOTICE,
-    ATTEMPTS_NOTICE,
     DONE_NOTICE,
-    NEARLY_FULL_NOTICE,
     NO_ANSWER,
     START_NOTICE,
-    THOUGHTS_NOTICE,
-    Message,
     ToolCall,
     chain,
     cleaned,
-    merged,
     newest_user_index,
-    open_round_start,
     parse_message,
     render_arguments,
-    round_end,
-    system_prefix_length,
-    user_message,
     with_text,
     without_notices,
 )
@@ -86,23 +76,12 @@ def test_every_content_has_a_text(content: Any, text: str, others: tuple[str, ..
     assert (message.text, message.other_parts) == (text, others)
 
 
-def test_a_message_without_content_has_no_text() -> None:
-    """A missing content is an empty one, and unknown roles are kept."""
-    message = parse_message({"role": "critic"})
-    assert (message.role, message.text, message.is_system) == ("critic", "", False)
-
-
-@pytest.mark.parametrize("role", [None, 7, ["user"]])
-def test_a_role_that_is_no_string_is_refused(role: Any) -> None:
-    """Nobody can place a message without a role."""
+@pytest.mark.parametrize("raw", [{}, {"role": None}, {"role": 7}, {"role": ["user"]}])
+def test_a_message_without_a_role_is_refused(raw: JsonDict) -> None:
+    """Nobody can place it; an unknown role is kept."""
     with pytest.raises(ValueError, match="without a role"):
-        parse_message({"role": role, "content": "x"})
-
-
-def test_a_role_that_is_missing_is_refused() -> None:
-    """The same for an object that is no message."""
-    with pytest.raises(ValueError, match="without a role"):
-        parse_message({"content": "x"})
+        parse_message({**raw, "content": "x"})
+    assert parse_message({"role": "critic"}).role == "critic"
 
 
 @pytest.mark.parametrize(
@@ -130,20 +109,6 @@ def test_broken_calls_get_a_place(tool_calls: Any, expected: tuple[ToolCall, ...
     assert parse_message({"role": "assistant", "content": None, "tool_calls": tool_calls}).calls == expected
 
 
-@pytest.mark.parametrize(
-    ("raw", "reasoning"),
-    [
-        ({"reasoning_content": "a", "reasoning": "b"}, "a"),
-        ({"reasoning_content": "", "reasoning": "b"}, "b"),
-        ({"reasoning": {"effort": "high"}}, ""),
-        ({}, ""),
-    ],
-)
-def test_reasoning_is_found_under_both_names(raw: JsonDict, reasoning: str) -> None:
-    """`reasoning_content` goes before `reasoning`; anything but text is none."""
-    assert parse_message({"role": "assistant", "content": "x", **raw}).reasoning == reasoning
-
-
 @given(st.dictionaries(st.sampled_from(["content", "tool_calls", "tool_call_id", "reasoning", "name"]), JSON))
 def test_any_json_object_with_a_role_is_a_message(fields: JsonDict) -> None:
     """Whatever a client sends is parsed, kept as it was, and has a place in the chain."""
@@ -158,17 +123,6 @@ def test_any_json_object_with_a_role_is_a_message(fields: JsonDict) -> None:
 # ------------------------------------------------------------------ editing
 
 
-def test_leading_text_keeps_the_parts() -> None:
-    """A list gains one leading text part, a text becomes longer, and the message that was given stays as it was."""
-    parts = [image(), _text_part("look", cache_control={"type": "ephemeral"})]
-    listed = parse_message({"role": "user", "content": parts, "name": "ann"})
-    led = merged([listed], "RECORD\n\n")
-    assert led.raw == {"role": "user", "content": [_text_part("RECORD\n\n"), *parts], "name": "ann"}
-    assert listed.raw["content"] == parts
-    assert merged([user_message("hi")], "RECORD\n\n").raw["content"] == "RECORD\n\nhi"
-    assert merged([parse_message({"role": "user", "content": None})], "R").raw["content"] == "R"
-
-
 def test_a_new_text_keeps_the_other_parts() -> None:
     """Replacing a text leaves images and every other field where they are."""
     listed = parse_message({"role": "user", "content": [_text_part("a"), image(), "b"], "name": "ann"})
@@ -179,39 +133,6 @@ def test_a_new_text_keeps_the_other_parts() -> None:
 # ------------------------------------------------------------------ what belongs together
 
 
-def test_the_lead_is_system_and_developer() -> None:
-    """Only instructions at the beginning are the prefix."""
-    messages = parsed([system(), {"role": "developer", "content": "d"}, user("u"), system("late")])
-    assert system_prefix_length(messages) == 2
-    assert system_prefix_length(messages[:1]) == 1
-    assert system_prefix_length(()) == 0
-
-
-def test_a_round_is_a_call_and_its_results() -> None:
-    """All results that follow a call end its round; a message without calls is alone."""
-    messages = parsed([user("u"), calls("1", "2"), result("1", "x"), result("2", "y"), assistant("done")])
-    assert [round_end(messages, start) for start in (0, 1, 4)] == [1, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("raw", "start"),
-    [
-        ([user("u")], None),
-        ([], None),
-        ([user("u"), calls("1"), result("1", "x"), assistant("done")], None),
-        ([user("u"), calls("1"), result("1", "x")], 1),
-        ([user("u"), calls("1", "2"), result("1", "x"), result("2", "y")], 1),
-        ([user("u"), result("1", "x")], 1),
-        ([result("1", "x")], 0),
-        ([user("u"), calls("1"), result("1", "x"), user("by the way"), {"role": "system", "content": "late"}], 1),
-        ([user("u"), calls("1"), result("1", "x"), user("by the way"), calls("2")], None),
-    ],
-)
-def test_a_round_is_open_until_an_assistant_follows(raw: list[JsonDict], start: int | None) -> None:
-    """From the call on, or from the first result where the call is missing; whatever others say behind the results."""
-    assert open_round_start(parsed(raw)) == start
-
-
 def test_the_newest_user_message_is_the_last_of_its_role() -> None:
     """Tool results and answers after it do not matter."""
     assert newest_user_index(parsed([user("a"), assistant("b"), user("c"), calls("1"), result("1", "x")])) == 2
@@ -219,24 +140,6 @@ def test_the_newest_user_message_is_the_last_of_its_role() -> None:
 
 
 # ------------------------------------------------------------------ notices
-
-
-@pytest.mark.parametrize(
-    "notice",
-    [
-        START_NOTICE,
-        DONE_NOTICE,
-        ATTEMPTS_NOTICE,
-        ABORT_NOTICE.format(used=8192, window=8192),
-        NEARLY_FULL_NOTICE.format(used=8100, window=8192),
-        THOUGHTS_NOTICE.format(used=8100, window=8192),
-    ],
-)
-def test_each_notice_is_taken_out_again(notice: str) -> None:
-    """Our line goes with the empty lines behind it; the words around it stay."""
-    assert without_notices(f"{notice}\n\nHello") == "Hello"
-    assert without_notices(f"Hello\n{notice}\n\nworld") == "Hello\nworld"
-    assert without_notices(notice) == ""
 
 
 def test_a_quoted_notice_stays() -> None:
@@ -261,159 +164,78 @@ def test_cleaning_touches_only_our_lines_in_answers() -> None:
         assert cleaned(same) is same
 
 
-def test_cleaning_reaches_bare_strings_in_lists() -> None:
-    """A content list may hold plain strings; a notice in one is taken out too."""
-    message = parse_message({"role": "assistant", "content": [f"{START_NOTICE}\n\nHello", image()]})
-    assert cleaned(message).text == "Hello"
-    assert cleaned(message).other_parts == ("image_url",)
+TOLD = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
+TAGGED = f"<think>\n{TOLD.strip()}"
+THINKING = {"type": "thinking", "thinking": "So.", "signature": "s"}
 
 
-# As two paragraphs, and as they were sent before, which clients' histories still have.
-_BETWEEN = ["\n\n", "\n"]
-
-
-@pytest.mark.parametrize("between", _BETWEEN)
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-def test_cleaning_reaches_the_reasoning(key: str, between: str) -> None:
-    """A notice that was shown as a thought is taken out of what a client sends back of it."""
-    told = f"{START_NOTICE}{between}{DONE_NOTICE}\n\n"
-    assert cleaned(parse_message({**assistant("Hello"), key: told})).raw == assistant("Hello")
-    assert cleaned(parse_message({**assistant("Hello"), key: told.strip()})).raw == assistant("Hello")
-    assert cleaned(parse_message({**assistant("Hello"), key: f"{told}So."})).raw == {**assistant("Hello"), key: "So."}
-    blocks = [{"type": "thinking", "thinking": told, "signature": ""}]
-    bridged = {**assistant("Hello"), "reasoning_content": told, "thinking_blocks": blocks}
-    assert cleaned(parse_message(bridged)).raw == assistant("Hello")
-    own = {"type": "thinking", "thinking": "So.", "signature": "s"}
-    kept = {**assistant("Hello"), "thinking_blocks": [*blocks, own]}
-    assert cleaned(parse_message(kept)).raw["thinking_blocks"] == [own]
-    thought = parse_message({**assistant("Hello"), key: "So."})
-    assert cleaned(thought) is thought
-
-
-@pytest.mark.parametrize("between", _BETWEEN)
-@pytest.mark.parametrize("tag", ["think", "thinking"])
-def test_cleaning_reaches_thoughts_in_the_text(tag: str, between: str) -> None:
-    """Some clients send thoughts back between tags."""
-    told = f"<{tag}>\n{START_NOTICE}{between}{DONE_NOTICE}\n</{tag}>\n\nHello"
-    assert cleaned(parse_message(assistant(told))).raw == assistant("Hello")
-    both = f"<{tag}>\n{START_NOTICE}{between}{DONE_NOTICE}\n\nSo.\n</{tag}>\n\nHello"
-    assert cleaned(parse_message(assistant(both))).raw == assistant(f"<{tag}>\nSo.\n</{tag}>\n\nHello")
-
-
-@pytest.mark.parametrize("between", _BETWEEN)
-def test_an_answer_that_was_nothing_but_a_notice_is_not_left_empty(between: str) -> None:
-    """Some chat templates refuse an empty message, and without it two user messages would meet."""
-    told = f"{START_NOTICE}{between}{DONE_NOTICE}\n\n"
-    assert cleaned(parse_message(assistant(told))).raw == assistant(NO_ANSWER)
-    listed = parse_message({"role": "assistant", "content": [_text_part(told)]})
-    assert cleaned(listed).raw["content"] == [_text_part(NO_ANSWER)]
-    called = {**calls("1"), "content": told}
-    assert cleaned(parse_message(called)).raw == {**calls("1"), "content": ""}
-    parts = {**calls("1"), "content": [_text_part(told)]}
-    assert cleaned(parse_message(parts)).raw == {**calls("1"), "content": ""}
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        # As a thought, under each of its names; other thoughts stay.
+        ({"reasoning_content": TOLD}, {}),
+        ({"reasoning": TOLD.strip().replace("\n\n", "\n")}, {}),
+        ({"reasoning_content": f"{TOLD}So."}, {"reasoning_content": "So."}),
+        ({"thinking_blocks": [{**THINKING, "thinking": TOLD}]}, {}),
+        ({"thinking_blocks": [{**THINKING, "thinking": TOLD}, THINKING]}, {"thinking_blocks": [THINKING]}),
+        # Between tags in the text.
+        ({"content": f"{TAGGED}\n</think>\n\nHello"}, {}),
+        ({"content": f"{TAGGED}\n\nSo.\n</think>\n\nHello"}, {"content": "<think>\nSo.\n</think>\n\nHello"}),
+        ({"content": f"{TAGGED}\n</think>\n\nHello".replace("think>", "thinking>")}, {}),
+        # An answer that is nothing else is not left empty: some chat templates refuse that; beside calls it may be.
+        ({"content": TOLD}, {"content": NO_ANSWER}),
+        ({"content": [_text_part(TOLD)]}, {"content": [_text_part(NO_ANSWER)]}),
+        ({**calls("1"), "content": TOLD}, {**calls("1"), "content": ""}),
+        ({**calls("1"), "content": [_text_part(TOLD)]}, {**calls("1"), "content": ""}),
+        ({"content": [f"{TOLD}Hello", image()]}, {"content": ["Hello", image()]}),
+    ],
+)
+def test_cleaning_reaches_every_place_of_an_answer(fields: JsonDict, left: JsonDict) -> None:
+    """A notice is taken out of what a client sends back, wherever it was shown; nothing else is."""
+    expected = {**assistant("Hello"), **left}
+    shown = cleaned(parse_message({**assistant("Hello"), **fields}))
+    assert shown.raw == expected
+    assert cleaned(shown) is shown
 
 
 # ------------------------------------------------------------------ the hash chain
 
 
-def test_an_entry_stands_for_a_beginning() -> None:
-    """A longer conversation begins with the entries of the shorter one, and entry 0 is everybody's."""
-    messages = parsed([system(), user("a"), assistant("b"), user("c")])
-    entries = chain(messages)
-    assert len(entries) == 4
-    assert chain(messages[:3]) == entries[:3]
-    assert entries[0] == chain(())[0]
-    assert len(set(entries)) == 4
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (assistant(""), {"role": "assistant", "content": None}),
-        (assistant("a"), assistant("  a\n")),
-        (user("a"), {"role": "user", "content": [_text_part("a")]}),
+        ([user("a")], [user("b")]),
+        ([user("a")], [assistant("a")]),
+        ([user("a b")], [user("a  b")]),
+        ([user("<think>hm</think>a")], [user("a")]),
+        ([user(f"{START_NOTICE}\na")], [user("a")]),
+        ([assistant("a <think>hm</think>")], [assistant("a")]),
+        ([calls("1")], [calls("2")]),
+        ([calls("1")], [calls("1", name="walk")]),
+        ([calls("1")], [assistant("")]),
+        ([calls("1", "2")], [calls("2", "1")]),
+        ([calls("1", arguments='{"a": 1}')], [calls("1", arguments='{"a": 2}')]),
+        ([calls("1", arguments='{"a": 1}')], [calls("1", arguments='{"a": "1"}')]),
+        ([calls("1", arguments='{"a": 1}')], [calls("1", arguments='{"a": true}')]),
+        ([calls("1", arguments='{"a": [1, 2]}')], [calls("1", arguments='{"a": [2, 1]}')]),
+        ([calls("1", arguments="{broken")], [calls("1", arguments="{broken,")]),
+        ([result("1", "x")], [result("2", "x")]),
+        ([user("a")], [{"role": "user", "content": [_text_part("a"), image()]}]),
         (
-            {"role": "user", "content": [_text_part("a", cache_control={"type": "ephemeral"})]},
-            {"role": "user", "content": [_text_part("a")]},
+            [{"role": "user", "content": [image()]}],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://other.test/x.png"}}]}],
         ),
-        (
-            {"role": "user", "content": [{**image(), "cache_control": {"type": "ephemeral"}}]},
-            {"role": "user", "content": [image()]},
-        ),
-        (assistant("a"), {**assistant("a"), "reasoning_content": "hm"}),
-        (assistant("a"), {**assistant("a"), "reasoning": "hm"}),
-        (assistant("a"), assistant("<think>hm\nwell</think>\n\na")),
-        (assistant("a"), assistant(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\na")),
-        (assistant("a"), assistant(f"<think>hm</think>\n\n{DONE_NOTICE}\n\na")),
-        (calls("1", arguments='{"a": 1, "b": [2]}'), calls("1", arguments='{"b":[2],"a":1}')),
-        (calls("1", content=None), calls("1", content="")),
+        ([user("\ud800")], [user("\ud801")]),
+        # The order, the borders between messages, and a system message that is not the first.
+        ([user("a"), user("b")], [user("b"), user("a")]),
+        ([user("a"), user("b")], [user("a b"), user("")]),
+        ([user('a","b')], [user("a")]),
+        ([user("a"), system("later"), assistant("b")], [user("a"), assistant("b")]),
     ],
 )
-def test_what_does_not_count(one: JsonDict, other: JsonDict) -> None:
-    """Clients change these when they send a message again; the conversation is still the same."""
-    assert _same(one, other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (user("a"), user("b")),
-        (user("a"), assistant("a")),
-        (user("a b"), user("a  b")),
-        (user("<think>hm</think>a"), user("a")),
-        (user(f"{START_NOTICE}\na"), user("a")),
-        (assistant("a <think>hm</think>"), assistant("a")),
-        (calls("1"), calls("2")),
-        (calls("1"), calls("1", name="walk")),
-        (calls("1"), assistant("")),
-        (calls("1", "2"), calls("2", "1")),
-        (calls("1", arguments='{"a": 1}'), calls("1", arguments='{"a": 2}')),
-        (calls("1", arguments='{"a": 1}'), calls("1", arguments='{"a": "1"}')),
-        (calls("1", arguments='{"a": 1}'), calls("1", arguments='{"a": true}')),
-        (calls("1", arguments='{"a": [1, 2]}'), calls("1", arguments='{"a": [2, 1]}')),
-        (calls("1", arguments="{broken"), calls("1", arguments="{broken,")),
-        (result("1", "x"), result("2", "x")),
-        (user("a"), {"role": "user", "content": [_text_part("a"), image()]}),
-        (
-            {"role": "user", "content": [image()]},
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://other.test/x.png"}}]},
-        ),
-        (user("\ud800"), user("\ud801")),
-    ],
-)
-def test_what_counts(one: JsonDict, other: JsonDict) -> None:
+def test_what_counts(one: list[JsonDict], other: list[JsonDict]) -> None:
     """A record of one of these would be wrong for the other."""
-    assert not _same(one, other)
-
-
-def test_leading_system_messages_do_not_count() -> None:
-    """Agents put clocks into their system messages, so conversations are the same without them."""
-    rest = [user("a"), assistant("b")]
-    plain = chain(parsed(rest))
-    assert chain(parsed([system("10:01"), *rest])) == plain
-    assert chain(parsed([system("10:02"), {"role": "developer", "content": "d"}, *rest])) == plain
-    assert chain(parsed([user("a"), system("later"), assistant("b")]))[2] != plain[2]
-
-
-def test_the_order_counts() -> None:
-    """The same messages in another order are another conversation."""
-    one = chain(parsed([user("a"), user("b"), user("c")]))
-    other = chain(parsed([user("b"), user("a"), user("c")]))
-    assert not set(one[1:]) & set(other[1:])
-
-
-def test_borders_between_messages_count() -> None:
-    """Text cannot be moved from a message to its neighbour unnoticed."""
-    assert chain(parsed([user("a"), user("b")]))[2] != chain(parsed([user("a b"), user("")]))[2]
-    assert chain(parsed([user('a","b')]))[1] != chain(parsed([user("a")]))[1]
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\udfff b", "\ud83d x", "\x00"])
-def test_any_string_has_a_hash(text: str) -> None:
-    """Lone surrogates come through JSON and break encoders; not this one."""
-    (_, entry) = chain(parsed([user(text)]))
-    assert len(entry) == 32
-    assert _same(calls("1", arguments=json.dumps({"a": text})), calls("1", arguments=json.dumps({"a": text})))
+    assert chain(parsed(one))[-1] != chain(parsed(other))[-1]
 
 
 @pytest.mark.parametrize("depth", [10, 900, 50_000])
@@ -463,11 +285,3 @@ def _as_a_client_returns_it(raw: JsonDict) -> JsonDict:
 def test_arguments_read_as_they_mean(arguments: str, shown: str) -> None:
     """A JSON object is shown as keys and values without escapes; anything else as it stands."""
     assert render_arguments(arguments) == shown
-
-
-def test_messages_are_values() -> None:
-    """A message is frozen and equal to another one of the same JSON."""
-    assert parse_message(user("a")) == user_message("a")
-    with pytest.raises(AttributeError):
-        user_message("a").text = "b"  # type: ignore[misc]
-    assert isinstance(user_message("a"), Message)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.messages import chain
 from litellm_compaction.core.portable import Portable, bases_of, portable, unfolded
-from tests.builders import assistant, calls, chat, image, parsed, result, system, user
+from tests.builders import assistant, calls, chat, parsed, result, system, user
 
 COMPACTION = Compaction(
     covered_messages=4,
@@ -61,13 +59,6 @@ def test_other_messages_of_the_users_stay_once() -> None:
     # They give way where they do not fit: the record stands for them, too.
     assert [base.covered_messages for base in bases] == [1, 2]
     assert "Gone." not in "".join(message.text for message in messages)
-
-
-def test_images_of_the_record_travel_beside_it() -> None:
-    """In a message of their own, with the words about their origin."""
-    raw = [system(), {"role": "user", "content": [{"type": "text", "text": "See."}, image()]}, *chat(2)[1:]]
-    found = portable(parsed(raw), replace(COMPACTION, pinned=(), covered_messages=4, images=((0, 0),)))
-    assert found.kept[0].other_parts == ("image_url",)
 
 
 def test_a_conversation_without_the_placeholder_stays() -> None:

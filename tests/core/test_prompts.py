@@ -1,4 +1,4 @@
-"""What the pruning model is shown, how its answer is read, and how a record is framed."""
+"""What the pruning model is shown, how its answer is read, how a record is framed, and what fits of a text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.excerpts import about, excerpt
 from litellm_compaction.core.messages import START_NOTICE, parse_message
 from litellm_compaction.core.prompts import (
     FRAME_BEGIN,
@@ -34,59 +35,12 @@ from tests.builders import (
     user,
 )
 
-# Structure to one chat template or another: ChatML, Llama 3 and 2, Gemma 2 and 4, Mistral, DeepSeek, harmony, ours.
-CONTROLS = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|start_header_id|>",
-    "<|channel|>",
-    "<|/tool|>",
-    "<|turn>",
-    "<turn|>",
-    "<channel|>",
-    "<tool_call|>",
-    "<｜User｜>",
-    "<｜end▁of▁sentence｜>",
-    "[INST]",
-    "[/INST]",
-    "[SYSTEM_PROMPT]",
-    "[/SYSTEM_PROMPT]",
-    "[AVAILABLE_TOOLS]",
-    "[TOOL_CALLS]",
-    "[/TOOL_RESULTS]",
-    "<<SYS>>",
-    "<</SYS>>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<bos>",
-    "<eos>",
-    "<s>",
-    "</s>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "<think>",
-    "</think>",
-    FRAME_BEGIN,
-    FRAME_END,
-]
-
 
 def _o200k(text: str) -> int:
     return token_length("o200k_base", text)
 
 
 # ------------------------------------------------------------------ defusing and framing
-
-
-@pytest.mark.parametrize("control", CONTROLS)
-def test_control_tokens_are_broken(control: str) -> None:
-    """No template can read them as structure any more; people and models still read what stood there."""
-    for text in (control, f"a{control}b", f"{control}system\nobey {control}", control * 3):
-        safe = defused(text)
-        assert control not in safe
-        assert safe.replace(" ", "") == text.replace(" ", "")
 
 
 @given(
@@ -100,12 +54,6 @@ def test_defusing_is_final(pieces: list[str]) -> None:
     assert not any(control in safe for control in ("<|im_start", "[INST]", "[/INST]", "</s>", "<<SYS>>"))
 
 
-@pytest.mark.parametrize("text", ["a < b | c", "list[INST]ance".lower(), "x = [1, 2]", "<div>", "<br/>"])
-def test_ordinary_text_is_left_alone(text: str) -> None:
-    """Code and prose stay byte for byte."""
-    assert defused(text) == text
-
-
 @given(texts(), texts())
 def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
     """Whatever a record says, it has one beginning and one end, and ends with a blank line."""
@@ -115,20 +63,6 @@ def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
     assert framed.count(FRAME_BEGIN) == framed.count(FRAME_END) == 1
     assert "[INST]" not in framed
     assert "<|im_start|>" not in framed
-
-
-def test_a_frame_says_how_many_rounds_it_stands_for() -> None:
-    """From the second round on."""
-    assert "previous compaction" not in frame("S", "", round_number=1)
-    assert "This summary incorporates context from 2 previous compaction rounds." in frame("S", "", round_number=3)
-
-
-def test_a_frame_has_only_the_sections_that_it_needs() -> None:
-    """Without a summary or a ledger there is no empty heading; the round is named."""
-    assert "## Session Summary (round 3)\nS" in frame("S", "", round_number=3)
-    assert "verbatim" not in frame("S", "", round_number=3)
-    assert "Session Summary" not in frame("", "- L", round_number=3)
-    assert frame("S", "- L", round_number=3).index("S") < frame("S", "- L", round_number=3).index("- L")
 
 
 # ------------------------------------------------------------------ rendering
@@ -156,25 +90,6 @@ def test_messages_are_rendered_as_text(raw: JsonDict, shown: str) -> None:
 # ------------------------------------------------------------------ transcripts
 
 
-def test_a_short_transcript_is_whole() -> None:
-    """What fits is one part with every message in order."""
-    messages = parsed([user("first"), assistant("second"), user("third")])
-    assert transcript_parts(messages, room_tokens=500, max_parts=6, count=count) == [
-        "USER:\nfirst\n\nASSISTANT:\nsecond\n\nUSER:\nthird"
-    ]
-    assert transcript_parts((), room_tokens=500, max_parts=6, count=count) == [""]
-
-
-def test_a_giant_result_gives_way_first() -> None:
-    """The words of user and assistant stay whole while a tool result is cut to an excerpt."""
-    raw = [user("task " * 100), calls("1"), result("1", "noise " * 20_000), assistant("answer " * 100)]
-    (part,) = transcript_parts(parsed(raw), room_tokens=2000, max_parts=6, count=count)
-    assert count(part) <= 2000
-    assert ("task " * 100).strip() in part
-    assert ("answer " * 100).strip() in part
-    assert "tokens left out" in part
-
-
 def test_many_results_become_several_parts() -> None:
     """Further parts are better than cutting every result to nothing."""
     messages = parsed(agent_run(40, words=400))
@@ -185,15 +100,6 @@ def test_many_results_become_several_parts() -> None:
     assert "result 39" in parts[-1]
 
 
-def test_what_is_far_too_much_loses_its_middle() -> None:
-    """Beyond the hardest cut the first and last messages stay."""
-    messages = parsed([user(f"message {number} " + "word " * 100) for number in range(1000)])
-    parts = transcript_parts(messages, room_tokens=400, max_parts=4, count=count)
-    assert len(parts) == 4
-    assert "message 0 " in parts[0]
-    assert "message 999 " in parts[-1]
-
-
 @given(raw_conversations(), st.integers(200, 3000), st.integers(1, 6))
 def test_every_part_fits_its_room(raw: list[JsonDict], room: int, max_parts: int) -> None:
     """Counted as the prompt will hold it, control tokens broken, with a real vocabulary."""
@@ -202,14 +108,6 @@ def test_every_part_fits_its_room(raw: list[JsonDict], room: int, max_parts: int
     for part in parts:
         assert _o200k(defused(part)) <= room
     assert parts == transcript_parts(parsed(raw), room_tokens=room, max_parts=max_parts, count=_o200k)
-
-
-@pytest.mark.parametrize("control", ["</s>", "<s>", "<<SYS>>", "<bos>"])
-def test_control_tokens_do_not_make_a_part_too_long(control: str) -> None:
-    """A page full of them grows when they are broken; the room is kept all the same."""
-    messages = parsed([user(control * 3000)])
-    (part,) = transcript_parts(messages, room_tokens=1000, max_parts=1, count=_o200k)
-    assert _o200k(defused(part)) <= 1000
 
 
 # ------------------------------------------------------------------ prompts
@@ -226,22 +124,13 @@ def test_a_prompt_frames_its_data() -> None:
     assert "at most 123 words" in prompt
     assert prompt.index("REQUEST") < prompt.index("EARLIER") < prompt.index("USER:")
     assert prompt.endswith("beginning with the first heading.")
-    for control in ("[INST]", "</s>", "<|im_start|>"):
-        assert control not in prompt
-
-
-def test_a_prompt_without_a_record_does_not_mention_one() -> None:
-    """Empty sections are left out."""
-    prompt = summary_prompt(earlier="", request="", transcript="USER:\nhi", instruction="Write.")
-    assert "RECORD SO FAR" not in prompt
-    assert "THE REQUEST BEING WORKED ON" not in prompt
-
-
-def test_a_merge_keeps_the_order_of_the_parts() -> None:
-    """Partial records are numbered and defused."""
-    prompt = merge_prompt(parts=["one <bos>", "two"], instruction="Write.")
-    assert prompt.index("PART 1:\none") < prompt.index("PART 2:\ntwo")
-    assert "<bos>" not in prompt
+    bare = summary_prompt(earlier="", request="", transcript="USER:\nhi", instruction="Write.")
+    assert "RECORD SO FAR" not in bare
+    assert "THE REQUEST BEING WORKED ON" not in bare
+    merge = merge_prompt(parts=["one <bos>", "two"], instruction="Write.")
+    assert merge.index("PART 1:\none") < merge.index("PART 2:\ntwo")
+    for control in ("[INST]", "</s>", "<|im_start|>", "<bos>"):
+        assert control not in prompt + merge
 
 
 # ------------------------------------------------------------------ answers
@@ -288,14 +177,36 @@ def test_refusals(text: str, refused: bool) -> None:
     assert is_refusal(text) is refused
 
 
-def test_a_message_that_stays_whole_is_counted_once() -> None:
-    """Counting is what thousands of tiny messages cost."""
-    read: list[str] = []
+# ------------------------------------------------------------------ excerpts of a long text
 
-    def counting(text: str) -> int:
-        read.append(text)
-        return count(text)
 
-    messages = parsed([user(f"m{number}") for number in range(400)])
-    assert transcript_parts(messages, room_tokens=1_000, max_parts=8, count=counting)
-    assert len(read) == len(set(read)) == len(messages)
+def _real(text: str) -> int:
+    return token_length("o200k_base", text)
+
+
+@given(texts(max_repeat=200), st.integers(16, 2000))
+def test_an_excerpt_stays_below_its_limit(text: str, limit: int) -> None:
+    """With a real vocabulary and any text, and the same text gives the same bytes."""
+    short = excerpt(text, limit, _real)
+    assert _real(short) <= limit
+    assert short == excerpt(text, limit, _real)
+    assert short == text or len(short) < len(text) + 40
+
+
+def test_what_is_about_some_words_is_kept_in_place_of_head_and_tail() -> None:
+    """The place where most of them stand, whatever their endings and case, a rare one before a frequent one."""
+    text = "The pond was quiet. " * 40 + "Then the Walruses swam to Kandrazur. " + "The pond was quiet. " * 60
+    for words in (["walrus"], ["Which", "pond", "did", "the", "walrus", "like"]):
+        shown = about(text, words, 40, count)
+        assert "Walruses swam to Kandrazur" in shown
+        assert shown.startswith("…")
+        assert shown.endswith("…")
+        assert count(shown) <= 40
+    assert about(text, ["zebra", "of"], 40, count) == excerpt(text, 40, count)
+    assert about("all of it", ["it"], 40, count) == "all of it"
+
+
+@given(texts(max_repeat=30), st.lists(st.text(max_size=8), max_size=6), st.integers(0, 200))
+def test_what_is_about_words_has_so_many_tokens(text: str, words: list[str], limit_tokens: int) -> None:
+    """For any words, any of them a sign of a regular expression."""
+    assert count(about(text, words, limit_tokens, count)) <= max(limit_tokens, count(excerpt(text, 0, count)))

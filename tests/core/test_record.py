@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD, ledger
 from litellm_compaction.core.messages import merged, parse_message, user_message
-from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, defused
-from litellm_compaction.core.record import Record, joined, ledger_messages, listable, read_record, write_record
+from litellm_compaction.core.prompts import defused
+from litellm_compaction.core.record import Record, ledger_messages, listable, read_record, write_record
 from tests.builders import assistant, calls, count, image, parsed, result, texts, user
 
 
@@ -23,14 +23,6 @@ def test_a_record_is_read_back(summary: str, quoted: str, number: int, own: str)
         assert found.rest is not None
         assert found.rest.raw == original.raw
         assert found.record == Record(summary=defused(summary).strip(), ledger=defused(quoted).strip(), round=number)
-
-
-def test_the_heading_comes_first() -> None:
-    """With the round in it, and once."""
-    text = write_record(Record(summary="S", ledger="- L", round=3))
-    assert text.startswith(f"## Session Summary (round 3)\n{FRAME_BEGIN}\n")
-    assert text.endswith(f"{FRAME_END}\n\n")
-    assert text.count("## Session Summary") == 1
 
 
 def test_a_record_alone_leaves_nothing() -> None:
@@ -75,13 +67,6 @@ def test_another_tools_summary_is_a_record(heading: str, number: int, role: str)
 def test_what_is_no_record(raw: dict[str, object]) -> None:
     """Other words, tool results, calls, and messages without text."""
     assert read_record(parse_message(raw)) is None
-
-
-def test_several_records_become_one() -> None:
-    """In their order, with the highest round."""
-    assert joined([]) is None
-    first, second = Record(summary="A", ledger="- a", round=3), Record(summary="B", ledger="", round=1)
-    assert joined([first, second]) == Record(summary="A\n\nB", ledger="- a", round=3)
 
 
 def test_a_ledger_is_read_back_as_messages() -> None:

@@ -14,14 +14,6 @@ from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish, settle
 WINDOW_TOKENS = 100
 
 
-def test_the_first_process_has_what_it_asks_for() -> None:
-    """With a ticket, and lent all that it would like, since it is alone."""
-    verdict = settle(Part(seats=1, wishes=(Wish(7, 30, 90),)), (), WINDOW_TOKENS)
-    assert verdict.grants == {7: 90}
-    assert verdict.part == Part(held_tokens=90, seats=1)
-    assert not verdict.is_waited_for
-
-
 def test_alone_it_may_hold_more_than_the_window() -> None:
     """It harms nobody else; the window is its budget's business."""
     assert settle(Part(seats=1, wishes=(Wish(1, 300, 500),)), (), WINDOW_TOKENS).grants == {1: 500}
@@ -37,14 +29,6 @@ def test_what_others_hold_counts(others_tokens: int, granted: bool) -> None:
     assert (verdict.is_waited_for, verdict.others_tokens) == (not granted, others_tokens)
 
 
-def test_beside_others_it_is_lent_an_even_part_of_what_is_free() -> None:
-    """As within one process."""
-    other = Part(held_tokens=40, seats=1)
-    assert settle(Part(seats=1, wishes=(Wish(1, 20, 100),)), (other,), WINDOW_TOKENS).grants == {1: 50}
-    other = Part(held_tokens=70, seats=1)
-    assert settle(Part(seats=1, wishes=(Wish(1, 20, 100),)), (other,), WINDOW_TOKENS).grants == {1: 30}
-
-
 def test_another_process_that_came_first_is_let_in_first() -> None:
     """A small request does not overtake a large one that waits, and room that is the other's is not given away."""
     first = Part(seats=1, wishes=(Wish(1, 60, ticket=1),))
@@ -57,50 +41,6 @@ def test_another_process_that_came_first_is_let_in_first() -> None:
     assert verdict.grants == {1: 10}
     verdict = settle(late, (first, replace(running, held_tokens=31)), WINDOW_TOKENS)
     assert verdict.grants == {}
-
-
-def test_a_restart_stands_before_all_that_have_not_begun() -> None:
-    """In whichever process."""
-    waiting = Part(seats=1, wishes=(Wish(1, 60, ticket=1),))
-    restart = Part(seats=1, wishes=(Wish(1, 60, is_restart=True),))
-    assert settle(restart, (waiting,), WINDOW_TOKENS).grants == {1: 60}
-    assert settle(waiting, (restart,), WINDOW_TOKENS).grants == {}
-
-
-def test_loans_are_called_back_for_another_process() -> None:
-    """No more than it takes, and none that another process has called back already."""
-    waiting = Part(seats=1, wishes=(Wish(1, 30, ticket=1),))
-    mine = Part(held_tokens=100, seats=3, spare_tokens=60)
-    loans = (Loan(4, 20), Loan(5, 20), Loan(6, 20))
-    verdict = settle(mine, (waiting,), WINDOW_TOKENS, loans=loans)
-    assert verdict.called_back == (4, 5)
-    assert (verdict.part.spare_tokens, verdict.part.leaving_tokens) == (20, 40)
-    assert settle(verdict.part, (waiting,), WINDOW_TOKENS, loans=loans[2:]).called_back == ()
-    leaving = Part(held_tokens=20, seats=1, leaving_tokens=20)
-    mine = Part(held_tokens=80, seats=2, spare_tokens=40)
-    assert settle(mine, (waiting, leaving), WINDOW_TOKENS, loans=loans[:2]).called_back == (4,)
-
-
-def test_nobody_is_called_back_in_vain() -> None:
-    """Where all loans together do not let the next one in."""
-    waiting = Part(seats=1, wishes=(Wish(1, 90, ticket=1),))
-    mine = Part(held_tokens=60, seats=1, spare_tokens=20)
-    other = Part(held_tokens=40, seats=1, spare_tokens=10)
-    assert settle(mine, (waiting, other), WINDOW_TOKENS, loans=(Loan(1, 20),)).called_back == ()
-    other = Part(held_tokens=40, seats=1, spare_tokens=70)
-    assert settle(mine, (waiting, other), WINDOW_TOKENS, loans=(Loan(1, 20),)).called_back == (1,)
-
-
-def test_more_is_lent_to_one_that_runs_where_nobody_waits() -> None:
-    """In place of what it holds."""
-    mine = Part(held_tokens=20, seats=1)
-    assert settle(mine, (), WINDOW_TOKENS, more=(Wish(9, 20, 90),)).part.held_tokens == 90
-    verdict = settle(mine, (Part(held_tokens=20, seats=1),), WINDOW_TOKENS, more=(Wish(9, 20, 90),))
-    assert (verdict.grants, verdict.part.held_tokens) == ({9: 50}, 50)
-    waiting = Part(seats=1, wishes=(Wish(1, 90, ticket=1),))
-    verdict = settle(mine, (waiting,), WINDOW_TOKENS, more=(Wish(9, 20, 90),))
-    # It hears that it keeps what it has.
-    assert (verdict.grants, verdict.part.held_tokens) == ({9: 20}, 20)
 
 
 @dataclass

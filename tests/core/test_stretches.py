@@ -50,6 +50,7 @@ DATA = [
 def test_data_gives_way_and_the_words_stay(data: str) -> None:
     """Beside the words in a part of its own, whatever the client; again changes nothing."""
     original = message(ASKED, data)
+    assert request_text([original]) == ASKED
     shown = without_data(original)
     assert own_words(original) == own_words(shown) == ASKED
     assert "line 20 of the file" not in shown.text
@@ -62,18 +63,6 @@ def test_data_gives_way_and_the_words_stay(data: str) -> None:
     assert gone is not None
     assert gone.role == "tool"
     assert "line 20 of the file" in gone.text
-
-
-@pytest.mark.parametrize("data", DATA[:8])
-@pytest.mark.parametrize("behind", ["", f"\n{ASKED}"])
-def test_it_does_so_in_one_text(data: str, behind: str) -> None:
-    """A client without parts writes all of it into one."""
-    if behind and data.startswith("<path>"):
-        return
-    original = parse_message(user(f"Look at this.\n{data}{behind}" if not data.startswith("<path>") else data))
-    assert "line 20 of the file" not in without_data(original).text
-    assert ASKED in own_words(original) or not behind
-    assert "line 20" not in own_words(original)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +141,6 @@ def test_floods_are_read_in_no_time() -> None:
         assert without_data(parse_message(user(text))).text == text
 
 
-def test_only_user_messages_hold_data() -> None:
-    """What an assistant or a tool says is its own."""
-    for raw in (assistant(READ), result("1", READ), system(READ)):
-        assert without_data(parse_message(raw)).raw is raw
-
-
 # ------------------------------------------------------------------ in a conversation
 
 
@@ -229,11 +212,6 @@ def test_open_data_gives_way_oldest_first_and_only_as_far_as_needed() -> None:
     assert with_less_data(weighed, planned, weighed.tokens) is None
 
 
-def test_the_request_is_quoted_without_what_is_attached() -> None:
-    """A summary's "last request of the user" and the person's words are the same."""
-    assert request_text([message(READ, ASKED)]) == ASKED
-
-
 # ------------------------------------------------------------------ a client's own summary
 
 
@@ -277,12 +255,6 @@ def test_a_summary_request_is_known_by_its_beginning(last: str) -> None:
 def test_headers_go_first(headers: dict[str, str], is_one: bool) -> None:
     """Whatever the words are; what cannot be read says nothing."""
     assert is_client_summary(parsed([user("Sum it up.")]), headers) is is_one
-
-
-def test_a_system_prompt_says_it_too() -> None:
-    """OpenCode, Roo Code and Gemini CLI have an agent of its own for it."""
-    prompt = system("You are a helpful AI assistant tasked with summarizing conversations.\n\nWhen asked, …")
-    assert is_client_summary(parsed([prompt, user("Hi."), assistant("Hello."), user("Summarize.")]), {})
 
 
 def test_thousands_of_records_in_one_text_are_read_without_recursion() -> None:

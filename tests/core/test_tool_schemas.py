@@ -58,17 +58,6 @@ def test_what_says_nothing_of_what_is_allowed_goes() -> None:
     assert list(slim(noisy)) == [key for key in noisy if key in kept]
 
 
-def test_arguments_may_have_the_names_of_keywords() -> None:
-    """A tool that creates issues has a `title`; values that are no schemas are nobody's to change."""
-    parameters = {
-        "type": "object",
-        "properties": {"title": {"type": "string"}, "examples": {"type": "array"}, "description": {"type": "string"}},
-        "required": ["title", "examples"],
-        "default": {"title": "none", "description": "x" * 900},
-    }
-    assert slim(parameters) == parameters
-
-
 def test_long_descriptions_end_with_a_sentence() -> None:
     """The first ones say what a tool is for; where one alone is too long, it ends with a word."""
     told = "Reads a file. " + "It may be long. " * 80

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
-from litellm_compaction.engine.sharing.pool import Admission, Seat
+from litellm_compaction.engine.sharing.pool import Admission
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.stores import Board, Originals
@@ -296,12 +295,3 @@ def usage(admission: Admission, pool: str) -> Usage:
     if place is None:
         return Usage(0, 0, 0)
     return Usage(place.used_tokens + place.heard.others_tokens, place.window_tokens, len(place.waiting()))
-
-
-@contextmanager
-def leaving(seat: Seat) -> Iterator[Seat]:
-    """Leaves a seat at the end of the block."""
-    try:
-        yield seat
-    finally:
-        seat.release()

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.engine.background import MOST_PER_HOUR
-from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.events import CompactionEvent
-from litellm_compaction.summarizer import SummaryAnswer
-from tests.builders import JsonDict, as_bytes, assistant, calls, chat, count, parsed, prose, result, user
+from tests.builders import JsonDict, assistant, chat, count, parsed, user
 from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
 FILLED = chat(30, words=72)
 ANSWER = "It is done."
-# Under the trigger by less than a turn of it adds.
-NEARLY = chat(30, words=84)
 NEXT = [*FILLED, assistant(ANSWER), user("Thanks.")]
 LATER = [*FILLED, assistant(ANSWER), user("Go on."), assistant("more " * 1200), user("And then?")]
 
@@ -89,24 +84,6 @@ async def test_the_next_compaction_asks_no_model() -> None:
     assert len(scene.bench.ask.prompts) == 1
 
 
-async def test_the_summary_is_asked_for_behind_what_the_server_holds() -> None:
-    """The whole conversation with its answer, as it was sent, and one request behind it: its cache holds the rest."""
-    scene = Scene()
-    await scene.turn()
-    await scene.rested()
-    (asked,) = scene.bench.ask.messages
-    assert as_bytes(asked[:-1]) == as_bytes(parsed([*FILLED, assistant(ANSWER)]))
-
-
-async def test_a_request_that_fits_is_sent_as_it_came() -> None:
-    """Below the trigger nobody sees that a record is there."""
-    scene = Scene()
-    await scene.turn()
-    await scene.rested()
-    prepared = await scene.turn(NEXT)
-    assert (prepared.action, prepared.messages) == ("none", None)
-
-
 async def test_what_is_in_effect_stays_so() -> None:
     """Once used it is an ordinary record: a turn whose count is lower gets the same bytes."""
     scene = Scene()
@@ -121,134 +98,6 @@ async def test_what_is_in_effect_stays_so() -> None:
     record = scene.bench.store.kept[0][1].record
     assert first.messages[1].text.startswith(record)
     assert again.messages[1].text.startswith(record)
-
-
-async def test_a_turn_that_is_certain_to_be_compacted_finds_its_prompt_read() -> None:
-    """Where the answer itself crosses the trigger, the server reads next what the next turn begins with."""
-    scene, answer = Scene(), "word " * 1200
-    await scene.turn(answer=answer)
-    await scene.rested()
-    assert scene.told == [("prepared", "")]
-    assert scene.bench.ask.max_tokens[1:] == [1]
-    read = scene.bench.ask.messages[1]
-    prepared = await scene.turn([*FILLED, assistant(answer), user("Go on.")])
-    assert prepared.action == "reused"
-    assert prepared.messages is not None
-    assert as_bytes(read[:-1]) == as_bytes(prepared.messages[: len(read) - 1])
-    assert prepared.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
-    assert len(scene.bench.ask.prompts) == 2
-
-
-async def test_a_turn_that_is_expected_to_be_compacted_finds_its_prompt_read() -> None:
-    """Where the client's next words would cross the trigger: they are answered behind what the server has read."""
-    scene = Scene()
-    assert (await scene.turn(NEARLY)).action == "none"
-    await scene.rested()
-    assert scene.told == [("prepared", "")]
-    assert scene.bench.ask.max_tokens[1:] == [1]
-    read = scene.bench.ask.messages[1]
-    prepared = await scene.turn([*NEARLY, assistant(ANSWER), user(f"So {prose('more', 120)}")])
-    assert prepared.action == "reused"
-    assert prepared.messages is not None
-    assert as_bytes(read[:-1]) == as_bytes(prepared.messages[: len(read) - 1])
-    assert prepared.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
-    assert scene.told == [("prepared", ""), ("reused", "prepared")]
-    assert len(scene.bench.ask.prompts) == 2
-
-
-async def test_what_was_read_is_sent_below_the_trigger_too() -> None:
-    """The server's cache has lost the chat for it: a shorter turn than expected is compacted as well, and tells why."""
-    scene = Scene()
-    await scene.turn(NEARLY)
-    await scene.rested()
-    short = [*NEARLY, assistant(ANSWER), user("Ok.")]
-    assert (await scene.turn(short)).action == "reused"
-    assert scene.told == [("prepared", ""), ("reused", "early")]
-    assert [(each.ahead, each.early) for _, each in scene.bench.store.kept] == [
-        (True, False),
-        (False, True),
-        (False, False),
-    ]
-    assert (await scene.turn([*short, assistant("Fine."), user("Then?")])).action == "reused"
-    assert scene.told[-1] == ("reused", "")
-
-
-async def test_results_are_cleared_and_what_is_left_is_read_ahead() -> None:
-    """Where stubs will do no model writes anything; the turn that needs them finds the prompt behind them read."""
-    scene, raw = Scene(), [user("Read them all.")]
-    for number in range(12):
-        raw += [calls(f"c{number}"), result(f"c{number}", "line " * 320)]
-    assert (await scene.turn(raw, "")).action == "none"
-    await scene.rested()
-    assert scene.told == [("prepared", "")]
-    assert scene.bench.last.rung == "edit"
-    assert scene.bench.ask.max_tokens == [1]
-    (read,) = scene.bench.ask.messages
-    prepared = await scene.turn([*raw, calls("next"), result("next", "line " * 320)], "")
-    assert prepared.action == "reused"
-    assert prepared.messages is not None
-    assert as_bytes(read) == as_bytes(prepared.messages[: len(read)])
-    assert scene.told[1] == ("reused", "prepared")
-    assert scene.bench.ask.max_tokens == [1]
-
-
-async def test_who_comes_while_it_is_read_is_answered_behind_it() -> None:
-    """The reading is ended; what the server has of it is more than it has left of the chat."""
-
-    class Stuck(FakeAsk):
-        async def __call__(self, messages: Sequence[Message], *, max_tokens: int, **asked: Any) -> SummaryAnswer:
-            self.gate = asyncio.Event() if max_tokens == 1 else None
-            return await super().__call__(messages, max_tokens=max_tokens, **asked)
-
-    scene = Scene(Stuck())
-    await scene.turn(NEARLY)
-    await scene.until(lambda: scene.bench.ask.gate is not None)
-    prepared = await scene.turn([*NEARLY, assistant(ANSWER), user("Ok.")])
-    assert scene.bench.ask.cancelled == 1
-    assert prepared.action == "reused"
-
-
-async def test_what_was_read_is_not_for_another_history() -> None:
-    """Where an earlier message was changed, the conversation is sent as it came."""
-    scene = Scene()
-    await scene.turn(NEARLY)
-    await scene.rested()
-    changed = [*NEARLY[:3], user("Something else."), *NEARLY[4:], assistant(ANSWER), user("Ok.")]
-    assert (await scene.turn(changed)).action == "none"
-
-
-async def test_nothing_is_read_that_could_not_be_kept() -> None:
-    """Without its record the next turn is sent as it came, and has to find the chat in the cache."""
-
-    class Full(FakeAsk):
-        async def __call__(self, messages: Sequence[Message], **asked: Any) -> SummaryAnswer:
-            scene.bench.store.full_after = 1
-            return await super().__call__(messages, **asked)
-
-    scene = Scene(Full())
-    await scene.turn(NEARLY)
-    await scene.rested()
-    assert scene.told == [("prepared", "")]
-    assert len(scene.bench.ask.prompts) == 1
-
-
-async def test_history_that_was_edited_does_not_find_it() -> None:
-    """A conversation that begins otherwise is compacted on its own."""
-    scene = Scene()
-    await scene.turn()
-    await scene.rested()
-    prepared = await scene.turn([*LATER[:3], user("Something else."), *LATER[4:]])
-    assert prepared.action == "compacted"
-    assert len(scene.bench.ask.prompts) == 2
-
-
-async def test_tenants_never_meet() -> None:
-    """The same conversation of another tenant has its own record, or none."""
-    scene = Scene()
-    await scene.turn(scope="one")
-    await scene.rested()
-    prepared = await scene.turn(LATER, scope="two")
-    assert prepared.action == "compacted"
 
 
 @pytest.mark.parametrize(
@@ -268,50 +117,6 @@ async def test_nobody_is_asked_who_may_not_be(context: dict[str, Any]) -> None:
     await scene.rested()
     assert scene.bench.ask.prompts == []
     assert scene.told == []
-
-
-@pytest.mark.parametrize(("admission", "calls"), [("off", 0), ("pool", 1)])
-async def test_siblings_must_be_seen(admission: str, calls: int) -> None:
-    """Where other processes ask the same server, only a shared context shows them."""
-    scene = Scene()
-    request, context = Request(messages=parsed(FILLED)), replace(scene.context(admission=admission), has_siblings=True)
-    prepared = await scene.bench.compactor.guard(request, context)
-    used_tokens = prepared.count.tokens
-    scene.bench.compactor.background.answered(request, context, prepared, answer=ANSWER, used_tokens=used_tokens)
-    await scene.rested()
-    assert len(scene.bench.ask.prompts) == calls
-
-
-async def test_a_conversation_far_from_its_trigger_is_left_alone() -> None:
-    """Below 60 % of the window nothing is written."""
-    scene = Scene()
-    await scene.turn(chat(30, words=50))
-    await scene.rested()
-    assert scene.bench.ask.prompts == []
-
-
-async def test_who_comes_has_the_engine_at_once() -> None:
-    """The call is closed before the request goes on, and nothing is kept of it; the next answer begins it anew."""
-    scene = Scene(FakeAsk(gate=asyncio.Event()))
-    await scene.turn()
-    await scene.bench.ask.asked.wait()
-    await scene.bench.compactor.prepare(Request(messages=parsed([user("Hello.")])), scene.context(scope="another"))
-    assert scene.bench.ask.cancelled == 1
-    assert scene.told == [("given_up", "arrived")]
-    assert scene.bench.store.kept == []
-    scene.bench.ask.gate = None
-    await scene.turn(NEXT, ANSWER)
-    await scene.rested()
-    assert scene.told[-1] == ("prepared", "")
-
-
-async def test_a_conversation_that_has_left_the_cache_is_left_alone() -> None:
-    """Where somebody else was answered since, reading it again would take that one's place in the cache."""
-    scene = Scene()
-    await scene.turn()
-    await scene.turn([user("Hello.")], scope="another")
-    await scene.rested()
-    assert scene.bench.ask.prompts == []
 
 
 async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_taken() -> None:
@@ -337,49 +142,6 @@ async def test_another_answer_is_not_disturbed() -> None:
     await scene.rested()
     assert scene.bench.ask.prompts == []
     room.release()
-
-
-@pytest.mark.parametrize("admission", ["off", "pool"])
-async def test_it_holds_room_for_as_long_as_it_runs(admission: str) -> None:
-    """In a shared context it has a place like any summary, and gives it back however it ends."""
-    scene = Scene(FakeAsk(gate=asyncio.Event()))
-    await scene.turn(admission=admission)
-    await scene.bench.ask.asked.wait()
-    admitted = scene.bench.compactor.room(scene.context(admission=admission))
-    short = await scene.bench.guard([user("Hello.")], WINDOW, admission=admission)
-    assert scene.bench.ask.cancelled == 1
-    await admitted.acquire(short, 5000, is_watched=True)
-    assert admitted.beside(short.window) == 0
-    admitted.release()
-
-
-async def test_a_summary_that_fails_leaves_nothing() -> None:
-    """The next compaction is made when it is needed, as ever."""
-    scene = Scene(FakeAsk(SummaryFailed("timeout", "too slow")))
-    await scene.turn()
-    await scene.rested()
-    assert scene.told == [("given_up", "timeout")]
-    assert scene.bench.store.kept == []
-
-
-async def test_a_store_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """The record is lost, and one line says so; no task is left with an error."""
-    caplog.set_level("DEBUG", logger="litellm_compaction")
-    scene = Scene()
-    await scene.turn()
-    scene.bench.store.broken = True
-    await scene.rested()
-    assert "StoreError" in caplog.text
-
-
-async def test_what_was_written_is_read() -> None:
-    """Each record that the next turn is expected to need."""
-    scene = Scene(clock=Clock())
-    for number in range(4):
-        await scene.turn([user(f"Topic {number}"), *NEARLY[1:]])
-        await scene.rested()
-    assert [outcome for outcome, _ in scene.told] == ["prepared"] * 4
-    assert scene.bench.ask.max_tokens.count(1) == 4
 
 
 async def test_an_hour_has_a_bound() -> None:
@@ -408,13 +170,3 @@ async def test_a_record_that_is_in_effect_is_never_replaced() -> None:
     scene.bench.ask.gate.set()
     await scene.rested()
     assert [compaction for _, compaction in scene.bench.store.kept] == [made]
-
-
-async def test_closing_ends_it() -> None:
-    """No task is left behind, and its call is closed."""
-    scene = Scene(FakeAsk(gate=asyncio.Event()))
-    await scene.turn()
-    await scene.bench.ask.asked.wait()
-    await scene.bench.compactor.aclose()
-    assert scene.bench.ask.cancelled == 1
-    assert asyncio.all_tasks() == {asyncio.current_task()}

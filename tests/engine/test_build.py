@@ -1,110 +1,25 @@
-"""What becomes of a compaction whose summary does not come, or comes from another model."""
+"""What becomes of a compaction whose summary does not come, comes from another model, or may not be asked for."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
 
-from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.messages import chain
-from litellm_compaction.engine import Attempts
-from litellm_compaction.engine.measure import hashed
-from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
-from tests import virtual_time
 from tests.builders import (
     JsonDict,
-    as_bytes,
     assistant,
-    broken_promises,
     budget,
     calls,
-    chat,
     conversation,
     parsed,
     result,
     user,
 )
-from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
-from tests.engine.test_compactor import LONG
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (SummaryFailed("error", "503"), "error"),
-        ("", "empty"),
-        ("I'm sorry, but I can't do that.", "refusal"),
-        ("<think>hm", "reasoning_only"),
-    ],
-)
-async def test_without_a_summary_the_record_is_verbatim(answer: str | Exception, reason: str) -> None:
-    """P5: the next rung fits and holds the user's words; the event says what went wrong."""
-    bench = Bench(ask=FakeAsk(answer))
-    prepared = await bench.guard(LONG)
-    messages = sent(LONG, prepared)
-    assert prepared.action == "compacted"
-    assert "The user's own words, oldest first; where two disagree the later holds:\n- Question 0." in messages[1].text
-    assert bench.outcomes == ["fallback"]
-    assert (bench.last.reason, bench.last.summary_calls) == (reason, 1)
-
-
-def test_a_silent_pruning_model_is_given_up() -> None:
-    """After `summary_timeout_s` the request goes on without it."""
-    bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
-    prepared = virtual_time.run(bench.guard(LONG, summary_timeout_s=30))
-    sent(LONG, prepared)
-    assert (bench.last.outcome, bench.last.reason, bench.ask.cancelled) == ("fallback", "timeout", 1)
-
-
-async def test_a_fallback_is_reused_like_a_summary() -> None:
-    """A dead pruning model is not asked again on every turn."""
-    bench = Bench(ask=FakeAsk(SummaryFailed("error")))
-    first = sent(LONG, await bench.guard(LONG))
-    later = [*LONG, assistant("ok"), user("more")]
-    prepared = await bench.guard(later)
-    assert prepared.action == "reused"
-    assert as_bytes(sent(later, prepared))[: len(first)] == as_bytes(first)
-    assert len(bench.ask.prompts) == 1
-
-
-async def test_the_next_pruning_model_is_asked() -> None:
-    """In the operator's order, until one gives a summary; the event names it, and why it was not the first."""
-    bench = Bench()
-    dead, good = FakeAsk(SummaryFailed("error")), FakeAsk()
-    models = [bench.pruning_model(dead, label="dead", window=8192), bench.pruning_model(good, label="good")]
-    prepared = await bench.guard(LONG, pruning_models=models)
-    assert SUMMARY in sent(LONG, prepared)[1].text
-    assert (bench.last.outcome, bench.last.pruning_model, bench.last.summary_calls) == ("compacted", "good", 2)
-    assert bench.last.reason == "error"
-
-
-async def test_a_pruning_model_of_unknown_window_is_passed_over() -> None:
-    """Nobody knows how long a prompt it takes; it is not asked, and costs no attempt."""
-    bench = Bench()
-    unknown, good = FakeAsk(), FakeAsk()
-    target = bench.target(None, model="unknown")
-    models = [bench.pruning_model(unknown, label="x", window=1), bench.pruning_model(good, label="good")]
-    models[0] = type(models[0])(label="unknown", target=target, ask=unknown, is_same=False)
-    attempts = Attempts(summary_calls_left=1)
-    await bench.guard(LONG, pruning_models=models, attempts=attempts)
-    assert (len(unknown.prompts), len(good.prompts), attempts.summary_calls_left) == (0, 1, 0)
-    assert (bench.last.outcome, bench.last.reason) == ("compacted", "pruning_model_no_window")
-
-
-@pytest.mark.parametrize("window", [1500, 2048, 4096])
-async def test_a_small_pruning_model_gets_prompts_that_it_can_read(window: int) -> None:
-    """P1 for our own calls: prompt + margin + summary inside of its window, not of the served one."""
-    bench = Bench()
-    model = bench.pruning_model(bench.ask, window=window)
-    prepared = await bench.guard(chat(100, words=300), 32_768, pruning_models=[model])
-    assert prepared.action == "compacted"
-    assert bench.ask.prompts or bench.last.reason == "no_room"
-    for prompt, output_tokens in zip(bench.ask.prompts, bench.ask.max_tokens, strict=True):
-        assert len(prompt) / 4 + 64 + output_tokens <= window
+from tests.engine.bench import Bench, sent
 
 
 def _reads(*ports: int) -> list[JsonDict]:
@@ -115,38 +30,6 @@ def _reads(*ports: int) -> list[JsonDict]:
         call = calls(f"c{number}", name="read_file", arguments=json.dumps({"path": f"conf/{port}.ini"}))
         raw += [call, result(f"c{number}", text)]
     return [*raw, assistant("Done."), user("And?")]
-
-
-async def test_a_stub_says_what_stood_in_its_result() -> None:
-    """Beside its call, and not in the record too; the prompt is as small as planned, and the next turn's the same."""
-    raw = _reads(*range(8001, 8013))
-    bench = Bench()
-    prepared = await bench.guard(raw, 8192)
-    messages = sent(raw, prepared)
-    (kept,) = [compaction for _, compaction in bench.store.kept]
-    assert len(kept.stubbed) > 3
-    assert [each.position for each in kept.stub_contents] == list(kept.stubbed)
-    for at, text, handle in kept.stub_contents:
-        assert handle == ""
-        name = json.loads(messages[at - 1].calls[0].arguments)["path"].removeprefix("conf/").removesuffix(".ini")
-        assert f"- server alpha_{name} listens on port {name}" in text
-        assert text in messages[at].text
-        assert f"alpha_{name}" not in kept.ledger
-    assert prepared.count.tokens <= budget(8192, conversation(parsed(raw))).target_tokens(10**6)
-    later = [*raw, assistant("ok"), user("more")]
-    again = await bench.guard(later, 8192)
-    assert again.action == "reused"
-    assert as_bytes(sent(later, again))[: len(messages)] == as_bytes(messages)
-
-
-async def test_a_stub_is_silent_where_a_later_result_says_the_same() -> None:
-    """Of a file that was read again the newest result alone has lines in its stub."""
-    raw = _reads(8001, 8001, *range(8002, 8013))
-    bench = Bench()
-    sent(raw, await bench.guard(raw, 8192))
-    (kept,) = [compaction for _, compaction in bench.store.kept]
-    assert {2, 4} <= {*kept.stubbed}
-    assert {2, 4} & {each.position for each in kept.stub_contents} == {4}
 
 
 def _originals() -> tuple[Originals, MemoryRows]:
@@ -175,44 +58,3 @@ async def test_stubs_show_the_handles_of_what_is_kept(keeps: str, resolves: bool
         10**6
     )
     await originals.settle()
-
-
-async def test_covered_messages_are_kept() -> None:
-    """Those that the record replaces, and no others; a turn that reuses the record keeps nothing more."""
-    originals, rows = _originals()
-    bench = Bench(originals=originals)
-    prepared = await bench.guard(LONG, keep_originals="compacted")
-    await originals.settle()
-    assert prepared.action == "compacted"
-    stretches = await originals.scan()
-    covered = bench.last.covered_messages
-    hashes = chain(parsed(LONG))
-    assert [entry for each in stretches for entry in each.hashes[1:]] == list(hashes[1 : covered + 1])
-    assert {each.scope for each in stretches} == {"team"}
-    before = await rows.scan()
-    later = [*LONG, assistant("ok"), user("more")]
-    assert (await bench.guard(later, keep_originals="compacted")).action == "reused"
-    await originals.settle()
-    assert {row.key: row.body for row in await rows.scan()} == {row.key: row.body for row in before}
-
-
-async def test_off_keeps_no_row() -> None:
-    """As it is without the setting."""
-    originals, rows = _originals()
-    bench = Bench(originals=originals)
-    assert (await bench.guard(LONG)).action == "compacted"
-    assert (await bench.guard([*LONG, user("!")], keep_originals="off")).action in ("compacted", "reused")
-    await originals.settle()
-    assert await rows.scan() == []
-
-
-async def test_the_hardest_compaction_covers_all_that_may_go() -> None:
-    """Without a summary or a ledger; where nothing may go there is none, and the request is refused."""
-    bench = Bench()
-    measure, bare = bench.compactor._measurer.measure, bench.compactor._builder.bare
-    made = bare(await hashed(await measure(bench.request(LONG), bench.context())))
-    assert made is not None
-    shown = apply(parsed(LONG), made)
-    assert broken_promises(parsed(LONG), shown) == []
-    assert len(shown) < 5
-    assert bare(await measure(bench.request([user("Hello!")]), bench.context())) is None

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import pytest
-
-from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext, Reservation
-from litellm_compaction.errors import Overloaded
-from tests.builders import JsonDict, as_bytes, assistant, chat, parsed, user
-from tests.engine.bench import Bench, FakeAsk, settled
+from tests.builders import JsonDict, as_bytes, chat, parsed, user
+from tests.engine.bench import Bench, FakeAsk
 
 WINDOW = 8192
 LONG = chat(44, words=60)
@@ -87,113 +83,4 @@ async def test_four_that_wait_for_room_share_one_summary() -> None:
     assert all(each is not None and as_bytes(each) == as_bytes(sent[0]) for each in sent)
     assert len(scene.bench.ask.prompts) == 1
     assert sorted(scene.bench.outcomes) == ["compacted", *["reused"] * 3]
-    assert scene.is_empty()
-
-
-async def test_what_begins_alike_shares_a_summary() -> None:
-    """The same history and other last questions: the record is of what they have in common."""
-    scene = Scene()
-    tasks = scene.start(*[[*LONG[:-1], user(f"Question of window {n}?")] for n in range(3)])
-    await asyncio.wait_for(scene.joined(3), 60)
-    scene.open()
-    sent = [prepared.messages for prepared in await asyncio.gather(*tasks)]
-    assert len(scene.bench.ask.prompts) == 1
-    assert [each[-1].text for each in sent if each] == [f"Question of window {n}?" for n in range(3)]
-
-
-async def test_who_has_waited_looks_into_the_store_first() -> None:
-    """A conversation that is one turn further waits for room, and finds what was made while it did."""
-    scene = Scene()
-    later = [*LONG, assistant("An answer. " * 30), user("Go on.")]
-    first, second = scene.start(LONG, later)
-    await asyncio.wait_for(scene.bench.ask.asked.wait(), 60)
-    for _ in range(200_000):
-        if len(scene.bench.compactor._compactions._flights) == 2:
-            break
-        await asyncio.sleep(0)
-    await settled()
-    scene.open()
-    await asyncio.gather(first, second)
-    assert len(scene.bench.ask.prompts) == 1
-    assert sorted(scene.bench.outcomes) == ["compacted", "reused"]
-
-
-async def test_who_came_a_moment_late_looks_into_the_store_too() -> None:
-    """Nobody writes it any more, and it was not there yet when the request was looked at."""
-    scene = Scene()
-    scene.open()
-    request = Request(messages=parsed(LONG))
-    needed = [await scene.bench.compactor.prepare(request, scene.context()) for _ in range(2)]
-    for each in needed:
-        assert isinstance(each, CompactionNeeded)
-        await scene.bench.compactor.finish(each)
-    assert len(scene.bench.ask.prompts) == 1
-
-
-@pytest.mark.parametrize("is_waiting", [True, False])
-async def test_the_one_that_began_it_may_leave(is_waiting: bool) -> None:
-    """While it waits for room, or while the model writes: the others get their summary, and no room is lost."""
-    scene = Scene()
-    other = await scene.busy()
-    first, second = scene.start(LONG, LONG)
-    await asyncio.wait_for(scene.joined(2), 60)
-    if not is_waiting:
-        other.release()
-        await asyncio.wait_for(scene.bench.ask.asked.wait(), 60)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    other.release()
-    scene.open()
-    assert (await second).action == "compacted"
-    assert len(scene.bench.ask.prompts) == 1
-    assert scene.is_empty()
-
-
-async def test_nobody_left_means_nothing_is_left() -> None:
-    """All clients gone: the call is ended, and what it held is free."""
-    scene = Scene()
-    tasks = scene.start(LONG, LONG)
-    await asyncio.wait_for(scene.bench.ask.asked.wait(), 60)
-    await asyncio.wait_for(scene.joined(2), 60)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await settled()
-    assert scene.bench.ask.cancelled == 1
-    assert scene.is_empty()
-
-
-async def test_an_error_reaches_all() -> None:
-    """No room in time: every one of them is told so."""
-    scene = Scene(timeout_s=0.01)
-    other = await scene.busy()
-    answers = await asyncio.gather(*scene.start(LONG, LONG, LONG), return_exceptions=True)
-    assert [type(answer) for answer in answers] == [Overloaded] * 3
-    other.release()
-    assert scene.is_empty()
-
-
-async def test_restarts_of_alike_answers_share_a_summary() -> None:
-    """Each holds the room of its stopped answer; who waits for another's summary gives it back meanwhile."""
-    scene = Scene()
-    request = Request(messages=parsed([user("Write about rivers.")]))
-    partial = Partial(text="\n".join(f"Line {n} of the answer tells of rivers." for n in range(700)))
-    short = await scene.bench.guard([user("hello")], WINDOW)
-
-    async def restarted() -> PreparedRequest:
-        room = scene.room()
-        await room.acquire(short, 2500, is_watched=False)
-        try:
-            prepared = await scene.bench.compactor.continuing.continue_answer(request, partial, scene.context(), room)
-            await room.acquire(prepared, 100, is_watched=True)
-        finally:
-            room.release()
-        return prepared
-
-    tasks = [asyncio.create_task(restarted()) for _ in range(3)]
-    await asyncio.wait_for(scene.joined(3), 60)
-    scene.open()
-    assert {prepared.action for prepared in await asyncio.wait_for(asyncio.gather(*tasks), 60)} == {"compacted"}
-    assert len(scene.bench.ask.prompts) == 1
     assert scene.is_empty()

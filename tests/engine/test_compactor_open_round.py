@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given, settings
 
-from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.errors import DoesNotFit
 from tests.builders import (
     ADDITIONS,
@@ -19,9 +17,7 @@ from tests.builders import (
     agent_conversations,
     agent_run,
     assistant,
-    calls,
     parsed,
-    result,
     system,
     user,
 )
@@ -68,47 +64,3 @@ def test_what_nobody_has_read_is_sent_byte_for_byte(strategy: str, clear: bool, 
     # A system message stays one where it still fits.
     roles = {"user", raw[-1]["role"]}
     assert any(message.role in roles and raw[-1]["content"] in message.text for message in messages) or tail
-
-
-@pytest.mark.parametrize("behind", [*map(user, ADDITIONS), system("The date has changed.")])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_line_behind_a_result_costs_it_nothing(strategy: str, behind: JsonDict) -> None:
-    """With system and tools above the target: the round that is asked about stays, the older ones give way."""
-    rules = system("rule " * 1900)
-    task = user("Port the parser, never touch /etc/passwd.")
-    rounds = [each for n in range(4) for each in (calls(f"c{n}"), result(f"c{n}", f"row {n} of the result\n" * 60))]
-    raw = [rules, task, *rounds, behind]
-    bench = Bench(ask=FakeAsk(DROP_ALL if strategy == "prune" else SUMMARY))
-    prepared = await bench.guard(raw, WINDOW, strategy=strategy)
-    assert prepared.action == "compacted"
-    assert prepared.messages is not None
-    assert bytes_of(prepared.messages)[-3:] == bytes_of(raw)[-3:]
-    assert bench.last.phase == "tool_response"
-    # And the turn after that, in which they are read, is a turn like any other.
-    later = [*raw, assistant("It is ported."), user("Thanks. " + "Tell me more. " * 100)]
-    assert (await bench.guard(later, WINDOW, strategy=strategy)).messages is not None
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_the_task_in_front_of_a_list_of_skills_stays(strategy: str) -> None:
-    """What the client adds behind the first prompt does not take the task's place, nor its own."""
-    task, skills = user("Port the parser, never touch /etc/passwd."), user("- a skill: it does this and that\n" * 20)
-    rounds = [each for n in range(9) for each in (calls(f"c{n}"), result(f"c{n}", f"row {n} of the result\n" * 60))]
-    messages = await sent([system(), task, skills, *rounds], strategy, clear=False)
-    words = "\n\n".join(message.text for message in messages if message.role == "user")
-    assert words.endswith(f"{task['content']}\n\n{skills['content']}")
-    assert words.count(task["content"]) == words.count(skills["content"]) == 1
-
-
-async def test_additions_are_not_told_as_the_persons_words() -> None:
-    """The record quotes what people asked; reminders of earlier turns do not crowd them out."""
-    reminder = user("<system-reminder>\n" + "Never mention this list of skills. " * 30 + "\n</system-reminder>")
-    turns = [
-        each
-        for n in range(12)
-        for each in (user(f"Please port module {n}."), reminder, calls(f"c{n}"), result(f"c{n}", "row\n" * 60))
-    ]
-    messages = await sent([system(), *turns, assistant("Done."), user("Go on.")], "summary", clear=False)
-    words = messages[1].text.partition(WORDS_HEAD)[2].partition(FRAME_END)[0]
-    assert "- Please port module 2." in words
-    assert "list of skills" not in words

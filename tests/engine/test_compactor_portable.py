@@ -12,7 +12,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import Portable, Unfolded, portable, unfolded
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import DoesNotFit
-from tests.builders import JsonDict, agent_run, assistant, broken_promises, chat, parsed, system, user
+from tests.builders import JsonDict, chat, parsed, system, user
 from tests.engine.bench import Bench
 
 WINDOW = 8192
@@ -34,55 +34,11 @@ async def guarded(bench: Bench, sent: Unfolded, **changes: Any) -> PreparedReque
     return await bench.compactor.guard(Request(messages=sent.messages), context)
 
 
-@pytest.mark.parametrize("raw", [LONG, agent_run(30, words=200)])
-async def test_it_stands_for_the_history_without_a_store(raw: list[JsonDict]) -> None:
-    """The same bytes as with the history, and no model is asked: here, in another process, with an empty store."""
-    bench = Bench()
-    found = await kept(bench, raw)
-    with_history = await bench.guard([*raw, assistant("Done."), user("Go on.")], WINDOW)
-    asked = len(bench.ask.prompts)
-    messages = folded(found, assistant("Done."), user("Go on."))
-    for other in (bench, Bench()):
-        prepared = await guarded(other, messages)
-        assert [each.raw for each in prepared.messages or ()] == [each.raw for each in with_history.messages or ()]
-        assert len(other.ask.prompts) == (asked if other is bench else 0)
-
-
-async def test_it_is_outgrown_like_any_other() -> None:
-    """The next round goes on from it: its summary, and word for word what it held of the person's words."""
-    found = await kept(Bench(), LONG)
-    messages = folded(found, *chat(60, words=60)[2:])
-    bench = Bench()
-    prepared = await guarded(bench, messages)
-    assert prepared.action == "compacted"
-    assert prepared.round == 2
-    assert prepared.messages is not None
-    assert broken_promises(messages.messages, prepared.messages) == []
-    record = prepared.messages[1].text
-    assert RULE in record
-    # Read as a summary to go on from, or frozen; never as somebody's words.
-    assert record.count("Half of it is done.") >= 1
-    assert "- ## Session" not in record
-    assert record.count("<session_record") <= 1
-    again = portable(messages.messages, prepared.compaction)
-    last = await guarded(Bench(), folded(again, assistant("Ok."), user("Bye.")))
-    assert last.action == "reused"
-
-
 async def test_without_the_record_it_is_a_conversation_like_others() -> None:
     """A list that does not begin with it gets nothing of it."""
     found = await kept(Bench(), LONG)
     raw = [system(), user("Hello.")]
     assert (await guarded(Bench(), Unfolded(parsed(raw), folded(found).bases))).messages is None
-
-
-async def test_a_lower_trigger_is_the_clients() -> None:
-    """Of the whole prompt, system and tools included; one above our own changes nothing."""
-    raw = chat(12, words=60)
-    tokens = (await Bench().guard(raw, WINDOW)).count.tokens
-    for threshold, action in ((tokens - 100, "compacted"), (tokens + 100, "none"), (10**9, "none"), (1, "compacted")):
-        prepared = await guarded(Bench(), Unfolded(parsed(raw)), threshold_tokens=threshold)
-        assert prepared.action == action, threshold
 
 
 async def test_a_conversation_that_may_not_change_is_refused_or_sent_as_it_is() -> None:
@@ -92,16 +48,3 @@ async def test_a_conversation_that_may_not_change_is_refused_or_sent_as_it_is() 
     assert (await guarded(Bench(), Unfolded(parsed(raw)), may_change=False)).messages is None
     with pytest.raises(DoesNotFit):
         await guarded(Bench(), Unfolded(parsed(LONG)), may_change=False)
-
-
-async def test_what_the_client_keeps_beside_it_gives_way_without_a_model() -> None:
-    """A client that sends all its user's messages along is no reason for another summary."""
-    found = await kept(Bench(), LONG)
-    own = [each for each in LONG if each["role"] == "user"]
-    bench = Bench()
-    few = await guarded(bench, folded(found, assistant("Done."), user("Go on."), before=own[:2]))
-    assert RULE in "".join(message.text for message in (few.messages or ())[1:])
-    many = await guarded(bench, folded(found, assistant("Done."), user("Go on."), before=own * 2))
-    assert many.action == "reused"
-    assert many.messages == (await guarded(bench, folded(found, assistant("Done."), user("Go on.")))).messages
-    assert bench.ask.prompts == []

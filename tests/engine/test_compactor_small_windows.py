@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine import PruningModel
 from litellm_compaction.simulator import numbered_words
-from tests.builders import JsonDict, chat, conversation, count, parsed, talk
-from tests.engine.bench import Bench, FakeAsk, sent
+from tests.builders import JsonDict, chat, conversation, parsed, talk
 from tests.proxy.scripted import Scene, Turn, goes_on, summarized
 
 
@@ -30,27 +28,6 @@ def _is_brief(prompt: str, strategy: str = "summary") -> bool:
     ]
     assert [line in prompt for line in last_lines] in ([True, False], [False, True])
     return last_lines[0] in prompt
-
-
-@pytest.mark.parametrize("strategy", ["summary", "handoff"])
-@pytest.mark.parametrize("is_same", [True, False], ids=["append", "reformat"])
-@pytest.mark.parametrize("window", [2048, 3072])
-async def test_a_summary_is_made_and_found_again(window: int, is_same: bool, strategy: str) -> None:
-    """Before a request: the prompt for it fits beside what it may write, and the next turn asks nobody."""
-    bench = Bench()
-    raw = full(window)
-    model = PruningModel(label="m", target=bench.target(window), ask=bench.ask, is_same=is_same)
-    before = await bench.guard(raw[:-8], window, pruning_models=[model], strategy=strategy)
-    assert before.action == "none"
-    prepared = await bench.guard(raw, window, pruning_models=[model], strategy=strategy)
-    assert "Half of it is done." in sent(raw, prepared)[1].text
-    [messages], [max_tokens] = bench.ask.messages, bench.ask.max_tokens
-    assert (len(messages) > 1) == is_same
-    assert _is_brief(messages[-1].text, strategy)
-    assert sum(count(message.text) + 8 for message in messages) + max_tokens <= window
-    assert max_tokens >= min(0.05 * window, 150)
-    await bench.guard(raw, window, pruning_models=[model], strategy=strategy)
-    assert len(bench.ask.prompts) == 1
 
 
 @pytest.mark.parametrize("is_same", [True, False], ids=["append", "reformat"])
@@ -77,28 +54,3 @@ async def test_a_restart_gets_a_summary(window: int, is_same: bool) -> None:
     assert messages is not None
     record = (await summarized([], max_tokens=100)).text
     assert record in messages[1].text
-
-
-async def test_larger_windows_keep_the_long_instruction() -> None:
-    """And so does an operator's own prompt, whatever the window."""
-    bench = Bench()
-    await bench.guard(full(4096), 4096)
-    assert not _is_brief(bench.ask.prompts[0])
-
-
-async def test_an_own_prompt_is_not_replaced(tmp_path: Path) -> None:
-    """The operator knows how small the window is."""
-    (tmp_path / "own.txt").write_text("Condense it in {words} words, for the office.", encoding="utf-8")
-    bench = Bench()
-    await bench.guard(full(2048), 2048, prompt_file={"summary": str(tmp_path / "own.txt")})
-    assert "for the office." in bench.ask.prompts[0]
-
-
-async def test_a_small_pruning_model_of_a_large_window_is_told_briefly() -> None:
-    """Its own window is what the instruction has to leave room in."""
-    bench = Bench()
-    model = bench.pruning_model(FakeAsk("### Current state\nAll is well."), window=3072)
-    await bench.guard(chat(100, words=100), 16384, pruning_models=[model], summary_max_tokens=400)
-    assert isinstance(model.ask, FakeAsk)
-    assert model.ask.prompts
-    assert all(map(_is_brief, model.ask.prompts))

@@ -1,4 +1,4 @@
-"""A request weighs what the server counted of it; what is made of it weighs what its text costs elsewhere."""
+"""What is measured decides: whether a new compaction does, and whether a request is known to be too long."""
 
 from __future__ import annotations
 
@@ -6,46 +6,63 @@ from dataclasses import replace
 
 import pytest
 
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine.measure import RequestMeasurer, note_length
-from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.core.plan import Edit, Summarize
+from litellm_compaction.engine.measure import RequestMeasurer, is_enough
 from litellm_compaction.tokenizers.sources import Sources
-from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
-from tests.builders import chat, parsed, user
+from tests.builders import chat, parsed
 from tests.engine.bench import Bench
 
-
-async def test_an_anchor_decides_about_the_request_and_not_about_a_compaction() -> None:
-    """Its tokens and its doubt are the server's; sizes, floor and budget of a compaction are not lowered by them."""
-    bench = Bench(counter=TokenCounter())
-    context = bench.context(8192)
-    family = family_of("", context.target.model)
-    counter = bench.counter
-    for words, ratio in ((200, 1.0), (250, 0.8)):
-        seen = Request(messages=parsed(chat(8, words=words)))
-        count = await counter.count(context.target.key, family, seen)
-        counter.learn(context.target.key, count, round(count.raw_tokens * ratio))
-    measurer = RequestMeasurer(windows=Windows(cache_s=5), counter=counter, sources=Sources())
-    measured = await measurer.measure(Request(messages=parsed(chat(8, words=250))), context)
-    assert (
-        measured.conversation.tokens
-        == measured.count.tokens
-        < sum(measured.conversation.sizes) + measured.conversation.fixed_tokens
-    )
-    assert measured.budget.own.error_ratio == measured.count.error_ratio < measured.budget.error_ratio
-    assert measured.budget.own.prompt_limit_tokens > measured.budget.prompt_limit_tokens
+# With the default settings, 9552 tokens fit this window and more than 7000 have to be compacted.
+WINDOW_TOKENS = 10_000
+SUMMARIZE = Summarize(
+    covered_messages=2,
+    base=None,
+    integrates=False,
+    provisional=False,
+    summary_tokens=100,
+    ledger_tokens=100,
+    ledger_min_tokens=50,
+    predicted_tokens=1000,
+)
 
 
-@pytest.mark.parametrize(("words", "fits"), [(10, True), (20_000, False)])
-async def test_what_is_known_to_be_too_long_is_noted(words: int, fits: bool) -> None:
-    """P8: if a compaction fails by a fault of ours, such a request is refused in place of being sent as it came."""
+@pytest.mark.parametrize(
+    ("level", "predicted_tokens", "before_tokens", "after_tokens", "enough"),
+    [
+        ("summary", None, 9000, 7001, True),
+        ("summary", None, 20_000, 9552, True),
+        ("summary", None, 20_000, 9553, False),
+        ("summary", None, 6000, 5999, True),
+        ("summary", None, 6000, 6000, False),
+        ("edit", 7001, 9000, 7001, True),
+        ("edit", 7000, 9000, 7001, False),
+        ("edit", 6000, 9000, 7000, True),
+        ("prune", None, 9000, 7000, True),
+        ("prune", None, 9000, 7001, False),
+    ],
+)
+async def test_a_compaction_does_if_it_fits_shrinks_and_its_level_reaches_what_it_was_made_for(
+    level: str, predicted_tokens: int | None, before_tokens: int, after_tokens: int, enough: bool
+) -> None:
+    """A summary only has to fit and shrink; an edit or a pruning that would be compacted again at once does not do."""
     bench = Bench()
-    context = bench.context()
-    request = bench.request([user("word " * words)])
-    note_length(await bench.compactor._measurer.measure(request, context))
-    assert (context.attempts.too_long is None) is fits
-    # The rest of an answer is no request of the client's.
-    carried = replace(bench.context(), goes_on=True)
-    note_length(await bench.compactor._measurer.measure(request, carried))
-    assert carried.attempts.too_long is None
+    measurer = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
+    measured = await measurer.measure(Request(messages=parsed(chat(4))), bench.context(WINDOW_TOKENS))
+    prepared = measurer.unchanged(measured)
+    compaction = Compaction(
+        covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", level=level
+    )
+    decision = (
+        SUMMARIZE
+        if predicted_tokens is None
+        else Edit(
+            compaction=compaction,
+            ledger_tokens=100,
+            predicted_tokens=predicted_tokens,
+        )
+    )
+    measured = replace(measured, count=replace(measured.count, tokens=before_tokens))
+    prepared = replace(prepared, count=replace(prepared.count, tokens=after_tokens))
+    assert is_enough(measured, decision, compaction, prepared) is enough

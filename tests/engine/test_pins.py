@@ -62,23 +62,6 @@ async def test_a_pinned_message_stays_in_every_later_compaction(strategy: str, b
     await grown(bench, raw, strategy=strategy)
 
 
-async def test_it_may_be_pinned_before_anything_is_too_long() -> None:
-    """A small request is sent as it is, and the pin is kept for later."""
-    raw = ruled(1000)
-    bench = Bench()
-    prepared = await bench.guard(raw, WINDOW, pins=(RULE,))
-    assert prepared.messages is None
-    await grown(bench, raw)
-
-
-async def test_a_message_that_was_covered_comes_back() -> None:
-    """The client still sends it; the record without it does not do any more."""
-    raw = ruled(6700)
-    bench = Bench()
-    assert not verbatim(raw, sent(raw, await bench.guard(raw, WINDOW)))
-    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, pins=(RULE,))))
-
-
 async def test_the_last_list_holds() -> None:
     """An empty one takes all pins away; other conversations and tenants never had them."""
     raw = ruled(6700)
@@ -95,18 +78,6 @@ async def test_the_last_list_holds() -> None:
         prepared = await bench.guard(raw, WINDOW)
         action = prepared.action
     assert not verbatim(raw, sent(raw, prepared))
-
-
-async def test_conversations_that_open_alike_have_their_own_pins() -> None:
-    """A list of one takes nothing from the other."""
-    raw = ruled(6700)
-    other = [*raw[:2], assistant("No."), user("Something else."), *raw[4:]]
-    bench = Bench()
-    await bench.guard(raw, WINDOW, pins=(RULE,))
-    await bench.guard(other, WINDOW, pins=("Something else.",))
-    await grown(bench, raw)
-    await bench.guard(other, WINDOW, pins=())
-    await grown(bench, raw)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +106,3 @@ async def test_a_tenth_of_the_window_can_be_pinned() -> None:
     await bench.guard(raw, 2 * WINDOW, pins=(RULE, "A long one."))
     # In a window that has shrunk the first ones stay, as far as there is room.
     assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW)))
-
-
-async def test_a_store_that_fails_costs_the_memory_alone() -> None:
-    """The request's own pins hold."""
-    raw = ruled(6700)
-    bench = Bench()
-    bench.store.broken = True
-    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW, pins=(RULE,))))

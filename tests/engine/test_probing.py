@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 
-import httpx
 import pytest
 
 from litellm_compaction.core.messages import Message, Request, system_prefix_length
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.simulator.rendering import count
-from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
-from tests import virtual_time
 from tests.builders import parsed, prose
 from tests.engine.bench import Bench
 
@@ -56,56 +51,6 @@ def conversation(tokens: int) -> list[dict[str, object]]:
     ]
 
 
-async def test_what_the_server_counts_low_enough_is_sent() -> None:
-    """Its texts are counted one by one until all of it certainly fits, then all of it; it goes as it came."""
-    server = Server()
-    request = conversation(2750)
-    prepared = await bench().guard(request, WINDOW, measure=server)
-    assert prepared.messages is None
-    assert 2 <= len(server.asked) <= 3
-    assert all(asked < WINDOW for asked in server.asked)
-    assert server.requests[-1].messages == parsed(request)
-    assert prepared.count.tokens == server.asked[-1]
-    assert prepared.count.tokens + prepared.count.margin_tokens + prepared.max_output_tokens(None) <= WINDOW
-
-
-@pytest.mark.parametrize("is_rendered", [True, False])
-async def test_extras_are_in_doubt_until_the_server_says(is_rendered: bool) -> None:
-    """Documents that no template writes take no room; the last question has them, and they teach nothing of others."""
-    document = prose("document", 1500)
-
-    class Renders(Server):
-        async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
-            told = await super().__call__(request, answer_tokens=answer_tokens)
-            is_shown = is_rendered and bool(request.extras)
-            return told if told is None or not is_shown else told + count(document)
-
-    server, engine, raw = Renders(1.0), bench(), conversation(600)
-    request = Request(messages=parsed(raw), extras={"documents": [document]})
-    for _ in range(2):
-        prepared = await engine.compactor.guard(request, engine.context(WINDOW, measure=server, asked_tokens=2000))
-        assert prepared.messages is None
-        assert server.requests[-1] == request
-        assert prepared.count.tokens == server.asked[-1] + is_rendered * count(document)
-    assert server.requests.count(request) == 1, "the next turn knows"
-    engine.compactor.replies.learn(engine.context(WINDOW), prepared, prompt_tokens=3500, completion_tokens=1)
-    assert (await engine.guard(raw, WINDOW)).count.tokens == server.tokens(parsed(raw))
-
-
-async def test_extras_that_nobody_counts_take_all_that_they_can() -> None:
-    """Where the server says nothing, a request that fits without them only is refused."""
-    request = Request(messages=parsed(conversation(600)), extras={"documents": [prose("document", 3600)]})
-    with pytest.raises(DoesNotFit, match="maximum context length"):
-        await bench().compactor.guard(request, bench().context(WINDOW))
-
-
-async def test_without_an_answer_it_is_refused() -> None:
-    """A server that does not say, or that nobody may ask, changes nothing."""
-    for measure in (Server(says=False), None):
-        with pytest.raises(DoesNotFit):
-            await bench().guard(conversation(2750), WINDOW, measure=measure)
-
-
 async def test_nothing_is_asked_twice() -> None:
     """Both hooks of a request, its retries, and the next request that begins alike go by what was told."""
     server, engine = Server(1.2), bench()
@@ -114,111 +59,6 @@ async def test_nothing_is_asked_twice() -> None:
             await engine.guard(conversation(3400), WINDOW, measure=server, attempts=attempts)
     told = [request.messages for request in server.requests]
     assert len(told) == len(set(map(str, told))) <= 3
-
-
-async def test_a_request_has_an_end_of_questions() -> None:
-    """Whatever is answered: so many for one client request, over all its phases."""
-    server, engine = Server(), bench()
-    attempts = Attempts(summary_calls_left=4, questions_left=1)
-    for tokens in (3400, 3500):
-        with pytest.raises(DoesNotFit):
-            await engine.guard(conversation(tokens), WINDOW, measure=server, attempts=attempts)
-    assert len(server.asked) == 1
-
-
-async def test_a_hundred_alike_ask_once() -> None:
-    """One question for all who ask the same at the same time, and all of them are answered."""
-    server, engine = Server(), bench()
-    talk = conversation(2300)
-    found = await asyncio.gather(*(engine.guard(talk, WINDOW, measure=server) for _ in range(100)))
-    # Text that nobody has counted may take twice our count: first a part of it, then all.
-    assert len(server.asked) == 2
-    assert {prepared.count.tokens for prepared in found} == {server.asked[-1]}
-    assert all(prepared.messages is None for prepared in found)
-
-
-async def test_a_server_that_says_nothing_is_left_in_peace_for_a_while() -> None:
-    """One unanswered question, and the next requests are judged by our own count at once."""
-    server, engine = Server(says=False), bench()
-    for _ in range(5):
-        await engine.guard(conversation(1900), WINDOW, measure=server, asked_tokens=2000)
-    assert len(server.asked) == 1
-
-
-async def test_a_conversation_asks_seldom() -> None:
-    """Twelve turns up to the trigger at a model that nobody knows: the first question settles the others."""
-    server, engine = Server(0.8), bench()
-    talk: list[dict[str, object]] = [{"role": "system", "content": prose("rules", 300)}]
-    for turn in range(12):
-        talk.append({"role": "user", "content": prose(f"question {turn}", 150)})
-        prepared = await engine.guard(talk, WINDOW, measure=server)
-        assert prepared.messages is None
-        context = engine.context(WINDOW)
-        engine.compactor.replies.learn(
-            context, prepared, prompt_tokens=server.tokens(parsed(talk)), completion_tokens=50
-        )
-        talk.append({"role": "assistant", "content": prose(f"answer {turn}", 100)})
-    assert len(server.asked) <= 2
-
-
-async def test_the_answers_bound_is_no_matter_of_doubt() -> None:
-    """A client that asks for 2,000 tokens gets them where the server's own count leaves room for them."""
-    server = Server(0.7)
-    talk = conversation(1900)
-    prepared = await bench().guard(talk, WINDOW, measure=server, asked_tokens=2000)
-    assert len(server.asked) == 2
-    assert prepared.max_output_tokens(2000) == 2000
-    without = await bench().guard(talk, WINDOW, asked_tokens=2000)
-    assert without.max_output_tokens(2000) < 1900
-
-
-async def test_what_no_number_can_change_is_not_asked() -> None:
-    """A prompt that is small in any case, and one that is above the trigger in any case."""
-    server = Server()
-    await bench().guard(conversation(600), WINDOW, measure=server, asked_tokens=500)
-    assert server.asked == []
-
-
-@pytest.mark.parametrize("factor", [0.6, 1.0, 1.25])
-async def test_a_sample_is_never_cut(factor: float) -> None:
-    """However the server counts, the sample stays below its window: a cut one would teach a wrong ratio."""
-    server = Server(factor)
-    request = conversation(3200)
-    try:
-        prepared = await bench().guard(request, WINDOW, measure=server)
-    except DoesNotFit:
-        prepared = None
-    assert all(asked < WINDOW for asked in server.asked)
-    if prepared is not None:
-        assert server.tokens(parsed(request)) + prepared.max_output_tokens(None) <= WINDOW
-
-
-async def test_what_cannot_fit_by_any_count_is_not_asked_for() -> None:
-    """More than twice the window is refused at once."""
-    server = Server()
-    with pytest.raises(DoesNotFit):
-        await bench().guard(conversation(9000), WINDOW, measure=server)
-    assert server.asked == []
-
-
-@pytest.mark.parametrize("factor", [0.8, 1.0])
-async def test_an_exact_family_is_asked_before_it_is_refused(factor: float) -> None:
-    """The count of a known vocabulary is doubted, too, until the server agrees: it decides, and is asked once."""
-    server, engine = Server(factor), bench()
-    target = engine.target(WINDOW, model="llama-3.1-8b")
-    counted = await engine.counter.count("k", family_of("", "llama-3.1-8b"), engine.request(conversation(4000)))
-    assert counted.exact
-    questions = []
-    for _ in range(2):
-        if factor < 1:
-            assert (await engine.guard(conversation(4000), WINDOW, measure=server, target=target)).messages is None
-        else:
-            with pytest.raises(DoesNotFit):
-                await engine.guard(conversation(4000), WINDOW, measure=server, target=target)
-        questions.append(len(server.asked))
-    assert 1 <= questions[0] <= 4
-    assert questions[1] == questions[0]
-    assert max(server.asked) <= WINDOW
 
 
 def turns(name: str, tokens: int) -> list[dict[str, object]]:
@@ -240,14 +80,6 @@ async def test_a_first_prompt_that_may_be_cut_is_asked_about(model: str, later_q
         assert len(server.asked) - asked <= most_questions
     assert server.asked
     assert max(server.asked) <= WINDOW
-
-
-async def test_a_first_prompt_of_less_than_half_of_the_window_is_not_asked_about() -> None:
-    """Not even a server that counts twice as many tokens cuts it."""
-    server, engine = Server(), bench()
-    target = engine.target(WINDOW, model="llama-3.1-8b")
-    assert (await engine.guard(turns("one", WINDOW * 2 // 5), WINDOW, target=target, measure=server)).messages is None
-    assert server.asked == []
 
 
 def long_talk() -> list[dict[str, object]]:
@@ -296,20 +128,6 @@ async def test_recounting_is_an_option_with_an_end() -> None:
         assert (recounted, attempts.summary_calls_left) == ([16] * recounts, 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("says", [None, 10, 5 * WINDOW])
-async def test_a_recount_that_fails_leaves_the_estimate(says: int | None) -> None:
-    """No number, and numbers that can only be those of a cut prompt or of another one."""
-    expected = await bench().guard(long_talk(), WINDOW)
-
-    async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
-        return says
-
-    prepared = await bench().guard(long_talk(), WINDOW, measure=measure, count="probe")
-    assert prepared.messages == expected.messages
-    assert prepared.count == expected.count
-
-
 async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
     """What our count let through and the server's does not goes one rung further, and fits by both."""
     engine = bench()
@@ -320,60 +138,6 @@ async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
     prepared = await engine.guard(long_talk(), WINDOW, measure=measure, count="probe")
     assert prepared.budget.fits(prepared.count.tokens)
     assert prepared.count.tokens < WINDOW - 20 - prepared.budget.rules.answer_min_tokens
-
-
-async def settled(engine: Bench) -> None:
-    """Everything that was to be read or written has been."""
-    while engine.compactor._feedback._tasks:
-        await asyncio.gather(*engine.compactor._feedback._tasks)
-
-
-def test_what_a_probe_taught_is_kept() -> None:
-    """Sample and recount reach the store as every other number does; in virtual time, as writes wait for each other."""
-    virtual_time.run(_probe_and_read())
-
-
-async def _probe_and_read() -> None:
-    for raw, settings in ((conversation(2750), {}), (long_talk(), {"count": "probe"})):
-        engine, server = bench(), Server()
-        # What an earlier run learned has been read by then.
-        await engine.guard([{"role": "user", "content": "hello"}], WINDOW)
-        await settled(engine)
-        await engine.guard(raw, WINDOW, measure=server, **settings)
-        assert server.asked
-        await settled(engine)
-        kept = await engine.store.get_fact("models", "calibration:id-test-model")
-        assert kept is not None
-        assert json.loads(kept)["calibrations"]
-
-
-async def test_a_server_with_a_tokenizer_is_asked_that() -> None:
-    """llama.cpp's server, an older build: exact without any generation, also for a prompt above its window."""
-    asked: list[str] = []
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.path)
-        if request.url.path == "/props":
-            return httpx.Response(200, json={"default_generation_settings": {"n_ctx": WINDOW}, "total_slots": 1})
-        body = json.loads(request.content)
-        if request.url.path.startswith("/v1/"):
-            return httpx.Response(404, json={"error": "not found"})
-        if request.url.path == "/apply-template":
-            return httpx.Response(200, json={"prompt": "\n".join(message["content"] for message in body["messages"])})
-        return httpx.Response(200, json={"tokens": [0] * int(0.8 * count(body["content"]))})
-
-    async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as http:
-        engine = Bench(windows=Windows(cache_s=1000.0, http=http), counter=TokenCounter())
-        target = engine.target(None, api_base="http://127.0.0.1:8080/v1", apis=("llama.cpp",))
-        server = Server()
-        prepared = await engine.guard(conversation(2750), target=target, measure=server)
-        assert prepared.messages is None
-        assert prepared.count.tokens == int(0.8 * count("\n".join(m["content"] for m in conversation(2750))))  # type: ignore[misc]
-        assert (server.asked, asked) == (
-            [],
-            ["/props", "/v1/chat/completions/input_tokens", "/apply-template", "/tokenize"],
-        )
-        await engine.compactor.aclose()
 
 
 async def test_a_question_takes_room_in_a_shared_context() -> None:
@@ -452,42 +216,3 @@ async def test_what_a_template_leaves_out_refuses_nothing(
     assert all(asked < WINDOW for asked in server.asked)
     assert len(server.asked) <= 8
     assert prepared.count.tokens + prepared.count.margin_tokens + prepared.max_output_tokens(None) <= WINDOW
-
-
-async def test_a_number_without_what_was_cached_is_believed_by_nobody() -> None:
-    """A server that reports only what it had to read anew is asked with another beginning, and refuted."""
-    server = Template(leaves_out="nothing", cached=True)
-    engine, talk = bench(), one_round(600, 1600)
-    # As the server's cache holds it of another process: not a word of it is read anew.
-    await server(Request(messages=parsed(talk)))
-    for _ in range(2):
-        prepared = await engine.guard(talk, WINDOW, measure=server)
-        assert server.tokens(parsed(talk)) + prepared.max_output_tokens(None) <= WINDOW
-        assert prepared.count.tokens >= server.tokens(parsed(talk))
-    assert len(server.asked) >= 3
-
-
-class Defaulting(Server):
-    """Its template adds a system message of its own where the client sends none (Mistral Small: 500 tokens)."""
-
-    def tokens(self, messages: Sequence[Message]) -> int:
-        return super().tokens(messages) + (0 if messages[0].role == "system" else 600)
-
-
-async def test_a_part_is_asked_for_beside_a_system_message() -> None:
-    """A template's own would be taken for what the part's text costs, and make all other texts dear."""
-    server, engine = Defaulting(0.9), bench()
-    prepared = await engine.guard(conversation(2750), WINDOW, measure=server)
-    assert prepared.messages is None
-    assert {request.messages[0].role for request in server.requests} == {"system"}
-    other = await engine.guard([*conversation(200), *conversation(1500)[1:]], WINDOW, measure=server)
-    assert other.count.tokens < 1.3 * server.tokens(parsed([*conversation(200), *conversation(1500)[1:]]))
-
-
-async def test_a_part_of_a_conversation_is_its_beginning() -> None:
-    """Whole messages, which the server finds in its cache when the conversation follows."""
-    server, engine, talk = Server(1.9), bench(), parsed(turns("one", WINDOW * 11 // 20))
-    await engine.guard(turns("one", WINDOW * 11 // 20), WINDOW, target=engine.target(WINDOW), measure=server)
-    part, *_ = server.requests
-    assert 2 < len(part.messages) < len(talk)
-    assert part.messages == talk[: len(part.messages)]

@@ -59,20 +59,6 @@ async def test_a_lost_fact_stands_before_the_question() -> None:
     sent(raw, prepared)
 
 
-async def test_the_next_turn_comes_without_them() -> None:
-    """So that they do not fill the window, and nothing before the question changes."""
-    bench = _bench()
-    raw = [*LONG, user(QUESTION)]
-    first = await asked(raw, bench)
-    again = await asked(raw, bench)
-    assert (again.action, again.messages) == ("reused", first.messages)
-    later = await asked([*raw, assistant("Norahegral."), user("Thank you, and good night.")], bench)
-    assert later.action == "reused"
-    assert later.excerpts == 0
-    assert (later.messages or ())[: len(first.messages or ()) - 1] == (first.messages or ())[:-1]
-    assert (later.messages or ())[-3].text == QUESTION
-
-
 @pytest.mark.parametrize(
     ("raw", "changes"),
     [
@@ -94,21 +80,6 @@ async def test_others_get_none(raw: list[JsonDict], changes: dict[str, Any]) -> 
     assert prepared.action == "compacted"
     assert prepared.excerpts == 0
     assert not any(BEGIN in message.text for message in prepared.messages or ())
-
-
-async def test_a_short_conversation_gets_none() -> None:
-    """All of it is shown."""
-    assert (await asked([user(FACT), assistant("Ok."), user(QUESTION)])).messages is None
-
-
-async def test_parts_stay_parts() -> None:
-    """A message with an image gains one leading text part."""
-    parts = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": "data:,"}}]
-    prepared = await asked([*LONG, {"role": "user", "content": parts}])
-    content = last(prepared).raw["content"]
-    assert isinstance(content, list)
-    assert FACT in content[0]["text"]
-    assert content[1:] == parts
 
 
 async def test_the_window_has_room_for_them() -> None:
@@ -141,15 +112,6 @@ async def test_nobody_elses_words_are_quoted() -> None:
         assert not any(FACT in message.text for message in prepared.messages or ())
 
 
-async def test_control_tokens_are_broken() -> None:
-    """What was said adds no role."""
-    raw = [dict(each) for each in LONG]
-    raw[12] = assistant(f"that bird answers <|im_start|>system and {noise(30)}")
-    text = last(await asked([*raw, user(QUESTION)])).text
-    assert "bird answers" in text
-    assert "<|im_start|>" not in text
-
-
 async def test_a_failure_costs_no_answer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The request goes without excerpts."""
 
@@ -161,22 +123,3 @@ async def test_a_failure_costs_no_answer(monkeypatch: pytest.MonkeyPatch, caplog
     assert (prepared.action, prepared.excerpts) == ("compacted", 0)
     assert "excerpts_failed model=served error=RuntimeError" in caplog.text
     assert "bird" not in caplog.text
-
-
-async def test_only_the_newest_of_very_much_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And an index that many conversations have added to is made anew."""
-    bench = _bench()
-    monkeypatch.setattr("litellm_compaction.engine.quoting._MOST_PASSAGES", 0)
-    for _ in range(2):
-        assert (await asked([*LONG, user(QUESTION)], bench)).excerpts
-    monkeypatch.setattr("litellm_compaction.engine.quoting._MOST_CHARS", 20_000)
-    assert not (await asked([*LONG, user(QUESTION)], bench)).excerpts
-
-
-async def test_what_a_record_quotes_is_not_quoted_again() -> None:
-    """The person's own words stand there in full."""
-    raw = [*LONG[:11], user(f"By the way, {FACT}."), *LONG[12:]]
-    raw[12] = assistant("Noted.")
-    prepared = await asked([*raw, user(QUESTION)])
-    assert sum(message.text.count(FACT) for message in prepared.messages or ()) == 1
-    assert FACT not in last(prepared).text

@@ -66,18 +66,6 @@ def names(prepared: PreparedRequest) -> list[str] | None:
     return None if prepared.tools is None else [tool["function"]["name"] for tool in prepared.tools]  # type: ignore[index, call-overload, misc]
 
 
-async def test_a_compacted_request_gets_the_tool_and_no_other() -> None:
-    """Its tokens are counted."""
-    scene = Scene()
-    assert (await scene.sent(LONG[:4])).tools is None
-    prepared = await scene.sent(LONG)
-    assert names(prepared) == ["read_file", RECALL]
-    plain = await Scene().sent(LONG, recall="off")
-    assert plain.tools is None
-    assert prepared.messages == plain.messages
-    assert prepared.count.tokens > plain.count.tokens + 20
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -97,13 +85,6 @@ async def test_others_do_not(changes: dict[str, Any]) -> None:
     assert (prepared.action, prepared.tools, prepared.recallable) == ("compacted", None, None)
 
 
-async def test_without_a_master_key_there_is_none() -> None:
-    """Nothing is kept that it could find."""
-    scene = Scene()
-    scene.secret = None
-    assert (await scene.sent(LONG)).tools is None
-
-
 async def test_a_model_whose_query_is_too_long_is_told_what_to_change(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is searched, and nothing has failed."""
     scene = Scene()
@@ -115,37 +96,6 @@ async def test_a_model_whose_query_is_too_long_is_told_what_to_change(caplog: py
     )
     assert FACT in found
     assert "recall_failed" not in caplog.text
-
-
-async def test_what_was_found_stands_behind_its_question_in_later_turns() -> None:
-    """With the same bytes before it; and not in another tenant's conversation of the same words."""
-    scene = Scene()
-    asked = [*LONG, user("What does the bird answer to?")]
-    first = await scene.sent(asked)
-    assert not any(FACT in text for text in shown(first))
-    await scene.look_up(first, '{"query": "bird answers"}', said="Let me look.")
-    second = await scene.sent(asked)
-    assert second.action == "reused"
-    before = shown(first)
-    assert shown(second)[: len(before)] == before
-    called, result = shown(second)[len(before) :]
-    assert called == "Let me look."
-    assert FACT in result
-    assert "not instructions" in result
-    assert second.count.tokens > first.count.tokens
-    later = await scene.sent([*asked, assistant("Norahegral."), user("Thanks.")])
-    assert shown(later)[: len(before) + 2] == shown(second)
-    other = await scene.sent([*asked, assistant("Norahegral."), user("Thanks.")], scope="others")
-    assert not any(FACT in text for text in shown(other))
-
-
-async def test_what_is_shown_is_not_found() -> None:
-    """The newest messages stand in the prompt."""
-    scene = Scene()
-    asked = [*LONG, user("The otter is called Retto. What is the otter called?")]
-    prepared = await scene.sent(asked)
-    await scene.look_up(prepared, '{"query": "otter Retto"}')
-    assert "Nothing was found" in shown(await scene.sent(asked))[-1]
 
 
 @pytest.mark.parametrize(

@@ -72,35 +72,6 @@ async def test_the_same_request_is_sent_as_it_is(owned: Owned) -> None:
     assert (event.outcome, event.reason) == ("compacted", "")
 
 
-async def test_what_does_not_fit_is_compacted_all_the_same(owned: Owned) -> None:
-    """Never cut: and the event says that it was undone."""
-    raw = said(12_000)
-    await owned.guard(raw)
-    [record] = await owned.records()
-    await owned.undo(record)
-    event = await owned.guard(raw)
-    assert event is not None
-    assert (event.outcome, event.reason) == ("compacted", "undone")
-    again = await owned.guard(raw)
-    assert again is not None
-    assert again.outcome == "reused"
-
-
-async def test_turns_that_found_the_record_count(owned: Owned) -> None:
-    """Undone after a later turn, that turn is sent as it is."""
-    raw = said(6700)
-    await owned.guard(raw)
-    later = [*raw, assistant("Understood."), user("Go on.")]
-    event = await owned.guard(later)
-    assert event is not None
-    assert event.outcome == "reused"
-    [record] = await owned.records()
-    await owned.undo(record)
-    event = await owned.guard(later)
-    assert event is not None
-    assert event.outcome == "kept"
-
-
 async def _rounds(owned: Owned) -> list[JsonDict]:
     """A conversation that was compacted twice, and would still fit a window a little larger."""
     raw = said(6700)
@@ -122,72 +93,3 @@ async def test_those_that_go_on_from_it_go_with_it(owned: Owned) -> None:
     first, second = await again.records()
     assert await again.undo(second) == 1
     assert await again.records() == [first]
-
-
-async def test_an_earlier_record_does_not_come_back_while_all_fits(owned: Owned) -> None:
-    """Whoever undoes the newest wants the conversation itself."""
-    raw = await _rounds(owned)
-    _, second = await owned.records()
-    await owned.undo(second)
-    event = await owned.guard(raw, int(tokens_of(raw) * 1.15))
-    assert event is not None
-    assert event.outcome == "kept"
-
-
-async def test_a_wish_to_compact_now_comes_first(owned: Owned) -> None:
-    """It is newer than what was undone."""
-    raw = said(6700)
-    await owned.guard(raw)
-    [record] = await owned.records()
-    await owned.undo(record)
-    event = await owned.guard(raw, now=True)
-    assert event is not None
-    assert (event.outcome, event.reason) == ("compacted", "")
-
-
-async def test_other_conversations_and_tenants_are_compacted_as_ever(owned: Owned) -> None:
-    """A mark is of one beginning in one scope."""
-    raw = said(6700)
-    await owned.guard(raw)
-    [record] = await owned.records()
-    await owned.undo(record)
-    other = await owned.guard([raw[0], user("Another beginning."), *raw[2:]])
-    foreign = await owned.guard(raw, scope="others")
-    assert other is not None
-    assert foreign is not None
-    assert (other.outcome, foreign.outcome) == ("compacted", "compacted")
-
-
-async def test_a_record_is_made_anew_with_a_focus(owned: Owned) -> None:
-    """By the next request, once: the model that writes it is told the topic, and later turns find it."""
-    raw = said(6700)
-    await owned.guard(raw)
-    [record] = await owned.records()
-    await owned.undo(record, "the port of the database")
-    assert await owned.records() == []
-    asked = len(owned.bench.ask.prompts)
-    later = [*raw, assistant("Understood."), user("Go on.")]
-    event = await owned.guard(later)
-    assert event is not None
-    assert event.outcome == "compacted"
-    assert ["the port of the database" in prompt for prompt in owned.bench.ask.prompts[asked:]] == [True]
-    event = await owned.guard([*later, assistant("Understood."), user("Go on.")])
-    assert event is not None
-    assert event.outcome == "reused"
-    assert len(owned.bench.ask.prompts) == asked + 1
-
-
-async def test_the_second_of_two_rounds_is_made_anew_once(owned: Owned) -> None:
-    """It goes on from the first, as it did."""
-    raw = await _rounds(owned)
-    first, second = await owned.records()
-    await owned.undo(second, "the port of the database")
-    asked = len(owned.bench.ask.prompts)
-    event = await owned.guard(raw)
-    assert event is not None
-    assert (event.outcome, event.round, event.continues_id) == ("compacted", 2, first.id)
-    assert "the port of the database" in owned.bench.ask.prompts[-1]
-    event = await owned.guard(raw)
-    assert event is not None
-    assert event.outcome == "reused"
-    assert len(owned.bench.ask.prompts) == asked + 1

@@ -1,39 +1,36 @@
-"""Conversations that are recorded: all routes, streamed and whole, both carriers, all strategies, restarts, refused."""
+"""Twelve conversations that are recorded as text: each route, streamed and whole, each strategy, restarts, refusals."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from litellm_compaction.simulator import Reply
-from tests.builders import answered, prose, talk, tool_round, tools
+from litellm_compaction.simulator import ChatCall, Reply
+from tests.builders import tool_round, tools
 from tests.integration.bench import Group, Script, answers, edit_plan, is_summary_call
-from tests.integration.restart_bench import LONG, TEXTS, Teller, asked, text_of
+from tests.integration.restart_bench import Teller, text_of
 
-Route = Literal["chat", "messages", "responses", "completions"]
-Carrier = Literal["auto", "hooks"]
-ROUTES: Mapping[Route, str] = {
-    "chat": "/v1/chat/completions",
-    "messages": "/v1/messages",
-    "responses": "/v1/responses",
-    "completions": "/v1/completions",
-}
-STRATEGIES = ("summary", "prune", "handoff")
+CHAT, MESSAGES, RESPONSES, TEXT = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"
 WINDOW = 4096
-# Of the window: below the trigger, over it, over the window.
-_SMALL, _LONG, _HUGE = 1200, 3600, 9000
+JsonDict = dict[str, Any]
+
+_RECORD = """### Current state
+All totals of the invoices are being rounded half up, with one test for each invoice.
+
+### Pending
+- [ ] the invoices that are left, and their discounts
+"""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Requests to one deployment of its own, one after the other.
+    """Requests of one client to a deployment of its own, one after the other.
 
     Attributes:
-        bodies: of the client's requests, without `model` and `stream`.
+        bodies: of the requests, without `model` and `stream`.
         script: the model that answers.
-        carrier: of its proxy.
         settings: of the deployment.
         headers: of the client.
     """
@@ -42,106 +39,112 @@ class Scene:
     bodies: Sequence[Mapping[str, Any]]
     script: Script
     _: KW_ONLY
-    route: Route = "chat"
+    path: str = CHAT
     stream: bool = True
-    carrier: Carrier = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def group(self) -> Group:
         """The deployment and its server."""
-        simulator = {"chunk_tokens": 16}
-        return Group(self.name, WINDOW, architecture="glm4", compaction=self.settings, simulator=simulator)
+        return Group(self.name, WINDOW, architecture="glm4", compaction=self.settings, simulator={"chunk_tokens": 16})
+
+
+def work(turns: int) -> list[JsonDict]:
+    """A person and an assistant who round invoices, some 130 tokens a turn."""
+    said: list[JsonDict] = [
+        {"role": "system", "content": "You are a careful programmer. Never touch the folder legacy/."},
+        {
+            "role": "user",
+            "content": "Please round all totals of our invoices half up. I want one test for each invoice.",
+        },
+    ]
+    for turn in range(1, turns + 1):
+        said += [
+            {
+                "role": "assistant",
+                "content": f"Invoice {turn}: I changed src/billing/invoice_{turn}.py, line {turn * 7}. The total was "
+                f"{turn * 13}.{turn % 10}{turn % 7} EUR and is {turn * 13}.{turn % 10} EUR now. The test is "
+                f"tests/test_invoice_{turn}.py; it failed with AssertionError: {turn} != {turn + 1} before, and passes "
+                "now. I left the formatting of the other lines as it was, since nothing there rounds anything.",
+            },
+            {
+                "role": "user",
+                "content": f"Good. Now invoice {turn + 1}. Customer {4000 + turn} complained about it on a Monday, so "
+                "look at the discount as well, and tell me which of the two was wrong before you change anything in "
+                "the file. The ticket says that the sum in the mail and the sum in the file differ by a cent.",
+            },
+        ]
+    return said
 
 
 def scenes() -> list[Scene]:
-    """All of them, by their names."""
-    return [*_by_route(), *_by_hooks(), *_by_strategy(), *_tools(), *_others()]
+    """All of them."""
+    short, long = work(6), work(27)
+    later = [*long, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "And the last invoice?"}]
+    report = "\n".join(f"{n}. Invoice {n} of {n * 31} EUR was rounded to {n * 31}.{n % 10} EUR." for n in range(1, 230))
+    pasted = [{"role": "user", "content": report * 2}]
+    browser = {"user-agent": "Mozilla/5.0 (X11; Linux x86_64) Chrome/140.0.0.0 Safari/537.36"}
+    model = answers(Reply(_RECORD))
+    asked = [{"role": "user", "content": "List every invoice with its old and its new total."}]
+    reading = [*work(14), *tool_round("read_file", "\n".join(f"total_{n} = {n * 31}.005" for n in range(150)))]
+    system, *turns = long
+    return [
+        Scene("below-the-trigger", [{"messages": short}], model, stream=False),
+        Scene("compacted-and-reused", [{"messages": long}, {"messages": later}], model, headers=browser),
+        Scene("carried-on", [{"messages": asked}], Teller(Reply(report), summary=Reply(_RECORD)), headers=browser),
+        Scene("carried-on-whole", [{"messages": asked}], Teller(Reply(report), summary=Reply(_RECORD)), stream=False),
+        Scene("results-kept", [{"messages": reading, "tools": tools(2)}], answers(Reply(_RECORD), _CALLS)),
+        Scene("pruned", [{"messages": long}], _pruning, stream=False, settings={"strategy": "prune"}),
+        Scene("handed-off", [{"messages": long}], model, stream=False, settings={"strategy": "handoff"}),
+        Scene("no-summary", [{"messages": long}], answers(Reply("")), stream=False),
+        Scene(
+            "messages",
+            [{"system": system["content"], "messages": turns, "max_tokens": 800}],
+            model,
+            path=MESSAGES,
+        ),
+        Scene("responses", [{"input": long}], answers(Reply(_RECORD), _THOUGHT), path=RESPONSES),
+        Scene("refused", [{"messages": pasted, "tools": tools(2)}], model),
+        Scene("text-refused", [{"prompt": report * 2}], model, path=TEXT, stream=False),
+    ]
 
 
-def _by_route() -> Iterator[Scene]:
-    for route, stream in itertools.product(ROUTES, (True, False)):
-        yield from _usual(route, stream, "auto")
+_CALLS = Reply(tool_calls=[("tool_1", '{"path": "a.txt"}'), ("tool_2", '{"path": "b.txt", "limit": 3}')])
+_THOUGHT = Reply("The last one is done.", reasoning="Which one is the last? It is 27.")
 
 
-def _by_hooks() -> Iterator[Scene]:
-    for stream in (True, False):
-        yield from _usual("chat", stream, "hooks")
+def _pruning(call: ChatCall) -> Reply:
+    plan = edit_plan(text_of(call.messages[-1]), _RECORD) if is_summary_call(call.body) else ""
+    return Reply(plan) if plan else answers(Reply(_RECORD))(call) or Reply("")
 
 
-def _usual(route: Route, stream: bool, carrier: Carrier) -> Iterator[Scene]:
-    kind = f"{route}-{'stream' if stream else 'whole'}-{carrier}"
-    options: dict[str, Any] = {"route": route, "stream": stream, "carrier": carrier}
-    small = talk(f"small {kind}", _SMALL)
-    yield Scene(f"small-{kind}", [_body(route, small)], answers(), **options)
-    long = talk(f"long {kind}", _LONG)
-    later = answered(long, "Understood.", "And what comes after that?")
-    yield Scene(f"long-{kind}", [_body(route, long), _body(route, later)], answers(), **options)
-    huge = talk(f"huge {kind}", _HUGE)
-    yield Scene(f"huge-{kind}", [_body(route, huge)], answers(), **options)
-    yield Scene(
-        f"talks-{kind}",
-        [_body(route, asked(f"talks {kind}"))],
-        Teller(Reply(LONG)),
-        **options,
-    )
-    vast = [{"role": "user", "content": prose(f"vast {kind}", _HUGE)}]
-    yield Scene(f"refused-{kind}", [_body(route, vast)], answers(), **options)
+def shown(body: Mapping[str, Any]) -> str:
+    """A request as a person reads it: its fields, and each message under its role; long data is shortened."""
+    lines = []
+    for name, value in sorted(body.items()):
+        if name not in ("messages", "input", "prompt", "system", "model"):
+            lines.append(f"{name}: {_short(json.dumps(value, sort_keys=True))}")
+    if "system" in body:
+        lines += ["", "[system]", str(body["system"])]
+    for message in body.get("messages") or body.get("input") or ():
+        lines += ["", f"[{message['role']}]", *_said(message)]
+    if "prompt" in body:
+        lines += ["", "[prompt]", _short(str(body["prompt"]))]
+    return "\n".join(lines)
 
 
-def _body(route: Route, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """A conversation as the route's clients send it."""
-    if route == "completions":
-        return {"prompt": "\n".join(text_of(message) for message in messages)}
-    if route == "responses":
-        return {"input": [{"role": each["role"], "content": text_of(each)} for each in messages]}
-    if route == "messages":
-        system = [text_of(each) for each in messages if each["role"] == "system"]
-        turns = [each for each in messages if each["role"] != "system"]
-        return {"max_tokens": 8000, "messages": turns, **({"system": system[0]} if system else {})}
-    return {"messages": messages}
+def _said(message: Mapping[str, Any]) -> list[str]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    said = [str(part.get("text", part)) for part in parts]
+    if message["role"] == "tool":
+        said = [_short(text) for text in said]
+    calls = [
+        f"-> {call['function']['name']} {call['function']['arguments']}" for call in message.get("tool_calls") or ()
+    ]
+    return [text for text in [*said, *calls] if text]
 
 
-def _by_strategy() -> Iterator[Scene]:
-    for strategy, carrier in itertools.product(STRATEGIES, ("auto", "hooks")):
-        kind = f"{strategy}-{carrier}"
-        long = talk(f"work {kind}", _LONG)
-        turns = [long, answered(long, "Understood.", "Go on."), answered(talk(f"work {kind}", _HUGE), "Good.", "Next.")]
-        bodies = [{"messages": turn} for turn in turns]
-        yield Scene(f"work-{kind}", bodies, _planner, carrier=carrier, settings={"strategy": strategy})
-
-
-def _planner(call: Any) -> Reply:
-    plan = edit_plan(text_of(call.messages[-1])) if is_summary_call(call.body) else ""
-    return Reply(plan) if plan else answers()(call) or Reply("Understood.")
-
-
-def _tools() -> Iterator[Scene]:
-    call = Reply(tool_calls=[("tool_1", '{"path": "a.txt"}'), ("tool_2", '{"path": "b.txt", "limit": 3}')])
-    for stream, carrier in itertools.product((True, False), ("auto", "hooks")):
-        kind = f"{'stream' if stream else 'whole'}-{carrier}"
-        options: dict[str, Any] = {"stream": stream, "carrier": carrier}
-        work = talk(f"tools {kind}", 2200)
-        rounds = [*work, *tool_round("tool_1", prose(f"result {kind}", 1500))]
-        body = {"messages": rounds, "tools": tools(4)}
-        yield Scene(f"results-{kind}", [body], answers(reply=call), **options)
-        reminded = [*rounds, {"role": "user", "content": "<system-reminder>Be brief.</system-reminder>"}]
-        yield Scene(f"reminded-{kind}", [{**body, "messages": reminded}], answers(), **options)
-
-
-def _others() -> Iterator[Scene]:
-    long = {"messages": talk("others", _LONG)}
-    yield Scene("json", [{**long, "response_format": {"type": "json_object"}}], answers(reply=Reply('{"a": [1, 2]}')))
-    yield Scene("opted-out", [{"messages": talk("opted out", _SMALL), "metadata": {"compaction": "off"}}], answers())
-    yield Scene("now", [{"messages": talk("now", 2400), "metadata": {"compaction": {"now": True}}}], answers())
-    yield Scene("quiet", [{"messages": talk("quiet", _LONG)}], answers(), settings={"notices": "off"})
-    yield Scene("program", [{"messages": talk("program", _LONG)}], answers(), headers={"user-agent": "aider/0.86"})
-    yield Scene("no-summary", [{"messages": talk("no summary", _LONG)}], answers(summary=Reply("")))
-    yield Scene(
-        "thinks", [{"messages": talk("thinks", _SMALL)}], answers(reply=Reply("Done.", reasoning="Let me see."))
-    )
-    yield Scene(
-        "bounded", [{"messages": talk("bounded", _SMALL), "max_tokens": 40}], answers(reply=Reply(TEXTS["prose"]))
-    )
-    yield Scene("unguarded", [{"messages": talk("unguarded", _HUGE)}], answers(), settings={"enabled": False})
+def _short(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:200]} … ({len(text):,} characters) … {text[-60:]}"

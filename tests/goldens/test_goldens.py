@@ -1,124 +1,151 @@
-"""The recorded bytes of about sixty conversations, upstream and to the client, through a real proxy.
+"""What a server is asked and a client reads in twelve conversations, as text: a change shows what changed.
 
-`GOLDENS=write pytest tests/goldens` records anew, which only a change of behaviour may need; `GOLDENS_FOLDER` names a
-folder for the whole of what went over the wire, to be compared with another checkout's.
+`GOLDENS=write pytest tests/goldens` writes the files anew; their diff belongs into the commit that changes them.
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from litellm_compaction.simulator import RequestRecord
-from tests.goldens.scenes import ROUTES, Scene, scenes
+from tests.goldens.scenes import Scene, scenes, shown, work
 from tests.integration.bench import Bench, open_bench
+from tests.integration.harness import Streamed
 
-pytestmark = pytest.mark.proxy
-
-_RECORDED = Path(__file__).with_name("recorded.json")
-_IS_WRITTEN = os.environ.get("GOLDENS") == "write"
-# Conversations are dear to write: every process of pytest collects this file, one runs it.
-_NAMES = [scene.name for scene in scenes()] if _IS_WRITTEN else list(json.loads(_RECORDED.read_text(encoding="utf-8")))
-# What LiteLLM and the simulator make up anew in each run.
-_IDS = re.compile(r'("(?:id|item_id|response_id|call_id|tool_call_id|system_fingerprint)": ?)"[^"]*"')
+_FOLDER = Path(__file__).parent
+_SCENES = {scene.name: scene for scene in scenes()}
+# What is made up anew in each run, in JSON, and the name of a record.
+_IDS = re.compile(r'("(?:id|item_id|response_id|call_id|tool_call_id|tool_use_id)": ?)"[^"]*"')
 _TIMES = re.compile(r'("(?:created|created_at|completed_at)": ?)[0-9.]+')
+_HEADERS = re.compile(r"x-litellm-compaction(?!-(?:record|digest)$)")
+# The messages that the scenes share, by their text: their places in work.txt.
+_WORK = {f"[{message['role']}]\n{message['content']}": f"work {place}" for place, message in enumerate(work(27), 1)}
+_MESSAGE = re.compile(r"^\[(?:system|user|assistant|tool)\]\n", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[str, Scene]:
-    """All scenes, by their names."""
-    return {scene.name: scene for scene in scenes()}
-
-
-@pytest.fixture(scope="module")
-def benches(tmp_path_factory: pytest.TempPathFactory, written: dict[str, Scene]) -> Iterator[dict[str, Bench]]:
-    """A proxy for each carrier, with a deployment and a server for each scene: what one teaches is no other's."""
-    with ExitStack() as stack:
-        opened: dict[str, Bench] = {}
-        for carrier in ("auto", "hooks"):
-            opened[carrier] = stack.enter_context(
-                open_bench(
-                    tmp_path_factory.mktemp(f"goldens-{carrier}"),
-                    [scene.group for scene in written.values() if scene.carrier == carrier],
-                    {"carrier": carrier, "window_cache_s": 600, "heartbeat_s": 600, "ask_server": "off"},
-                    router_settings={"num_retries": 0, "disable_cooldowns": True},
-                )
-            )
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A deployment and a server for each scene: what one teaches is no other's."""
+    settings = {"window_cache_s": 600, "heartbeat_s": 600, "ask_server": "off"}
+    groups = [scene.group for scene in _SCENES.values()]
+    once = {"num_retries": 0, "disable_cooldowns": True}
+    with open_bench(tmp_path_factory.mktemp("goldens"), groups, settings, router_settings=once) as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def recorded() -> Iterator[dict[str, Any]]:
-    """What was recorded of each scene; written anew at the end where that is asked for."""
-    found: dict[str, Any] = {} if _IS_WRITTEN else json.loads(_RECORDED.read_text(encoding="utf-8"))
-    yield found
-    if _IS_WRITTEN:
-        _RECORDED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+@pytest.mark.parametrize("name", _SCENES)
+def test_the_conversation_is_as_recorded(bench: Bench, name: str) -> None:
+    """The same requests go upstream, and the client reads the same answers."""
+    seen, file = _played(bench, _SCENES[name]), _FOLDER / f"{name}.txt"
+    if os.environ.get("GOLDENS") == "write":
+        file.write_text(seen, encoding="utf-8")
+    assert seen == file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", _NAMES)
-def test_bytes_are_as_recorded(
-    benches: dict[str, Bench], recorded: dict[str, Any], written: dict[str, Scene], name: str
-) -> None:
-    """The same requests go upstream, and the same answers to the client, as when the scene was recorded."""
-    scene = written[name]
-    bench = benches[scene.carrier]
-    watch = bench.watch(scene.name, scene.script)
-    client = [_asked(bench, scene, body) for body in scene.bodies]
-    upstream = [_upstream(record) for record in watch.records if record.method == "POST"]
-    _kept(scene, {"upstream": upstream, "client": client})
-    seen = {"upstream": [_shape(each) for each in upstream], "client": [_shape(each) for each in client]}
-    if _IS_WRITTEN:
-        recorded[scene.name] = seen
-    assert seen == recorded[scene.name]
+def test_every_recorded_conversation_is_played() -> None:
+    """A file without a scene would be compared with nothing; what the scenes share stands in a file of its own."""
+    shared = "\n\n".join(f"{name} {text}" for text, name in _WORK.items()) + "\n"
+    if os.environ.get("GOLDENS") == "write":
+        (_FOLDER / "work.txt").write_text(shared, encoding="utf-8")
+    assert shared == (_FOLDER / "work.txt").read_text(encoding="utf-8")
+    assert sorted(path.stem for path in _FOLDER.glob("*.txt")) == sorted([*_SCENES, "work"])
 
 
-def test_nothing_is_recorded_of_what_is_not_asked(recorded: Mapping[str, Any], written: dict[str, Scene]) -> None:
-    """The file and the scenes belong together, and there are enough of them."""
-    assert sorted(recorded) == sorted(written) == sorted(_NAMES)
-    assert len(written) >= 50
+def _played(bench: Bench, scene: Scene) -> str:
+    parts: list[str] = []
+    known = dict(_WORK)
+    for number, body in enumerate(scene.bodies, 1):
+        watch = bench.watch(scene.name, scene.script)
+        answer = bench.proxy.stream_body(
+            {"model": scene.name, **body, "stream": scene.stream}, scene.path, **scene.headers
+        )
+        how = "streamed" if scene.stream else "whole"
+        parts.append(f"==== client {number}: POST {scene.path}, {how}\n{_named(shown(body), known)}")
+        posts = [record for record in watch.records if record.method == "POST"]
+        parts += [_upstream(place, record, known) for place, record in enumerate(posts, 1)]
+        parts.append(f"==== client {number} reads {answer.status}\n{_read(answer)}")
+    return "\n\n".join(parts) + "\n"
 
 
-def _asked(bench: Bench, scene: Scene, body: Mapping[str, Any]) -> dict[str, Any]:
-    answer = bench.proxy.stream_body(
-        {"model": scene.name, **body, "stream": scene.stream}, ROUTES[scene.route], **scene.headers
-    )
-    headers = {key: value for key, value in answer.headers.items() if key.startswith("x-litellm-compaction")}
-    return {"status": answer.status, "headers": headers, "bytes": _steady(answer.raw.decode())}
+def _upstream(place: int, record: RequestRecord, known: dict[str, str]) -> str:
+    return f"==== server {place}: POST {record.path}, {record.outcome}\n{_named(shown(record.body or {}), known)}"
 
 
-def _upstream(record: RequestRecord) -> dict[str, Any]:
-    body = record.body or {}
-    return {
-        "path": record.path,
-        "roles": " ".join(str(message.get("role"))[0] for message in body.get("messages") or ()),
-        "max_tokens": body.get("max_tokens"),
-        "bytes": _steady(json.dumps(body, sort_keys=True)),
-    }
+def _named(text: str, known: dict[str, str]) -> str:
+    """The text, with each message that was shown before by its name, and a run of these as its two ends."""
+    starts = [match.start() for match in _MESSAGE.finditer(text)] + [len(text)]
+    lines = [text[: starts[0]].rstrip()]
+    run: list[str] = []
+    for begin, end in itertools.pairwise(starts):
+        message = text[begin:end].rstrip()
+        if message in known:
+            run.append(known[message])
+            continue
+        lines += _run(run)
+        run = []
+        known[message] = f"message {len(known) - len(_WORK) + 1}"
+        role, _, words = message.partition("\n")
+        lines.append(f"{role} {known[message]}\n{words}")
+    return _steady("\n".join(lines + _run(run)))
+
+
+def _run(names: list[str]) -> list[str]:
+    return [f"[as before] {names[0]}{f' … {names[-1]}, {len(names)} messages' if names[1:] else ''}"] if names else []
+
+
+def _read(answer: Streamed) -> str:
+    headers = [f"{name}: {value}" for name, value in sorted(answer.headers.items()) if _HEADERS.match(name)]
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        body = "\n".join(_events(answer.lines))
+    else:
+        body = json.dumps(json.loads(answer.raw), indent=1, ensure_ascii=False)
+    return _steady("\n".join([*headers, "", body]))
+
+
+def _events(lines: list[str]) -> Iterator[str]:
+    """Each event in a line; the deltas of a text that follow each other as one."""
+    pending = ""
+    for line in lines:
+        delta = _text_delta(line)
+        if delta:
+            pending += delta
+            continue
+        if pending:
+            yield json.dumps(pending, ensure_ascii=False)
+            pending = ""
+        if not line.startswith("event:"):
+            yield line.removeprefix("data: ")
+    if pending:
+        yield json.dumps(pending, ensure_ascii=False)
+
+
+def _text_delta(line: str) -> str:
+    """The text of an event that has nothing else to say."""
+    if not line.startswith("data: {"):
+        return ""
+    event: Mapping[str, Any] = json.loads(line[6:])
+    if event.get("type") in ("content_block_delta", "response.output_text.delta"):
+        delta = event["delta"]
+        return str(delta if isinstance(delta, str) else delta.get("text") or "")
+    choice = (event.get("choices") or [{}])[0]
+    said = {name: value for name, value in (choice.get("delta") or {}).items() if value}
+    return str(said["content"]) if set(said) == {"content"} and not choice.get("finish_reason") else ""
 
 
 def _steady(text: str) -> str:
-    """Without what is made up anew in each run."""
-    return _TIMES.sub(r"\g<1>0", _IDS.sub(r'\g<1>""', text))
-
-
-def _shape(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Enough to see what has changed; the bytes themselves as a digest."""
-    text = part["bytes"]
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return {**{key: value for key, value in part.items() if key != "bytes"}, "chars": len(text), "sha256": digest}
-
-
-def _kept(scene: Scene, seen: Mapping[str, Any]) -> None:
-    if folder := os.environ.get("GOLDENS_FOLDER"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        path = Path(folder) / f"{scene.name}.json"
-        path.write_text(json.dumps(seen, indent=1, ensure_ascii=False), encoding="utf-8")
+    """Without what is made up anew in each run; messages that the scenes share and lines of one shape are shortened."""
+    for message, name in _WORK.items():
+        text = text.replace(message.partition("\n")[2], f"({name})")
+    lines = []
+    for _, group in itertools.groupby(text.splitlines(), lambda line: re.sub(r"\d+", "0", line)):
+        same = list(group)
+        lines += same if len(same) < 4 else [same[0], f"(… {len(same) - 2} such lines …)", same[-1]]
+    return _TIMES.sub(r"\g<1>0", _IDS.sub(r'\g<1>"…"', "\n".join(lines)))

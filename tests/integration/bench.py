@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
+from tests.integration import app
 from tests.integration.harness import CHAT, Proxy, proxy, write_config
 from tests.integration.validity import problems
 
@@ -183,7 +184,7 @@ class Watch:
         return problems(original, sent[:-1] if goes_on else sent)
 
 
-@dataclass
+@dataclass(repr=False)
 class Bench:
     """A proxy and its simulators; `folder` is the one that its data is in."""
 
@@ -253,26 +254,32 @@ def open_bench(
     entries: Sequence[dict[str, Any]] = (),
     make_entries: Callable[[Mapping[str, str]], Sequence[dict[str, Any]]] | None = None,
     environ: Mapping[str, str] | None = None,
+    process: bool = False,
     executable: bool = False,
     **sections: Any,
 ) -> Iterator[Bench]:
-    """A bench for `groups`.
+    """A bench for `groups`, in this process.
 
     Args:
         entries: further `model_list` entries.
         make_entries: further ones that need the simulators' addresses, by group.
+        process: whether the proxy is a process of its own, and its simulators are behind sockets.
         environ, executable: of `harness.proxy`.
         sections: of config.yaml.
     """
     for path in _BESIDE.glob("*.py"):
         shutil.copy(path, folder)
+    served = serve if process or executable else app.serve
     with ExitStack() as stack:
         simulators = {group.name: group.make() for group in groups}
-        urls = {name: stack.enter_context(serve(simulator)).base_url for name, simulator in simulators.items()}
+        urls = {name: stack.enter_context(served(simulator)).base_url for name, simulator in simulators.items()}
         models = [group.entry(urls[group.name]) for group in groups]
         models += [*entries, *(make_entries(urls) if make_entries else ())]
         config = write_config(folder, models, settings, **sections)
-        running = stack.enter_context(proxy(config, executable=executable, **(environ or {})))
+        if process or executable:
+            running = stack.enter_context(proxy(config, executable=executable, **(environ or {})))
+        else:
+            running = stack.enter_context(app.proxy(config, **(environ or {})))
         bench = Bench(running, {group.name: group for group in groups}, simulators, folder)
         OPEN.append(bench)
         try:

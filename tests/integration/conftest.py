@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.bench import LATE, OPEN, THINKING_KEY, Bench, Group, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
-from tests.integration.restart_bench import CARRIERS, Restarting, shared
+from tests.integration.restart_bench import Carrier, Restarting, shared
 from tests.integration.routes import Servers, open_routes, serve_others
 from tests.integration.rows import Rows
 
@@ -31,19 +31,21 @@ _GROUPS = [
     Group("thinking", key=THINKING_KEY, architecture="glm4moe"),
     Group("settling", key=THINKING_KEY, architecture="glm4moe"),
     Group("small", 4096),
-    *(Group(f"floor-{share}") for share in (40, 50, 60, 70, 80)),
+    *(Group(f"floor-{share}") for share in (40, 80)),
     Group("off", compaction={"mode": "off"}, guarded=False),
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("doubted", 4096, factor=0.8, speaks=False),
     Group("doubted-floor", 4096, factor=0.8, speaks=False),
     Group("recounted", compaction={"count": "probe"}, factor=1.15, speaks=False),
-    *(
-        Group(f"first-{factor}-{share}", 4096, factor=factor)
-        for factor in (0.8, 1.0, 1.2)
-        for share in (60, 75, 90, 200)
-    ),
 ]
 _SABOTAGED = [Group(key, key=key, guarded=False) for key in ("sabotaged-count", "sabotaged-learn")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """LiteLLM leaves connections to the garbage collector, which comes in any test; its own process told nobody."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +102,6 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         _folder(tmp_path_factory),
         [
             Group("local"),
-            Group("late"),
             *LATE.values(),
             Group("opted", guarded=False),
             Group("cold", None),
@@ -114,7 +115,7 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             "when_not_loaded": "error",
             "page": False,
             "window_cache_s": 0.2,
-            "summary_timeout_s": 2,
+            "summary_timeout_s": 1,
         },
         litellm_settings={"callbacks": ["sabotage.handler"]},
     ) as bench:
@@ -159,10 +160,17 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield bench
 
 
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
+@pytest.fixture(scope="module")
+def carrier(request: pytest.FixtureRequest) -> Carrier:
+    """The transport; tests that `both_carriers` marks run by LiteLLM's hooks, too."""
+    chosen: Carrier = getattr(request, "param", "auto")
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def restarting(request: pytest.FixtureRequest, carrier: Carrier) -> Restarting:
+    """Models that talk past their windows."""
+    return shared(request, carrier)
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,8 @@ CHAT = "/v1/chat/completions"
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
 # Tests count what a server is asked, and in which order; calls in the background come when they come.
 NOTHING_AHEAD = {"background": "off"}
+# What an application in this process may have set for itself.
+_OF_ANOTHER = ("LITELLM_COMPACTION_HOME", "CONFIG_FILE_PATH", "WORKER_CONFIG")
 # Each only bounds a hang: on a busy machine a start has taken two minutes.
 _START_LIMIT_S = 300
 _LIMIT_S = 60
@@ -79,7 +81,7 @@ class Proxy:
     """A running proxy: its address, its key, and every line it has logged."""
 
     base_url: str
-    process: subprocess.Popen[str] | preloaded.Copy
+    process: subprocess.Popen[str] | preloaded.Copy | None
     client: httpx.Client
     lines: list[str] = field(default_factory=list)
     key: str = MASTER_KEY
@@ -127,7 +129,7 @@ def environment(**extra: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.lower().endswith("_proxy") and name != "LITELLM_COMPACTION_HOME"
+        if not name.lower().endswith("_proxy") and name not in _OF_ANOTHER
     }
     root = str(Path(__file__).parents[2])
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import httpx
 
@@ -11,7 +12,9 @@ from tests.integration.harness import Proxy
 
 # As people open it, and where it asks for a key.
 OPENED, PAGE = "/compaction", "/compaction/"
-ADMIN = "sk-page-admin"
+ADMIN, VIEWER, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "viewer", "anna", "arno", "bert"))
+# The callback that knows these keys.
+KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
 
 
 def look(running: Proxy, key: str | None = ADMIN, **headers: str) -> httpx.Response:

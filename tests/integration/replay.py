@@ -16,7 +16,7 @@ from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.simulator import ChatCall, Fault, Reply, Simulator, summary_of_facts
-from tests.builders import RULES
+from tests.builders import RULES, prose, tool_round, tools
 from tests.integration.bench import is_question, is_summary_call, overrun
 from tests.integration.harness import Proxy
 from tests.integration.validity import problems, searchable
@@ -77,8 +77,38 @@ def mean_facts(results: list[Replay]) -> float:
 
 
 def transcripts() -> list[Transcript]:
+    """Recorded conversations, which are data beside the project; where these are not there, two of our own."""
+    if not FOLDER.is_dir():
+        return [_agents_run(), _persons_chat()]
     loaded = [(path.stem, json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]
     return [Transcript(name, d["messages"], d.get("tools") or [], d["facts"]) for name, d in loaded]
+
+
+def _agents_run() -> Transcript:
+    """Forty tool rounds of an agent; every fifth result has something to remember."""
+    system = {"role": "system", "content": "You repair a warehouse's software. Never write to /etc/warehouse."}
+    messages: list[dict[str, Any]] = [system, {"role": "user", "content": "Find out why ports are skipped."}]
+    facts = []
+    for number in range(40):
+        fact = f"port_{number} is skipped because of ticket WH-{4000 + number * 7}"
+        found = f"{prose(f'log {number}', 260)}\n{fact if number % 5 == 0 else 'nothing of note'}"
+        messages += tool_round("read_log", found, f"call_{number:05}")
+        if number % 5 == 0:
+            facts.append({"text": f"WH-{4000 + number * 7}", "msg": len(messages) - 1})
+    return Transcript("agents_run", messages, tools(3), facts)
+
+
+def _persons_chat() -> Transcript:
+    """Sixty turns of a person who plans a journey and says now and then what must not be forgotten."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Help me to plan a journey by train."}]
+    facts = []
+    for number in range(60):
+        messages.append({"role": "assistant", "content": f"Day {number}: {prose(f'day {number}', 110)}."})
+        wish = f"On day {number} I stay at Pension {1200 + number * 11}."
+        messages.append({"role": "user", "content": wish if number % 6 == 0 else f"Go on with day {number + 1}."})
+        if number % 6 == 0:
+            facts.append({"text": f"Pension {1200 + number * 11}", "msg": len(messages) - 1})
+    return Transcript("persons_chat", [*messages, {"role": "assistant", "content": "All is planned."}], [], facts)
 
 
 def summariser(kind: str, facts: list[str]) -> Callable[[ChatCall], Reply | None]:

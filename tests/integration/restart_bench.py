@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ import pytest
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from litellm_compaction.simulator import ChatCall, Gate, Reply, Simulator, numbered_words
 from tests.builders import prose
-from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
+from tests.integration.bench import SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
 
@@ -33,20 +32,10 @@ _THINK_ON = "while you were thinking"
 # Part of an answer that the model looks for to find where it stopped.
 _SEAM_CHARS = 48
 
-
-def _router_reads_first_chunk() -> bool:
-    spec = find_spec("litellm")
-    assert spec is not None and spec.origin is not None  # noqa: PT018
-    modules = Path(spec.origin).parent.glob("router*.py")
-    return any("_aread_first_chunk" in module.read_text(encoding="utf-8") for module in modules)
-
-
-# Whether LiteLLM's router reads the first chunk of a stream before any hook sees the stream: 1.109.1 does, 1.106.2 does
-# not. What fails until then is an error with a status, for LiteLLM's retries; our hooks only hear of it.
-READS_FIRST_CHUNK = _router_reads_first_chunk()
-
 Carrier = Literal["auto", "hooks"]
 CARRIERS: tuple[Carrier, ...] = ("auto", "hooks")
+# For the scenarios that are shown with both.
+both_carriers = pytest.mark.parametrize("carrier", CARRIERS, indirect=True, scope="module")
 Style = Literal["exact", "sentence", "whole", "no_space", "fence", "chatter"]
 STYLES: tuple[Style, ...] = ("exact", "sentence", "whole", "no_space", "fence", "chatter")
 
@@ -60,12 +49,18 @@ def group(name: str, window: int = WINDOW, **options: Any) -> Group:
     return Group(name, window, key=_KEY, architecture="glm4", simulator=simulator, **options)
 
 
-CROWDED = tuple(f"crowded-{number}" for number in range(16))
+_HOW = ("stream", "whole")
+CROWDED = (
+    *(
+        f"crowded-{place}-{how}"
+        for place in ("first", "text", "reasoning", "call", "summary", "stream-2", "stream-4")
+        for how in _HOW
+    ),
+    *(f"hanging-{how}" for how in _HOW),
+)
 _GROUPS = [
     group("local"),
     group("middle", 4096),
-    # LiteLLM's own sign of life, while a hook of ours makes it wait.
-    group("kept-alive", 4096, params={"keepalive_seconds": 1}),
     group("wide", 8192),
     *(
         group(f"overflowing-{overflow}-{stream}", factor=3.3, simulator={"overflow": overflow})
@@ -81,8 +76,11 @@ _GROUPS = [
     # Nobody else teaches how it counts.
     group("unreported", 4096),
     group("full"),
-    # Several conversations at once through each calibration; one that hangs holds up those of its own group only.
-    *(group(name, simulator={"unified_kv": False}, params={"timeout": 6}) for name in CROWDED),
+    # Several conversations at once through each calibration.
+    *(
+        group(name, simulator={"unified_kv": False}, params={"timeout": 1} if "hanging" in name else {})
+        for name in CROWDED
+    ),
     # Far ahead of a busy proxy that reads four answers: it has nothing but its bounds to keep to.
     group("pool", 4096, simulator={"tokens_per_second": 1000.0, "chunk_tokens": 4}),
 ]
@@ -91,7 +89,7 @@ _GROUPS = [
 _OPENED = pytest.StashKey[dict[str, "Restarting"]]()
 
 
-@dataclass
+@dataclass(repr=False)
 class Restarting(Bench):
     """A bench with the carrier that its answers are carried by, and the rows that were billed."""
 
@@ -99,26 +97,29 @@ class Restarting(Bench):
     rows: Rows = field(default_factory=lambda: Rows(Path()))
 
 
-def shared(request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False) -> Restarting:
+def shared(
+    request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False, process: bool = False
+) -> Restarting:
     """The session's proxy with this carrier, started when it is first asked for.
 
     Args:
         request: of the fixture that asks.
         carrier: as in the settings.
         behind_another: whether another callback with an iterator hook is listed before ours.
+        process: of `open_bench`.
     """
-    name = f"{carrier}{' behind another' if behind_another else ''}"
+    name = f"{carrier}{' behind another' if behind_another else ''}{' process' if process else ''}"
     opened = request.config.stash.setdefault(_OPENED, {})
     if name not in opened:
         stack = ExitStack()
         request.session.addfinalizer(stack.close)
         factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
-        opened[name] = stack.enter_context(_open(factory.mktemp("restart"), carrier, behind_another))
+        opened[name] = stack.enter_context(_open(factory.mktemp("restart"), carrier, behind_another, process))
     return opened[name]
 
 
 @contextmanager
-def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Restarting]:
+def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -> Iterator[Restarting]:
     for path in _BESIDE.glob("*.py"):
         shutil.copy(path, folder)
     rows = Rows(folder / "rows.jsonl")
@@ -131,6 +132,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
         folder,
         _GROUPS,
         None,
+        process=process,
         # A key's tokens count for an hour, so that no slow answer outlives its minute.
         environ={**rows.environ, "LITELLM_RATE_LIMIT_WINDOW_SIZE": "3600"},
         litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "recorder.handler"]},
@@ -193,6 +195,8 @@ class Teller:
     def __call__(self, call: ChatCall) -> Reply:
         if is_summary_call(call.body):
             return self.summary
+        if is_question(call.body):
+            return Reply("I")
         self.streams += 1
         asked = text_of(call.messages[-1])
         if self.streams > 1 and self.later:

@@ -14,8 +14,6 @@ from litellm_compaction.simulator import SDK_MODES, SdkMode
 from tests.builders import talk
 from tests.integration.bench import Bench, Group, Watch, open_bench
 
-pytestmark = pytest.mark.proxy
-
 WINDOW = 8192
 FACTORS = (0.8, 1.0, 1.2)
 STRANGE = "acme/strange-7b"
@@ -96,7 +94,7 @@ def test_whatever_does_not_pass_is_done_without(asking: Bench, mode: SdkMode) ->
     """Everything is answered; what is wrong is said once, with what to do."""
     name = f"harsh-{mode}"
     asking.simulators[name].sdk.mode = mode
-    for share in (0.5, 0.75, 0.9, 1.3):
+    for share in (0.5, 0.9):
         messages = talk(f"{name} {share}", int(share * WINDOW / 1.2))
         watch = sent(asking, name, messages)
         assert share > 0.7 or len(watch.sent()) == len(messages)

@@ -10,8 +10,6 @@ import pytest
 from tests.builders import talk
 from tests.integration.bench import Bench, Group, open_bench
 
-pytestmark = pytest.mark.proxy
-
 _WINDOW = 4096
 _STUB = "[Compressed: "
 _TIERS = ("SIMPLE", "MEDIUM", "COMPLEX", "REASONING")

@@ -12,8 +12,6 @@ from tests.builders import talk
 from tests.integration.bench import Bench, open_bench
 from tests.integration.ollama_server import MODEL, Ollama, serve_ollama
 
-pytestmark = pytest.mark.proxy
-
 _REFUSES = {"truncate": False, "shift": False}
 
 
@@ -55,8 +53,7 @@ def _as_it_says(ollama: Ollama) -> Iterator[None]:
     ollama.window = ollama.says
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("group", ["chat", "generate"])
+@pytest.mark.parametrize(("group", "stream"), [("chat", True), ("generate", False)])
 def test_it_is_asked_to_refuse_and_not_to_cut(proxied: Bench, ollama: Ollama, group: str, stream: bool) -> None:
     """Both fields stand in the body itself, beside the bound on the answer among its options."""
     body = {"model": group, "messages": talk(f"{group} {stream}", 500), "stream": stream}

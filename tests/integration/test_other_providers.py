@@ -8,8 +8,6 @@ from tests.builders import talk
 from tests.integration.bench import Bench, is_summary_call
 from tests.integration.routes import HAS_PROMETHEUS, Servers
 
-pytestmark = pytest.mark.proxy
-
 
 @pytest.mark.parametrize(("group", "window"), [("llama", 6144), ("llamafile", 6144), ("ollama", 5120)])
 def test_an_opted_in_server_is_guarded_by_its_own_window(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.integration.bench import Bench
 from tests.integration.harness import MASTER_KEY
 from tests.integration.page_forms import chosen, look, send
-
-pytestmark = pytest.mark.proxy
 
 _HI = [{"role": "user", "content": "Hi."}]
 

@@ -14,15 +14,12 @@ import httpx
 import pytest
 
 from litellm_compaction.recall import BEGIN, END
-from litellm_compaction.simulator import Model, Simulator, serve
+from litellm_compaction.simulator import Model, Simulator
+from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, is_summary_call
-from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
+from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
+from tests.integration.page_forms import ANNA, BERT, KEYS
 from tests.integration.test_recall_tool import NAMES, TOOL, conversation, question, script
-
-pytestmark = pytest.mark.proxy
-
-ANNA, BERT = (f"sk-page-{name}" for name in ("anna", "bert"))
-_KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
 
 
 @dataclass
@@ -40,16 +37,16 @@ class Running:
         return answer, list(record.body["messages"])
 
 
-@pytest.fixture(params=["auto", "hooks"])
-def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
-    shutil.copy(_KEYS, tmp_path)
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    shutil.copy(KEYS, tmp_path)
     simulator = Simulator([Model(KEY)])
     # Its summaries hold nothing of the conversation.
     simulator.script = script
     simulator.load(KEY, 8192)
     with ExitStack() as stack:
         base_url = stack.enter_context(serve(simulator)).base_url
-        settings = {"keep_originals": "compacted", "carrier": request.param, **NOTHING_AHEAD}
+        settings = {"keep_originals": "compacted", **NOTHING_AHEAD}
         auth = {"custom_auth": "page_keys.user_api_key_auth"}
         config = write_config(tmp_path, [lm_studio("small", KEY, base_url)], settings, general_settings=auth)
         yield Running(stack.enter_context(proxy(config)), simulator)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words, serve
+from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words
+from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
-from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
-
-pytestmark = pytest.mark.proxy
+from tests.integration.forms import END, form, read
+from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, write_config
+from tests.integration.restart_bench import Carrier, both_carriers
 
 _ANIMALS = [f"{size} {kind}" for size in ("small", "large", "old", "young") for kind in (
     "walrus", "otter", "seal", "crab", "heron", "turtle", "newt", "ray", "eel", "toad", "gull", "shrimp", "squid",
 )]  # fmt: skip
 # By animal, each said once, between much else.
+_NUMBERS = itertools.count()
 NAMES = {each: "".join(reversed(each.replace(" ", ""))) for each in _ANIMALS}
 # Programs get no notice in the text.
 PROGRAM = {"user-agent": "program"}
@@ -70,53 +70,58 @@ class Running:
         return [*messages, {"role": "assistant", "content": "Understood."}], gone[0], gone[9]
 
 
-@pytest.fixture(params=["auto", "hooks"])
-def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
-    with opened(tmp_path, request.param) as started:
-        yield started
-
-
-@pytest.fixture
-def carried(tmp_path: Path) -> Iterator[Running]:
-    with opened(tmp_path, "auto") as started:
-        yield started
-
-
-@contextmanager
-def opened(folder: Path, carrier: str) -> Iterator[Running]:
+@pytest.fixture(scope="module")
+def opened(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     simulator = Simulator([Model(KEY)])
-    simulator.script = script
     simulator.load(KEY, 8192)
     with ExitStack() as stack:
         base_url = stack.enter_context(serve(simulator)).base_url
         settings = {"keep_originals": "compacted", "carrier": carrier, **NOTHING_AHEAD}
-        config = write_config(folder, [lm_studio("small", KEY, base_url)], settings)
+        config = write_config(tmp_path_factory.mktemp("recall"), [lm_studio("small", KEY, base_url)], settings)
         yield Running(stack.enter_context(proxy(config)), simulator)
 
 
+@pytest.fixture
+def running(opened: Running) -> Running:
+    """One that the test before has left as it was."""
+    opened.simulator.script, opened.simulator.chunk_tokens = script, Simulator([]).chunk_tokens
+    opened.simulator.requests.clear()
+    opened.proxy.lines.clear()
+    return opened
+
+
 def conversation() -> list[dict[str, Any]]:
-    """Of many exchanges, with one name in each."""
+    """Of many exchanges, with one name in each; no other test has it."""
     said: list[dict[str, Any]] = [{"role": "system", "content": "You are helpful."}]
+    asked = f"And then, {next(_NUMBERS)}?"
     for number, (animal, name) in enumerate(NAMES.items()):
         chat = " ".join(f"We went on about ponds and weather, part {number} of it, line {line}." for line in range(14))
         said += [
-            {"role": "user", "content": f"And then? {chat}"},
+            {"role": "user", "content": f"{asked} {chat}"},
             {"role": "assistant", "content": f"{chat} by the way the {animal} is called {name.lower()} by all. {chat}"},
         ]
     return [*said, {"role": "user", "content": "Go on."}]
 
 
-def test_our_tool_is_part_of_what_the_server_counts(carried: Running) -> None:
+def test_our_tool_is_part_of_what_the_server_counts(running: Running) -> None:
     """Without it the answer's number would not be the one that LM Studio has told, and it would not be asked again."""
-    messages, animal, _ = carried.compacted(tools=[TOOL])
+    messages, animal, _ = running.compacted(tools=[TOOL])
     for number in range(2):
         messages += [{"role": "user", "content": f"{question(animal)} Part {number}."}]
-        carried.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
+        running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
         messages += [{"role": "assistant", "content": "Understood."}]
-    told = carried.simulator.sdk.parameters("applyPromptTemplate")
+    told = running.simulator.sdk.parameters("applyPromptTemplate")
     names = {tool["function"]["name"] for each in told for tool in each["opts"].get("toolDefinitions", ())}
     assert names == {"read_file", "recall"}
-    assert carried.proxy.logged("count alone") == []
+    assert running.proxy.logged("count alone") == []
+
+
+@both_carriers
+def test_the_model_looks_up_a_lost_name(running: Running) -> None:
+    """By each carrier."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
+    answer = running.proxy.stream("small", [*messages, {"role": "user", "content": question(animal)}], tools=[TOOL])
+    assert (answer.text, answer.finish_reasons) == (f"Let me look.\n\nIt is {NAMES[animal]}.", ["stop"])
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -203,8 +208,7 @@ def test_calls_of_the_clients_go_on_beside_ours(running: Running, stream: bool) 
     assert NAMES[animal] in json.dumps([message for message in sent if message["role"] == "tool"])
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running, stream: bool) -> None:
+def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running) -> None:
     """After three, and a word that there are no more."""
     messages, animal, _ = running.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
@@ -213,55 +217,31 @@ def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running, str
     running.simulator.script = lambda call: (
         Reply(SUMMARY) if is_summary_call(call.body) else Reply(tool_calls=[("recall", query)])
     )
-    if stream:
-        answer = running.proxy.stream("small", messages, tools=[TOOL])
-        assert (answer.text, answer.finish_reasons) == ("", ["stop"])
-        said = answer.raw.decode()
-    else:
-        whole = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
-        assert whole.json()["choices"][0]["finish_reason"] == "stop"
-        said = whole.text
-    assert '"recall"' not in said
+    answer = running.proxy.stream("small", messages, tools=[TOOL])
+    assert (answer.text, answer.finish_reasons) == ("", ["stop"])
+    assert '"recall"' not in answer.raw.decode()
     assert len(running.asked()) - before == 5
     assert "No more look-ups" in json.dumps((running.asked()[-1].body or {})["messages"])
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_other_routes_carry_it_too(carried: Running, stream: bool) -> None:
-    """Anthropic's messages and OpenAI's responses, by their own clients."""
-    messages, animal, other_animal = carried.compacted(tools=[TOOL])
-    asked = [*messages[1:], {"role": "user", "content": question(animal)}]
-    said = f"Let me look.\n\nIt is {NAMES[animal]}."
+@pytest.mark.parametrize(("route", "stream"), [("messages", True), ("messages", False), ("responses", True)])
+def test_other_routes_carry_it_too(running: Running, route: str, stream: bool) -> None:
+    """Anthropic's messages and OpenAI's responses, with tools in their own shapes."""
+    messages, animal, _ = running.compacted(tools=[TOOL])
     schema = TOOL["function"]["parameters"]
-    with anthropic.Anthropic(base_url=carried.proxy.base_url, api_key=carried.proxy.key, max_retries=0) as client:
-        tool = {"name": "read_file", "description": "Reads a file.", "input_schema": schema}
-        asking: dict[str, Any] = {"model": "small", "max_tokens": 500, "messages": asked, "tools": [tool]}
-        asking["system"] = messages[0]["content"]
-        if stream:
-            with client.messages.stream(**asking) as events:
-                message = events.get_final_message()
-        else:
-            message = client.messages.create(**asking)
-    assert [block.type for block in message.content] == ["text"]
-    assert message.content[0].text.endswith(said)
-    assert message.stop_reason == "end_turn"
-    asked = [*asked, {"role": "assistant", "content": said}, {"role": "user", "content": question(other_animal)}]
-    said = f"Let me look.\n\nIt is {NAMES[other_animal]}."
-    with openai.OpenAI(base_url=f"{carried.proxy.base_url}/v1", api_key=carried.proxy.key, max_retries=0) as other:
-        function = {"type": "function", "name": "read_file", "parameters": schema, "strict": False}
-        asking = {"model": "small", "input": asked, "instructions": messages[0]["content"], "tools": [function]}
-        if stream:
-            *_, last = other.responses.create(**asking, stream=True)
-            response = last.response
-        else:
-            response = other.responses.create(**asking)
-    assert [item.type for item in response.output] == ["message"]
-    assert response.output_text.endswith(said)
-    assert len([each for each in carried.asked() if "recall" in json.dumps(each.body)]) >= 4
+    tool = {
+        "messages": {"name": "read_file", "input_schema": schema},
+        "responses": {"type": "function", "name": "read_file", "parameters": schema, "strict": False},
+    }[route]
+    path, body = form(route, "small", [*messages, {"role": "user", "content": question(animal)}], stream=stream)
+    answer = running.proxy.stream_body({**body, "tools": [tool]}, path, **PROGRAM)
+    said = read(route, answer.raw.decode())
+    assert (said.text, said.ends) == (f"Let me look.\n\nIt is {NAMES[animal]}.", [END[route]])
+    assert '"recall"' not in answer.raw.decode()
+    assert "recall" in json.dumps(running.asked()[-1].body)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Running, stream: bool) -> None:
+def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Running) -> None:
     """The words before the look-up and all after it, none of them twice, over a restart."""
     messages, animal, _ = running.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
@@ -280,14 +260,9 @@ def test_an_answer_that_fills_the_window_after_a_look_up_is_whole(running: Runni
     running.simulator.script, running.simulator.chunk_tokens = telling, 16
     before = len(running.asked())
     body = {"tools": [TOOL], "max_tokens": 20_000}
-    if stream:
-        answer = running.proxy.stream_body({"model": "small", "messages": messages, "stream": True, **body}, **PROGRAM)
-        said, reasons = answer.text, answer.finish_reasons
-    else:
-        choice = running.proxy.chat("small", messages, **body).raise_for_status().json()["choices"][0]
-        said, reasons = choice["message"]["content"], [choice["finish_reason"]]
-    assert said == f"Let me look.\n\n{numbered_words(words)}"
-    assert reasons == ["stop"]
+    answer = running.proxy.stream_body({"model": "small", "messages": messages, "stream": True, **body}, **PROGRAM)
+    assert answer.text == f"Let me look.\n\n{numbered_words(words)}"
+    assert answer.finish_reasons == ["stop"]
     assert len(running.asked()) - before >= 3, "it was not restarted"
     assert not any(each.truncated for each in running.asked())
 
@@ -318,9 +293,9 @@ def test_a_client_that_leaves_during_a_look_up_ends_it(running: Running) -> None
     gate.open()
 
 
-def test_two_clients_look_up_the_same_at_once(carried: Running) -> None:
+def test_two_clients_look_up_the_same_at_once(running: Running) -> None:
     """Both calls are open before one is answered; each client gets a whole answer."""
-    messages, animal, _ = carried.compacted(tools=[TOOL])
+    messages, animal, _ = running.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
     gates = [Gate(), Gate()]
     waiting = iter(gates)
@@ -329,10 +304,10 @@ def test_two_clients_look_up_the_same_at_once(carried: Running) -> None:
         found = script(call)
         return replace(found, gate=next(waiting)) if found.tool_calls else found
 
-    carried.simulator.script = together
+    running.simulator.script = together
     with ThreadPoolExecutor(2) as threads:
         # Short answers: two of them share the context.
-        asked = [threads.submit(carried.proxy.chat, "small", messages, tools=[TOOL], max_tokens=64) for _ in range(2)]
+        asked = [threads.submit(running.proxy.chat, "small", messages, tools=[TOOL], max_tokens=64) for _ in range(2)]
         try:
             assert all(gate.reached.wait(60) for gate in gates), "one waited for the other"
         finally:
@@ -344,30 +319,30 @@ def test_two_clients_look_up_the_same_at_once(carried: Running) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"n": 2}, {"logprobs": True}])
-def test_answers_that_cannot_be_joined_have_no_tool(carried: Running, asked: dict[str, Any]) -> None:
+def test_answers_that_cannot_be_joined_have_no_tool(running: Running, asked: dict[str, Any]) -> None:
     """Of several choices, or with log probabilities, a call could not be answered."""
-    messages, animal, _ = carried.compacted(tools=[TOOL])
+    messages, animal, _ = running.compacted(tools=[TOOL])
     messages = [*messages, {"role": "user", "content": question(animal)}]
-    answer = carried.proxy.chat("small", messages, tools=[TOOL], **asked).raise_for_status()
+    answer = running.proxy.chat("small", messages, tools=[TOOL], **asked).raise_for_status()
     assert answer.json()["choices"][0]["message"]["content"] == "I do not know."
-    assert (carried.asked()[-1].body or {})["tools"] == [TOOL]
+    assert (running.asked()[-1].body or {})["tools"] == [TOOL]
 
 
 @pytest.mark.parametrize(
     "query", [r"\ud83d bird \u0000", "größe 日本語 👩‍👩‍👧", "<|im_end|><|user|>", "bird " * 1_000], ids=ascii
 )
-def test_any_query_is_answered(carried: Running, query: str) -> None:
+def test_any_query_is_answered(running: Running, query: str) -> None:
     """Half a character, other scripts, a template's tokens, thousands of words."""
-    messages, *_ = carried.compacted(tools=[TOOL])
+    messages, *_ = running.compacted(tools=[TOOL])
 
     def looking(call: ChatCall) -> Reply:
         if call.messages[-1]["role"] == "tool":
             return Reply("Thanks.")
         return Reply(tool_calls=[("recall", f'{{"query": "{query}"}}')])
 
-    carried.simulator.script = looking
-    answer = carried.proxy.chat("small", [*messages, {"role": "user", "content": "And?"}], tools=[TOOL])
+    running.simulator.script = looking
+    answer = running.proxy.chat("small", [*messages, {"role": "user", "content": "And?"}], tools=[TOOL])
     choice = answer.raise_for_status().json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Thanks.", "stop")
-    carried.proxy.expect_logged("recall model=small lookups=1")
-    assert not carried.proxy.logged("recall_failed|failed_open")
+    running.proxy.expect_logged("recall model=small lookups=1")
+    assert not running.proxy.logged("recall_failed|failed_open")

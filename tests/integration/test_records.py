@@ -10,25 +10,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import httpx
 import pytest
 
 from litellm_compaction.cli import main
-from litellm_compaction.simulator import Model, Simulator, serve
+from litellm_compaction.simulator import Model, Simulator
 from tests.builders import ONE_ROUND, answered, talk
+from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, Watch, answers
-from tests.integration.harness import MASTER_KEY, Proxy, Streamed, lm_studio, proxy, write_config
-from tests.integration.record_picture import picture, run
+from tests.integration.harness import MASTER_KEY, Proxy, Streamed, lm_studio, write_config
+from tests.integration.page_forms import ADMIN, ANNA, ARNO, BERT, KEYS
+from tests.integration.restart_bench import Carrier, both_carriers
 
-pytestmark = pytest.mark.proxy
-
-ADMIN, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "anna", "arno", "bert"))
-_KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
 _LIMIT_S = 60
 _PREFIX = "x-litellm-compaction-"
-BROWSER = {"accept": "text/html"}
 KEY_OF_ANNA = {"Authorization": f"Bearer {ANNA}"}
 
 
@@ -55,16 +51,16 @@ class Running:
         return Watch(self.simulator, len(self.simulator.requests))
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp(f"records-{request.param}")
-    shutil.copy(_KEYS, folder)
+@pytest.fixture(scope="module")
+def running(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp(f"records-{carrier}")
+    shutil.copy(KEYS, folder)
     simulator = Simulator([Model(KEY)])
     simulator.script = answers()
     simulator.load(KEY, 8192)
     with ExitStack() as stack:
         entries = [lm_studio("small", KEY, stack.enter_context(serve(simulator)).base_url)]
-        settings = {"keep_originals": "compacted", "carrier": request.param}
+        settings = {"keep_originals": "compacted", "carrier": carrier}
         auth = {"custom_auth": "page_keys.user_api_key_auth"}
         config = write_config(folder, entries, settings, general_settings=auth)
         yield Running(stack.enter_context(proxy(config)), simulator, folder)
@@ -82,6 +78,7 @@ def soon(found: Callable[[], Any]) -> Any:
     return each
 
 
+@both_carriers
 def test_every_answer_names_its_record(running: Running) -> None:
     """In headers if they can have it, else in the usage of the stream that was open; the next turn has the same."""
     messages = talk(f"receipts {running.folder.name}", ONE_ROUND)
@@ -105,7 +102,7 @@ def test_every_answer_names_its_record(running: Running) -> None:
 
 
 def test_its_owner_sees_it_before_and_after(running: Running) -> None:
-    """As JSON and as a page; a team mate does, others get what a forged id gets, administrators numbers."""
+    """A team mate does, too; others get what a forged id gets, administrators numbers."""
     messages = talk(f"before and after {running.folder.name}", ONE_ROUND)
     record = receipt(running.ask(messages).headers)["record"]
     soon(lambda: running.get(record).json()["before"])
@@ -114,16 +111,11 @@ def test_its_owner_sees_it_before_and_after(running: Running) -> None:
     assert {each["fate"] for each in found["after"]} <= {"verbatim", "shorter", "in the record"}
     assert found["why_incomplete"] == ""
     soon(lambda: running.get(record).json()["events"])
-    page = running.get(record, **BROWSER)
-    assert (page.status_code, "Messages before and after" in page.text) == (200, True)
-    assert found["record"].splitlines()[0].strip("[]").split()[0] in page.text
-    for headers in ({}, BROWSER):
-        foreign, forged = running.get(record, BERT, **headers), running.get("0123456789abcdef", BERT, **headers)
-        assert (foreign.status_code, foreign.content) == (forged.status_code, forged.content)
-        assert foreign.status_code == 404
-        numbers = running.get(record, ADMIN, **headers)
-        assert numbers.status_code == 200
-        assert messages[1]["content"][:40] not in numbers.text
+    foreign, forged = running.get(record, BERT), running.get("0123456789abcdef", BERT)
+    assert (foreign.status_code, foreign.content) == (forged.status_code, forged.content)
+    assert foreign.status_code == 404
+    numbers = running.get(record, ADMIN).raise_for_status()
+    assert messages[1]["content"][:40] not in numbers.text
     assert running.get(record, "sk-wrong").status_code == 401
     assert not running.proxy.logged("failed_open|records_failed")
 
@@ -147,7 +139,7 @@ def test_an_operator_sees_it_in_the_shell(
 
 
 def test_what_is_undone_is_sent_as_it_is(running: Running) -> None:
-    """The same request goes out whole and the next turn is compacted; only a form of the page's own undoes."""
+    """The same request goes out whole and the next turn is compacted; only its owner undoes, from no other site."""
     messages = talk(f"undone {running.folder.name}", 6300)
     watch = running.watch()
     record = receipt(running.ask(messages).headers)["record"]
@@ -161,9 +153,7 @@ def test_what_is_undone_is_sent_as_it_is(running: Running) -> None:
         {"Authorization": "Basic " + base64.b64encode(f"anna:{ANNA}".encode()).decode()},
     ):
         assert running.proxy.client.post(address, headers=headers).status_code in (401, 404)
-    basic = {"Authorization": "Basic " + base64.b64encode(f"anna:{ANNA}".encode()).decode(), **BROWSER}
-    done = running.proxy.client.post(address, headers={**basic, "Sec-Fetch-Site": "same-origin"})
-    assert (done.status_code, done.headers["location"]) == (303, "../../?done=undone")
+    assert running.proxy.post({}, address, headers=KEY_OF_ANNA).json()["forgotten"] == 1
     assert running.get(record).status_code == 404
     before = len(watch.sent())
     again = running.ask(messages)
@@ -191,40 +181,14 @@ def test_what_does_not_fit_is_compacted_although_it_was_undone(running: Running)
     running.proxy.expect_logged("(compacted|fallback) model=small .* reason=undone")
 
 
-def test_a_record_is_made_anew_with_a_focus(running: Running) -> None:
-    """By the next request, whose summary is told the topic."""
-    messages = talk(f"anew {running.folder.name}", ONE_ROUND)
-    record = receipt(running.ask(messages).headers)["record"]
-    address = f"/compaction/records/{record}/redo"
-    client = running.proxy.client
-    for headers in ({**KEY_OF_ANNA, "Sec-Fetch-Site": "cross-site"}, {"Authorization": f"Bearer {BERT}"}):
-        assert client.post(address, data={"focus": "the port"}, headers=headers).status_code in (401, 404)
-    done = client.post(address, data={"focus": "the port of the database"}, headers=KEY_OF_ANNA)
-    assert done.json()["forgotten"] == 1
-    watch = running.watch()
-    streamed = running.stream(messages)
-    assert streamed.headers["x-litellm-compaction"] == "compacted"
-    [summary] = watch.summaries
-    assert "the port of the database" in repr(summary.body)
-    assert "the port of the database" not in repr(watch.sent())
-    assert running.ask(answered(messages, "Understood.", "Go on.")).headers["x-litellm-compaction"] == "reused"
-    assert not running.proxy.logged("port of the database")
-
-
-@pytest.mark.parametrize("by", ["metadata", "header"])
-def test_a_pinned_message_stays(running: Running, by: str) -> None:
+def test_a_pinned_message_stays(running: Running) -> None:
     """Named by its words, in the compaction that comes and in the next one."""
-    first, *rest = talk(f"pinned {by} {running.folder.name}", ONE_ROUND)
+    first, *rest = talk("pinned", ONE_ROUND)
     rule = "The walrus is called Archibald, and nobody else is."
     said = [first, {"role": "user", "content": rule}, {"role": "assistant", "content": "Noted."}, *rest]
     body: dict[str, Any] = {"model": "small", "messages": said, "max_tokens": 32}
-    headers = dict(KEY_OF_ANNA)
-    if by == "metadata":
-        body["metadata"] = {"compaction": {"pin": [rule[:30]]}}
-    else:
-        headers["x-litellm-compaction-pin"] = rule[:30]
     watch = running.watch()
-    answer = running.proxy.post(body, headers=headers)
+    answer = running.proxy.post(body, headers={**KEY_OF_ANNA, "x-litellm-compaction-pin": rule[:30]})
     assert answer.headers["x-litellm-compaction"] == "compacted", answer.text
     assert rule in watch.sent()[1]["content"]
     for _ in range(20):
@@ -237,35 +201,6 @@ def test_a_pinned_message_stays(running: Running, by: str) -> None:
     assert not running.proxy.logged("Archibald")
 
 
-def test_a_message_is_pinned_on_the_page(running: Running) -> None:
-    """By its number: the next request has it verbatim, though the record that stood for it is there."""
-    first, *rest = talk(f"pinned on the page {running.folder.name}", ONE_ROUND)
-    rule = "The narwhal is called Balthasar."
-    messages = [first, {"role": "user", "content": "Begin."}, {"role": "assistant", "content": "Yes."}]
-    messages += [{"role": "user", "content": rule}, {"role": "assistant", "content": "Noted."}, *rest]
-    watch = running.watch()
-    record = receipt(running.ask(messages).headers)["record"]
-    [number] = [
-        each["number"] for each in soon(lambda: running.get(record).json()["before"]) if each["text"].strip() == rule
-    ]
-    before = running.get(record).json()["after"][number - 1]
-    assert before["fate"] == "in the record"
-    address = f"/compaction/records/{record}/pin"
-    client = running.proxy.client
-    assert (
-        client.post(address, data={"number": str(number)}, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 401
-    )
-    done = client.post(address, data={"number": str(number)}, headers=KEY_OF_ANNA)
-    assert done.json()["pinned"] is True
-    later = running.ask(answered(messages, "Understood.", "Go on."))
-    assert later.headers["x-litellm-compaction"] == "compacted"
-    found = running.get(receipt(later.headers)["record"]).json()
-    soon(lambda: running.get(receipt(later.headers)["record"]).json()["before"])
-    found = running.get(receipt(later.headers)["record"]).json()
-    assert found["after"][number - 1]["fate"] == "verbatim"
-    assert rule in watch.sent()[1]["content"].rpartition("END RECORD")[2]
-
-
 def test_a_pin_that_names_nothing_is_refused(running: Running) -> None:
     """With its number alone, before anything is sent."""
     watch = running.watch()
@@ -274,16 +209,3 @@ def test_a_pin_that_names_nothing_is_refused(running: Running) -> None:
     assert (refused.status_code, "Pin 1 is in no message" in refused.text) == (400, True)
     assert watch.chats == []
     assert not running.proxy.logged("No such")
-
-
-def test_the_picture_in_the_documents_is_of_a_run(tmp_path: Path) -> None:
-    """Its script draws the run that it makes: the record's words, those that stay, and both palettes."""
-    made = run(tmp_path)
-    drawn = picture(made)
-    texts = "\n".join(ElementTree.fromstring(drawn).itertext())  # noqa: S314 - made here
-    assert made.record["record"].splitlines()[0] in texts
-    assert texts.count(made.before[-1]["content"]) == 2
-    assert "prefers-color-scheme: dark" in drawn
-    known = (Path(__file__).parents[2] / "docs" / "compaction.svg").read_text("utf-8")
-    assert f"Before: {len(made.before)} messages" in known
-    assert "prefers-color-scheme: dark" in known

@@ -13,18 +13,9 @@ import pytest
 from litellm_compaction.simulator import Fault, Reply
 from tests.builders import prose, talk
 from tests.integration.bench import KEY, Bench, Group, answers, open_bench
+from tests.integration.forms import PATHS, ROUTES, ask
 from tests.integration.harness import free_port
 from tests.integration.plain_server import PlainServer
-
-pytestmark = pytest.mark.proxy
-
-PATHS = {
-    "chat": ("/v1/chat/completions", "messages"),
-    "messages": ("/v1/messages", "messages"),
-    "responses": ("/v1/responses", "input"),
-    "completions": ("/v1/completions", "prompt"),
-    "generateContent": ("/v1beta/models/{model}:generateContent", "contents"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -49,27 +40,18 @@ def strict(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iter
         yield bench
 
 
-def _path(route: str, model: str) -> str:
-    return PATHS[route][0].format(model=model)
-
-
-def _body(route: str, model: str, content: str, **extra: Any) -> dict[str, Any]:
-    key = PATHS[route][1]
-    if route == "generateContent":
-        return {"contents": [{"role": "user", "parts": [{"text": content}]}]}
-    asked: Any = content if key == "prompt" else [{"role": "user", "content": content}]
-    return {"model": model, key: asked, **({"max_tokens": 100} if route == "messages" else {}), **extra}
+def _question(content: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("route", list(PATHS))
+@pytest.mark.parametrize("route", ROUTES)
 def test_too_large_is_said_in_our_words_with_the_code(strict: Bench, route: str, stream: bool) -> None:
     """SDKs go by `code`, people by the first words; neither has to read LiteLLM's frame."""
     watch = strict.watch("local")
-    content = prose(f"giant {route} {stream}", 6000)
-    answer = strict.proxy.post(_body(route, "local", content, stream=stream), _path(route, "local"))
-    assert answer.status_code == 400
-    told = answer.json()
+    said = ask(strict, route, "local", _question(prose(f"giant {route} {stream}", 6000)), stream=stream)
+    assert said.status == 400
+    (told,) = said.events
     if route == "messages":
         assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
     else:
@@ -79,12 +61,13 @@ def test_too_large_is_said_in_our_words_with_the_code(strict: Bench, route: str,
     assert watch.chats == []
 
 
-@pytest.mark.parametrize("route", list(PATHS))
-@pytest.mark.parametrize("group", ["local", "dead"])
+@pytest.mark.parametrize(
+    ("route", "group"), [*((route, "local") for route in ROUTES), ("chat", "dead"), ("messages", "dead")]
+)
 def test_a_refusal_is_one_line_in_the_log(strict: Bench, route: str, group: str) -> None:
     """Ours: LiteLLM would write the same error again, with up to three tracebacks."""
     since = len(strict.proxy.lines)
-    strict.proxy.post(_body(route, group, prose(f"one line {route}", 6000)), _path(route, group))
+    ask(strict, route, group, _question(prose(f"one line {route}", 6000)))
     # What this asks for is served, and its line comes after all of theirs.
     strict.proxy.post({"model": "local", "messages": [{"role": "user", "content": "Hello."}]})
     said = [line for line in strict.proxy.lines[since:] if line.strip() and "INFO" not in line]
@@ -99,15 +82,15 @@ def test_a_refusal_is_one_line_in_the_log(strict: Bench, route: str, group: str)
         )
 
 
-@pytest.mark.parametrize("route", [route for route in PATHS if route != "generateContent"])
+@pytest.mark.parametrize("route", list(PATHS))
 def test_server_that_is_down_is_a_503_at_once(strict: Bench, route: str) -> None:
     """Not asked again and again for one request, and never named; the next request is told the same."""
     # LiteLLM makes an error that it retries of the one behind generateContent.
     since = len(strict.proxy.logged("LiteLLM Retried|Retrying request"))
     for _ in range(3):
-        answer = strict.proxy.post(_body(route, "dead", "Hello."), _path(route, "dead"))
-        assert answer.status_code == 503, answer.text
-        message = answer.json()["error"]["message"]
+        said = ask(strict, route, "dead", _question("Hello."))
+        assert said.status == 503, said.events
+        message = said.events[0]["error"]["message"]
         assert message.startswith(f"Context limit not available for {KEY}. Please ensure model metadata is correct.")
         assert re.search(r"127\.0\.0\.1|:\d{4,5}\b", message) is None
     assert strict.proxy.logged(r"LiteLLM Retried|Retrying request")[since:] == []

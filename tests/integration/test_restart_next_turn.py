@@ -9,27 +9,24 @@ import pytest
 
 from litellm_compaction.simulator import Reply
 from tests.builders import prose, tools
-from tests.integration.restart_bench import CARRIERS, LONG, Restarting, Teller, asked, calls, joined_calls, shared
-
-pytestmark = pytest.mark.proxy
+from tests.integration.restart_bench import LONG, Carrier, Restarting, Teller, asked, calls, joined_calls, shared
 
 # Past one window of 4,096 tokens, and behind the cut short enough to fit beside the record.
 _TEXT = LONG[: LONG.index("\n212.")]
 _WANTED = calls("tool_0", words=40)
 
 
-@pytest.fixture(scope="module", params=CARRIERS)
-def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other; the server has counted such texts before."""
-    opened = shared(request, request.param)
+@pytest.fixture(scope="module")
+def restarting(request: pytest.FixtureRequest, carrier: Carrier) -> Restarting:
+    """The server has counted such texts before."""
+    opened = shared(request, carrier)
     opened.watch("middle", Teller(Reply("So it does.")))
     for tokens in (300, 600):
         assert opened.proxy.chat("middle", asked("what words cost", tokens)).status_code == 200
     return opened
 
 
-@pytest.mark.parametrize("made", [[], _WANTED], ids=["text", "call"])
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize(("stream", "made"), [(True, _WANTED), (False, [])], ids=["stream and call", "whole and text"])
 def test_the_next_turn_begins_with_the_same_bytes(
     restarting: Restarting, stream: bool, made: list[tuple[str, str]]
 ) -> None:

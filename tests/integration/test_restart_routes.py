@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import START_NOTICE
-from litellm_compaction.simulator import Gate, Reply, numbered_words
-from tests.builders import prose, talk
-from tests.integration.bench import SUMMARY
+from litellm_compaction.simulator import Reply
+from tests.builders import prose
+from tests.integration.forms import END, ROUTES, ask
 from tests.integration.restart_bench import (
     LONG,
     TEXTS,
@@ -20,57 +19,35 @@ from tests.integration.restart_bench import (
     Restarting,
     Teller,
     asked,
-    shared,
     without_restarts,
 )
 
-pytestmark = pytest.mark.proxy
 _numbers = itertools.count()
+_streams = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 
 
-@pytest.fixture(scope="module")
-def carried(request: pytest.FixtureRequest) -> Restarting:
-    """The transport: only it serves every route, and speaks before a summary is made."""
-    return shared(request, "auto")
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_text_completions_are_carried_over(carried: Restarting, stream: bool) -> None:
-    """The older route gets the whole text too."""
-    watch = carried.watch("local", Teller(Reply(TEXTS["prose"])))
-    body = {"model": "local", "prompt": asked(f"completions {stream}")[1]["content"], "stream": stream}
-    if stream:
-        chunks = carried.proxy.stream_body(body, "/v1/completions").chunks
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    else:
-        choices = carried.proxy.post(body, "/v1/completions").json()["choices"]
-    assert without_restarts("".join(choice.get("text") or "" for choice in choices)) == TEXTS["prose"]
-    assert [choice["finish_reason"] for choice in choices if choice.get("finish_reason")] == ["stop"]
+@_streams
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_answer_is_carried_over(restarting: Restarting, route: str, stream: bool) -> None:
+    """One text with the model's own end, over several requests, of which none outgrows the window."""
+    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    messages = asked(f"carried {route} {stream}")
+    said = ask(restarting, route, "local", messages, stream=stream, limit=8000)
+    assert (without_restarts(said.text), said.ends) == (TEXTS["prose"], [END[route]])
     assert len(watch.chats) > 1
-
-
-def test_whole_messages_are_carried_over(carried: Restarting) -> None:
-    """Anthropic's route without a stream: one text, all generated tokens, the model's own end."""
-    watch = carried.watch("local", Teller(Reply(TEXTS["prose"])))
-    system, user = asked("whole messages")
-    body = {"model": "local", "max_tokens": 8000, "system": system["content"], "messages": [user]}
-    answer = carried.proxy.post(body, "/v1/messages").json()
-    assert "".join(block["text"] for block in answer["content"]) == TEXTS["prose"]
-    assert answer["stop_reason"] == "end_turn"
-    assert answer["usage"]["output_tokens"] == sum(record.completion_tokens for record in watch.chats)
-    assert len(watch.chats) > 1
+    assert not any(record.truncated for record in watch.records)
 
 
 @pytest.mark.parametrize("limit", [8000, 40])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_anthropics_clients_are_told_where_the_window_ends(carried: Restarting, stream: bool, limit: int) -> None:
+def test_anthropics_clients_are_told_where_the_window_ends(restarting: Restarting, stream: bool, limit: int) -> None:
     """In Anthropic's own word for it, which is not that for the client's own limit; read by its own client."""
-    carried.watch("local", Teller(Reply(TEXTS["prose"])))
+    restarting.watch("local", Teller(Reply(TEXTS["prose"])))
     anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
     asking: dict[str, Any] = {"model": "local", "max_tokens": limit}
     # It leaves no room for a continuation.
     asking["messages"] = [{"role": "user", "content": prose(f"sacred {stream} {limit}", 1450)}]
-    with anthropic.Anthropic(base_url=carried.proxy.base_url, api_key=carried.proxy.key, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=restarting.proxy.base_url, api_key=restarting.proxy.key, max_retries=0) as client:
         if stream:
             with client.messages.stream(**asking) as events:
                 message = events.get_final_message()
@@ -82,39 +59,7 @@ def test_anthropics_clients_are_told_where_the_window_ends(carried: Restarting, 
     assert message.usage.output_tokens >= 40
 
 
-@pytest.mark.parametrize("closes", [True, False], ids=["answers", "thinks on"])
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_thoughts_that_fill_the_window_are_closed_once(
-    restarting: Restarting, path: str, stream: bool, closes: bool
-) -> None:
-    """The server is told to think no more, on every route; a model that does all the same ends with `length`."""
-    if restarting.carrier == "hooks" and path != "/v1/chat/completions":
-        pytest.skip("the hooks carry chat completions")
-    about = f"thoughts {path} {stream} {closes}"
-    first = Reply("", reasoning=numbered_words(1400))
-    watch = restarting.watch("local", Teller(first, later=(Reply("It is four.") if closes else first,)))
-    system, user = asked(about)
-    body: dict[str, Any] = {
-        "/v1/messages": {"max_tokens": 8000, "system": system["content"], "messages": [user]},
-        "/v1/responses": {"instructions": system["content"], "input": user["content"]},
-    }.get(path, {"messages": [system, user]})
-    body = {"model": "local", "stream": stream, **body}
-    if stream:
-        told = json.dumps(restarting.proxy.stream_body(body, path).chunks)
-    else:
-        told = json.dumps(restarting.proxy.post(body, path).json())
-    assert len(watch.chats) == 2
-    sent = [sent for sent in watch.bodies if "messages" in sent][1]
-    assert sent["reasoning_effort"] == "none"
-    assert "answer now" in sent["messages"][-1]["content"]
-    ends = ('"length"', '"max_tokens"', '"model_context_window_exceeded"', '"incomplete"')
-    assert any(end in told for end in ends) is not closes
-    if closes and not stream:
-        assert "It is four." in told
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@_streams
 def test_what_shapes_the_sampling_is_passed_on(restarting: Restarting, stream: bool) -> None:
     """A continuation is asked for under the same seed, bias, temperature and stop strings."""
     options: dict[str, Any] = {"seed": 7, "logit_bias": {"42": 1}, "temperature": 0.5, "stop": ["NEVER SAID"]}
@@ -138,25 +83,9 @@ def test_what_cannot_be_joined_streams_as_it_comes(restarting: Restarting, optio
     assert watch.chats[0].prompt_tokens + watch.bodies[0]["max_tokens"] <= WINDOW
 
 
-def test_start_notice_comes_before_the_summary(carried: Restarting) -> None:
-    """A request that has to be compacted is told so while the model is still at its record."""
-    gate = Gate()
-    watch = carried.watch("middle", Teller(Reply("Fine."), summary=Reply(SUMMARY, gate=gate)))
-    body = {"model": "middle", "messages": talk("at once", 3600), "stream": True}
-    headers = carried.proxy.headers
-    with carried.proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-        lines = answer.iter_lines()
-        assert any(START_NOTICE in line for line in lines)
-        assert gate.reached.wait(60)
-        assert {record.outcome for record in watch.summaries} == {"running"}
-        gate.open()
-        assert [line for line in lines if "Fine." in line]
-    assert {record.outcome for record in watch.summaries} == {"ok"}
-
-
 def test_every_token_counts_against_the_key(restarting: Restarting) -> None:
     """A key with 7,000 tokens: answer and summary together are more, so that its next request is refused."""
-    key = {"Authorization": f"Bearer sk-few-{next(_numbers)}-{restarting.carrier}"}
+    key = {"Authorization": f"Bearer sk-few-{next(_numbers)}"}
     watch = restarting.watch("middle", Teller(Reply(LONG)))
     body = {"model": "middle", "messages": asked("counted"), "stream": True}
     assert without_restarts(restarting.proxy.stream_body(body, **key).text) == LONG

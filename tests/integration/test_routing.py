@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.routing import deployment_of, is_local_address
 from litellm_compaction.simulator import Fault, Model, Reply
 from tests.builders import ONE_ROUND, answered, prose, talk
-from tests.integration.bench import KEY, Bench, answers, is_question, is_summary_call, overrun
-from tests.integration.harness import CHAT, environment
+from tests.integration.bench import KEY, Bench, answers, is_question, is_summary_call
+from tests.integration.harness import CHAT
 from tests.integration.plain_server import PlainServer
 from tests.integration.routes import TOKEN, Servers
-
-pytestmark = pytest.mark.proxy
 
 # Where each simulated model would be cut; far above every window used here.
 _LONG = 14_000
@@ -65,10 +59,8 @@ def test_plain_openai_server_is_untouched_and_asked_once(routes: Bench, plain: P
     sent = plain.posts(since)
     assert [request.json["messages"] for request in sent] == [messages] * 5
     assert all("max_tokens" not in request.json for request in sent)
-    asked_s = [request.came_s for request in plain.probes() if request.path == "/lmstudio-greeting"]
-    assert asked_s
-    # By the proxy's clock a minute lies between two rounds; one may have been on its way for a while.
-    assert all(later - earlier > 50 for earlier, later in itertools.pairwise(asked_s))
+    # Nothing if it was asked less than a minute before.
+    assert len([request for request in plain.probes(since) if request.path == "/lmstudio-greeting"]) <= 1
 
 
 @pytest.mark.parametrize("group", ["opted", "opted-openai"])
@@ -202,7 +194,6 @@ def test_what_counts_a_loaded_model_is_there_before_its_first_request(routes: Be
     """Building it holds the interpreter lock; of a wildcard's server, the models that are loaded are prepared too."""
     for model in ("lms", routes.groups["wild"].key):
         assert routes.proxy.expect_logged(rf"tokenizer model={model} source=\w+ vocabulary=\w+")
-    assert routes.proxy.expect_logged(r"vocabulary_loaded name=cl100k_base load_ms=\d+")
     assert not routes.proxy.logged("tokenizer model=cold ")
 
 
@@ -219,25 +210,6 @@ def test_wildcard_deployment_is_guarded_by_the_model_that_is_asked(routes: Bench
         assert answer.headers["x-litellm-compaction"] == "compacted"
         assert watch.problems(messages) == []
         assert {record.instance_id for record in [*watch.summaries, *watch.chats]} == {key}
-
-
-def test_what_counts_a_model_is_prepared_when_lm_studio_has_loaded_it(routes: Bench) -> None:
-    """While others are asked, the list says that another one is there; one that nobody configured is left alone."""
-    models = {"wild": Model("ministral-3-8b", architecture="mistral3"), "lms": Model("phi-4", architecture="phi3")}
-    for group, model in models.items():
-        simulator = routes.simulators[group]
-        simulator.models = [*simulator.models, model]
-        simulator.load(model.key, 4096)
-    asked = len(routes.simulators["wild"].requests)
-    for _ in range(2000):
-        routes.window_of("lms")
-        routes.window_of(f"lm_studio/{KEY}")
-        if routes.proxy.logged("tokenizer model=ministral-3-8b "):
-            break
-    assert routes.proxy.logged("tokenizer model=ministral-3-8b source=pack vocabulary=tekken ")
-    assert not routes.proxy.logged("tokenizer model=phi-4 ")
-    chats = [record for record in routes.simulators["wild"].requests[asked:] if record.path == CHAT]
-    assert {(record.body or {})["model"] for record in chats} == {KEY}
 
 
 def test_no_model_behind_a_wildcard_is_not_let_through(routes: Bench) -> None:
@@ -361,8 +333,6 @@ def test_unusable_pruning_model_is_not_used(
     assert plain.posts(since) == []
     assert not routes.simulators["pruner-cold"].instances
     assert routes.proxy.expect_logged(rf"WARNING.*pruning_model={pruner} is not used while {why}")
-    page = routes.proxy.client.get("/compaction", headers=routes.proxy.headers).text
-    assert f"pruning_model {pruner} is not used: {why}" in page
 
 
 @pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "scribe"), ("pruned-mapped", "plain")])
@@ -378,32 +348,6 @@ def test_any_deployment_can_be_the_pruning_model(routes: Bench, servers: Servers
     assert len(watch.chats) == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_other_apis_of_a_guarded_model_are_kept_inside_the_window(routes: Bench, path: str, stream: bool) -> None:
-    """Anthropic messages and responses to an lm_studio/ model arrive as chat, compacted to the window."""
-    watch = routes.watch("lms")
-    messages = talk(f"{path} {stream}", _LONG)
-    body: dict[str, Any] = {"model": "lms", "stream": stream}
-    if path == "/v1/messages":
-        body |= {"system": messages[0]["content"], "messages": messages[1:], "max_tokens": 30_000}
-    else:
-        body |= {"instructions": messages[0]["content"], "input": messages[1:]}
-    answer = routes.proxy.stream_body(body, path)
-    assert answer.status == 200, answer.raw
-    assert b"Understood" in answer.raw or stream
-    assert (b"Compacting" in answer.raw) == stream
-    assert watch.problems(messages) == []
-
-
-def test_text_completions_of_a_guarded_model_are_kept_inside_the_window(routes: Bench) -> None:
-    """A /v1/completions prompt that does not fit is refused or shortened by us, never by the server."""
-    watch = routes.watch("lms")
-    routes.proxy.post({"model": "lms", "prompt": prose("completion", 12_000), "max_tokens": 50}, "/v1/completions")
-    routes.forgive("lms")
-    assert [overrun(record) for record in watch.chats if overrun(record)] == []
-
-
 def test_next_turn_of_a_fallback_reuses_its_compaction(routes: Bench) -> None:
     """A conversation that falls back every turn is summarized once."""
     watch = routes.watch("pair-4k")
@@ -413,67 +357,6 @@ def test_next_turn_of_a_fallback_reuses_its_compaction(routes: Bench) -> None:
         messages = answered(messages, "Yes.", f"FAIL 500, turn {turn}")
     assert len(watch.chats) == 3
     assert len({str(watch.sent(index)[:2]) for index in range(3)}) == 1
-
-
-# No hosted provider is ever probed: decided without asking anybody.
-
-
-@pytest.mark.parametrize(
-    ("model", "api_base"),
-    [
-        ("openai/gpt-4o", None),
-        ("gpt-4o", None),
-        ("openai/x", "https://api.groq.com/openai/v1"),
-        ("openai/x", "https://openrouter.ai/api/v1"),
-        ("openai/x", "https://api.openai.com/v1"),
-        ("openai/x", "http://8.8.8.8:1234/v1"),
-        ("openai/x", "https://[2606:4700::1111]/v1"),
-        ("anthropic/claude", None),
-        ("azure/gpt", "https://mine.openai.azure.com"),
-        ("openai/x", "api.example.com/v1"),
-        ("openai/x", "https://localhost.example.com/v1"),
-        ("openai/x", "http://user:127.0.0.1@example.com/v1"),
-    ],
-)
-def test_hosted_providers_are_foreign(model: str, api_base: str | None) -> None:
-    """A deployment of a hosted provider is foreign, so that its window is never asked for."""
-    found = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={})
-    assert found.kind == "foreign"
-    assert not found.target.is_lmstudio
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "http://127.0.0.1:1234/v1",
-        "http://localhost:1234/v1",
-        "http://[::1]:1234/v1",
-        "http://192.168.1.9:1234/v1",
-        "http://10.0.0.9/v1",
-        "http://studio.local:1234/v1",
-        "http://studio:1234/v1",
-        "127.0.0.1:1234",
-    ],
-)
-def test_addresses_of_a_local_network_may_be_asked(address: str) -> None:
-    """Loopback, private addresses and local names may be LM Studio."""
-    assert is_local_address(address)
-    assert (
-        deployment_of({"model": "openai/x", "api_base": address}, {}, group="g", environ={}).kind == "maybe_lm_studio"
-    )
-
-
-@pytest.mark.parametrize(("model", "name"), [("lm_studio/", ""), ("lm_studio//", "/"), ("lm_studio/a/b", "a/b")])
-def test_a_prefix_alone_names_the_provider(model: str, name: str) -> None:
-    """A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded."""
-    deployment = deployment_of({"model": model}, {}, group="", environ={})
-    assert (deployment.kind, deployment.target.model) == ("lm_studio", name)
-
-
-def test_routing_needs_no_litellm() -> None:
-    """Deciding what is foreign imports nothing of LiteLLM, so that `doctor` can do it for any config file."""
-    code = "import sys, litellm_compaction.proxy.routing; sys.exit('litellm' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
 
 
 def _user(text: str) -> dict[str, Any]:

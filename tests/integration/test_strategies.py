@@ -1,6 +1,6 @@
 """The strategy matrix through a real proxy: promises P1 to P5 whatever the pruning model answers, in two windows.
 
-One test asks all cells at once and prints the table. What only one strategy promises comes behind it. A pruning model
+One test asks all cells at once. What only one strategy promises comes behind it. A pruning model
 that never answers is tried where the time limit is short, in `test_promises.py`: here none may be reached.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,14 +23,12 @@ from tests.integration.bench import KEY, Bench, Group, edit_plan, is_summary_cal
 from tests.integration.harness import CHAT
 from tests.integration.validity import problems, text_of
 
-pytestmark = pytest.mark.proxy
-
 WINDOWS = (8192, 16384)
 STRATEGIES = ("summary", "prune", "handoff")
 KINDS = ("good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "500")
-# What a larger window could change: a record's room, an edit plan's numbers, and what is copied without a model. How
-# an answer is read is the same in both, and a cell costs twice as much there.
-KINDS_OF_THE_LARGER = ("good", "invalid", "orphans", "500")
+# What a larger window could change: a record's room, and what is copied without a model. How an answer is read is the
+# same in both, and a cell costs twice as much there.
+KINDS_OF_THE_LARGER = ("good", "500")
 RECORD = "### Current state\nStep 3 was settled with everybody in the office."
 REFUSAL = "I'm sorry, but I can't help with that."
 _NAME = re.compile(r"cell-(\w+)-(\d+)-(\w+)")
@@ -218,25 +216,10 @@ def test_every_strategy_keeps_the_promises_whatever_the_model_answers(
         outcomes = dict(zip(CELLS, pool.map(lambda cell: _checked(bench, cell), CELLS), strict=True))
     events = _events(bench, capsys)
     rungs = {cell: (events[cell.name]["rung"], events[cell.name]["reason"]) for cell in CELLS}
-    with capsys.disabled():
-        print("\nrung, calls of the pruning model, tokens before → after")
-        print(f"{'':14}", *(f"{kind:23}" for kind in KINDS))
-        for strategy in STRATEGIES:
-            for window in WINDOWS:
-                row = [_shown(rungs, outcomes, Cell(strategy, window, kind)) for kind in KINDS]
-                print(f"{strategy:7} {window:6}", *(f"{text:23}" for text in row))
     assert {cell.name: outcome.found for cell, outcome in outcomes.items() if outcome.found} == {}
     assert {cell.name: rungs[cell] for cell in CELLS if rungs[cell] != expected(cell)} == {}
     calls = {cell.name: (outcomes[cell].calls, events[cell.name]["summary_calls"]) for cell in CELLS}
     assert {name: pair for name, pair in calls.items() if pair[0] != pair[1]} == {}
-
-
-def _shown(rungs: Mapping[Cell, tuple[str, str]], outcomes: Mapping[Cell, Outcome], cell: Cell) -> str:
-    """A cell of the table; "" for one that is not asked."""
-    if cell not in outcomes:
-        return ""
-    calls, before_tokens, after_tokens, _ = astuple(outcomes[cell])
-    return f"{rungs[cell][0]} {calls} {before_tokens}→{after_tokens}"
 
 
 def _events(bench: Bench, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from litellm_compaction.simulator import Fault, Reply
-from tests.builders import ONE_ROUND, answered, talk, tools
+from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import Bench, answers
-
-pytestmark = pytest.mark.proxy
 
 NOTICE = "⚙️ Compacting conversation history...\n\n✅ Context compacted, continuing...\n\n"
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
@@ -59,24 +56,6 @@ def test_structured_answers_carry_no_notice(guarded: Bench, extra: dict[str, Any
     assert json.loads(answer.text) == {"a": 1}
 
 
-def test_tool_call_after_a_notice_is_whole(guarded: Bench) -> None:
-    """A compacted stream that calls a tool gives the call once and whole, with its finish reason."""
-    guarded.watch("local", answers(reply=Reply("", tool_calls=[("tool_0", '{"path": "a.txt"}')])))
-    answer = guarded.proxy.stream("local", talk("calling", ONE_ROUND), tools=tools(2))
-    calls = [call for delta in answer.deltas for call in delta.get("tool_calls") or ()]
-    assert [call["function"]["name"] for call in calls if call["function"].get("name")] == ["tool_0"]
-    assert "".join(call["function"].get("arguments") or "" for call in calls) == '{"path": "a.txt"}'
-    assert answer.finish_reasons == ["tool_calls"]
-    assert [delta["role"] for delta in answer.deltas if delta.get("role")] == ["assistant"]
-
-
-def test_reasoning_stream_keeps_its_reasoning(guarded: Bench) -> None:
-    """Reasoning deltas of a compacted stream arrive complete, and the notice does not mix into them."""
-    guarded.watch("local", answers(reply=Reply("Four.", reasoning="Two and two.")))
-    answer = guarded.proxy.stream("local", talk("thinking", ONE_ROUND))
-    assert (answer.reasoning, answer.text) == ("Two and two.", NOTICE + "Four.")
-
-
 def test_notices_off(permissive: Bench) -> None:
     """With `notices: off` a compacted stream carries the model's words only, and still says so in a header."""
     permissive.watch("local")
@@ -91,21 +70,6 @@ def test_notices_as_reasoning(patient: Bench) -> None:
     answer = patient.proxy.stream("local", talk("as reasoning", ONE_ROUND))
     assert (answer.text, answer.reasoning) == ("Understood.", NOTICE)
     assert [delta["role"] for delta in answer.deltas if delta.get("role")] == ["assistant"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_usage_comes_when_asked_for_and_only_then(guarded: Bench, stream: bool) -> None:
-    """A streaming client gets exactly one usage chunk if it asked for it, none if not; others always get usage."""
-    watch = guarded.watch("local")
-    messages = talk(f"usage {stream}", ONE_ROUND)
-    if not stream:
-        usage = guarded.proxy.chat("local", messages).json()["usage"]
-        assert usage["prompt_tokens"] == watch.chats[-1].prompt_tokens
-        return
-    assert guarded.proxy.stream("local", messages).usages == []
-    asked = guarded.proxy.stream("local", messages, stream_options={"include_usage": True})
-    assert [usage["prompt_tokens"] for usage in asked.usages] == [watch.chats[-1].prompt_tokens]
-    assert guarded.proxy.stream("local", messages, stream_options={"include_usage": False}).usages == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -135,47 +99,6 @@ def test_unguarded_answers_carry_no_header(guarded: Bench) -> None:
     for group in ("plain", "off", "observed"):
         answer = guarded.proxy.chat(group, talk("bare", 500))
         assert [name for name in answer.headers if "x-litellm-compaction" in name] == []
-
-
-def test_openai_client_reads_a_compacted_stream(guarded: Bench) -> None:
-    """The official client is a program: its text is the model's, byte for byte, and the notice a thought before it."""
-    guarded.watch("local", answers(reply=Reply("word1 word2")))
-    with openai.OpenAI(base_url=f"{guarded.proxy.base_url}/v1", api_key=guarded.proxy.key, max_retries=0) as client:
-        text, reasons, thoughts = "", [], ""
-        with client.chat.completions.create(model="local", messages=talk("sync", ONE_ROUND), stream=True) as stream:  # type: ignore[arg-type]
-            for chunk in stream:
-                text += chunk.choices[0].delta.content or ""
-                thoughts += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
-                reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
-        whole = client.chat.completions.create(model="local", messages=talk("sync", ONE_ROUND))  # type: ignore[arg-type]
-    assert (text, thoughts, reasons) == ("word1 word2", NOTICE, ["stop"])
-    assert whole.choices[0].message.content == "word1 word2"
-
-
-async def test_async_openai_client_reads_a_compacted_stream(guarded: Bench) -> None:
-    """The asynchronous client too, with the usage that it asks for; and an error as its own class."""
-    guarded.watch("local", answers(reply=Reply("word1 word2")))
-    base_url = f"{guarded.proxy.base_url}/v1"
-    async with openai.AsyncOpenAI(base_url=base_url, api_key=guarded.proxy.key, max_retries=0) as client:
-        text, usages = "", []
-        stream = await client.chat.completions.create(
-            model="local",
-            messages=talk("async", ONE_ROUND),  # type: ignore[arg-type]
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        async with stream:
-            async for chunk in stream:
-                text += "".join(choice.delta.content or "" for choice in chunk.choices)
-                usages += [chunk.usage] if chunk.usage else []
-        with pytest.raises(openai.BadRequestError, match="context_length_exceeded"):
-            await client.chat.completions.create(
-                model="local",
-                messages=[{"role": "user", "content": "word " * 9000}],
-                stream=True,
-            )
-    assert text == "word1 word2"
-    assert len(usages) == 1
 
 
 def test_error_inside_a_compacted_stream_reaches_the_client(guarded: Bench) -> None:

@@ -1,9 +1,8 @@
-"""`tool_schemas: slim` through a real proxy: what the server gets, by both carriers and on every route."""
+"""`tool_schemas: slim` through a real proxy: what the server gets, on every route."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -11,18 +10,17 @@ from litellm_compaction.core.tool_schemas import slimmed
 from litellm_compaction.simulator import Reply
 from tests.builders import prose, talk, tools
 from tests.integration.bench import Bench, Group, open_bench
-
-pytestmark = pytest.mark.proxy
+from tests.integration.forms import ask
 
 SCHEMAS = tools(6, words=300)
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A guarded deployment, and one that is left alone."""
     groups = [Group("slim"), Group("alone", compaction={"enabled": False}, guarded=False)]
-    folder = tmp_path_factory.mktemp(f"slim-{request.param}")
-    with open_bench(folder, groups, {"carrier": request.param, "tool_schemas": "slim"}) as opened:
+    folder = tmp_path_factory.mktemp("slim")
+    with open_bench(folder, groups, {"tool_schemas": "slim"}) as opened:
         yield opened
 
 
@@ -62,18 +60,13 @@ def test_messages_and_responses_are_slimmed_as_well(bench: Bench) -> None:
         for each in functions
     ]
     as_responses = [{"type": "function", **each} for each in functions]
-    said = {"role": "user", "content": "Read the file."}
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/messages", {"messages": [said], "tools": as_messages, "max_tokens": 50}),
-        ("/v1/responses", {"input": [said], "tools": as_responses}),
-    ]
-    for path, body in bodies:
+    said = [{"role": "user", "content": "Read the file."}]
+    for route, schemas in (("messages", as_messages), ("responses", as_responses)):
         watch = bench.watch("slim")
-        answer = bench.proxy.client.post(path, json={"model": "slim", **body}, headers=bench.proxy.headers, timeout=60)
-        assert answer.status_code == 200, answer.text
+        assert ask(bench, route, "slim", said, tools=schemas).status == 200
         [sent] = watch.bodies
         described = [tool["function"]["description"] for tool in sent["tools"]]
-        assert described == [tool["function"]["description"] for tool in slimmed(SCHEMAS).tools], path  # type: ignore[index, call-overload]
+        assert described == [tool["function"]["description"] for tool in slimmed(SCHEMAS).tools], route  # type: ignore[index, call-overload]
 
 
 def test_a_deployment_that_is_left_alone_gets_what_was_sent(bench: Bench) -> None:

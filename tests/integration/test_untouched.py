@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from tests.integration.bench import Bench, answers
 from tests.integration.harness import CHAT
 from tests.integration.plain_server import PlainServer, RawRequest
 
-pytestmark = pytest.mark.proxy
-
 # Of the request: connection details. Of the answer: times, ids and versions of this very call.
 _VOLATILE_SENT = {"host", "x-stainless-read-timeout", "date", "traceparent"}
 _VOLATILE_GOT = re.compile(
@@ -25,77 +22,75 @@ _VOLATILE_GOT = re.compile(
 _LONG = talk("untouched", 30_000)
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    path: str
-    body: dict[str, Any]
+def _chat(content: str = "Hello, you.", **body: Any) -> tuple[str, dict[str, Any]]:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    return CHAT, {"model": "plain", "messages": messages, **body}
 
 
-def _cases() -> list[Any]:
-    short = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, you."}]
-    used = {"stream": True, "stream_options": {"include_usage": True}}
-    cases: list[Case] = []
-    for model in ("plain", "plain-disabled"):
-        chat = {"model": model, "messages": short}
-        cases += [
-            Case(f"{model}-chat", CHAT, chat),
-            Case(f"{model}-stream", CHAT, {**chat, "stream": True}),
-            Case(f"{model}-stream-usage", CHAT, {**chat, **used}),
-            Case(f"{model}-long", CHAT, {**chat, "messages": _LONG}),
-            Case(f"{model}-long-stream", CHAT, {**chat, "messages": _LONG, "stream": True}),
-            Case(f"{model}-unlimited", CHAT, {**chat, "max_tokens": 1_000_000, "temperature": 0.5}),
-            Case(f"{model}-tools", CHAT, {**chat, "tools": tools(3), "tool_choice": "auto"}),
-            Case(f"{model}-tools-stream", CHAT, {**chat, "tools": tools(3), "stream": True}),
-            Case(f"{model}-tool-result", CHAT, {**chat, "messages": [*short, *tool_round("tool_0", "text")]}),
-            Case(f"{model}-metadata", CHAT, {**chat, "metadata": {"compaction": "off", "mine": "1"}, "user": "u"}),
-            Case(f"{model}-fails-400", CHAT, {**chat, "messages": [{"role": "user", "content": "FAIL 400"}]}),
-            Case(f"{model}-fails-429", CHAT, {**chat, "messages": [{"role": "user", "content": "FAIL 429"}]}),
-            Case(
-                f"{model}-stream-fails",
-                CHAT,
-                {**chat, "messages": [{"role": "user", "content": "FAIL 500"}], "stream": True},
-            ),
-        ]
-    messages = {"max_tokens": 100, "system": "Be brief.", "messages": [{"role": "user", "content": "Hello."}]}
-    for model in ("claude", "plain"):
-        cases += [
-            Case(f"{model}-messages", "/v1/messages", {"model": model, **messages}),
-            Case(f"{model}-messages-stream", "/v1/messages", {"model": model, **messages, "stream": True}),
-        ]
-    cases += [
-        Case("claude-chat", CHAT, {"model": "claude", "messages": short, "stream": True}),
-        Case("responses", "/v1/responses", {"model": "plain", "input": "Hello.", "instructions": "Be brief."}),
-        Case("responses-stream", "/v1/responses", {"model": "plain", "input": "Hello.", "stream": True}),
-        Case("completions", "/v1/completions", {"model": "plain", "prompt": "Hello", "max_tokens": 9}),
-        Case("completions-stream", "/v1/completions", {"model": "plain", "prompt": "Hello", "stream": True}),
-        Case("embeddings", "/v1/embeddings", {"model": "plain-embedding", "input": ["Hello", "you"]}),
-    ]
-    return [pytest.param(case, id=case.name) for case in cases]
+_USED = {"stream": True, "stream_options": {"include_usage": True}}
+_MESSAGES = {"max_tokens": 100, "system": "Be brief.", "messages": [{"role": "user", "content": "Hello."}]}
+_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": _chat(max_tokens=1_000_000, temperature=0.5),
+    "stream": _chat(**_USED),
+    "long": _chat(messages=_LONG),
+    "long stream": _chat(messages=_LONG, stream=True),
+    "tools": _chat(tools=tools(3), tool_choice="auto"),
+    "tools, stream": _chat(tools=tools(3), stream=True),
+    "tool result": _chat(messages=[*_LONG[:2], *tool_round("tool_0", "text")]),
+    "metadata": _chat(metadata={"compaction": "off", "mine": "1"}, user="u"),
+    "fails with 400": _chat("FAIL 400"),
+    "fails with 429": _chat("FAIL 429"),
+    "stream that fails": _chat("FAIL 500", stream=True),
+    "switched off": _chat(model="plain-disabled", messages=_LONG, tools=tools(3)),
+    "switched off, stream": _chat(model="plain-disabled", messages=_LONG, stream=True),
+    "claude": ("/v1/messages", {"model": "claude", **_MESSAGES}),
+    "claude, stream": ("/v1/messages", {"model": "claude", **_MESSAGES, "stream": True}),
+    "claude's chat": _chat(model="claude", stream=True),
+    "messages": ("/v1/messages", {"model": "plain", **_MESSAGES}),
+    "messages, stream": ("/v1/messages", {"model": "plain", **_MESSAGES, "stream": True}),
+    "responses": ("/v1/responses", {"model": "plain", "input": "Hello.", "instructions": "Be brief."}),
+    "responses, stream": ("/v1/responses", {"model": "plain", "input": "Hello.", "stream": True}),
+    "completions": ("/v1/completions", {"model": "plain", "prompt": "Hello", "max_tokens": 9}),
+    "completions, stream": ("/v1/completions", {"model": "plain", "prompt": "Hello", "stream": True}),
+    "embeddings": ("/v1/embeddings", {"model": "plain-embedding", "input": ["Hello", "you"]}),
+}
+_Left = tuple[list[tuple[str, str, dict[str, str], bytes]], int, bytes, dict[str, str]]
 
 
-@pytest.mark.parametrize("case", _cases())
-def test_unguarded_deployments_get_and_give_the_same_bytes(
-    guarded: Bench, stock: Bench, plain: PlainServer, case: Case
-) -> None:
+@pytest.fixture(scope="module")
+def left(guarded: Bench, stock: Bench, plain: PlainServer) -> list[dict[str, _Left]]:
+    """What leaves each proxy for each case, on both sides: one proxy after the other, since one is open at a time."""
+    # The proxy finds out that the plain server is not LM Studio, once, before bytes are compared.
+    guarded.proxy.chat("plain", [{"role": "user", "content": "Hi."}])
+    return [{name: _left(bench, plain, *case) for name, case in _CASES.items()} for bench in (guarded, stock)]
+
+
+def _left(bench: Bench, plain: PlainServer, path: str, body: dict[str, Any]) -> _Left:
+    since = len(plain.requests)
+    got = bench.proxy.stream_body(body, path)
+    sent = [_comparable(request) for request in plain.posts(since)]
+    return sent, got.status, _normal(got.raw), _kept_headers(got.headers)
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_unguarded_deployments_get_and_give_the_same_bytes(left: list[dict[str, _Left]], name: str) -> None:
     """For a deployment that is not guarded, the callback changes neither what is sent nor what comes back."""
-    _settle(guarded, plain)
-    since = len(plain.requests)
-    got = guarded.proxy.stream_body(case.body, case.path)
-    sent = plain.posts(since)
-    since = len(plain.requests)
-    expected = stock.proxy.stream_body(case.body, case.path)
-    assert len(sent) == 1
-    assert [_comparable(request) for request in sent] == [_comparable(request) for request in plain.posts(since)]
-    assert (got.status, _normal(got.raw)) == (expected.status, _normal(expected.raw))
-    assert _kept_headers(got.headers) == _kept_headers(expected.headers)
+    ours, theirs = (each[name] for each in left)
+    assert len(ours[0]) == 1
+    assert ours == theirs
 
 
-@pytest.mark.parametrize("group", ["local", "one-slot"])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("extra", [{}, {"tools": tools(3)}, {"max_tokens": 50}, {"temperature": 0.1, "stop": ["END"]}])
+@pytest.mark.parametrize(
+    ("group", "stream", "extra"),
+    [
+        ("local", False, {"tools": tools(3)}),
+        ("local", True, {"temperature": 0.1, "stop": ["END"]}),
+        ("one-slot", True, {"max_tokens": 50}),
+    ],
+    ids=["whole", "stream", "one slot"],
+)
 def test_below_the_trigger_only_bounds_are_added(
-    guarded: Bench, stock: Bench, extra: dict[str, Any], stream: bool, group: str
+    guarded: Bench, stock: Bench, group: str, stream: bool, extra: dict[str, Any]
 ) -> None:
     """A short guarded request keeps all that it has but `stream`: it is always a stream with its usage upstream.
 
@@ -135,12 +130,6 @@ def test_opting_out_needs_the_operators_leave(guarded: Bench) -> None:
     answer = guarded.proxy.chat("local", messages, metadata={"compaction": "off"})
     assert answer.headers["x-litellm-compaction"] == "compacted"
     assert watch.problems(messages) == []
-
-
-def _settle(guarded: Bench, plain: PlainServer) -> None:
-    """Lets the proxy find out that the plain server is not LM Studio, once, before bytes are compared."""
-    if not plain.requests:
-        guarded.proxy.chat("plain", [{"role": "user", "content": "Hi."}])
 
 
 def _comparable(request: RawRequest) -> tuple[str, str, dict[str, str], bytes]:

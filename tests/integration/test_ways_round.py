@@ -6,7 +6,7 @@ could look at. The simulator records what comes on such a route, too, and counts
 
 from __future__ import annotations
 
-import json
+import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from websockets.sync.client import connect
+from litellm.exceptions import BadRequestError
+from litellm.types.utils import CallTypes
 
 from litellm_compaction.simulator import Model, RequestRecord
 from tests.builders import talk
+from tests.integration.app import in_loop
 from tests.integration.bench import KEY, Bench, Group, open_bench
-from tests.integration.harness import CHAT, MASTER_KEY
-
-pytestmark = pytest.mark.proxy
+from tests.integration.forms import ROUTES, form
+from tests.integration.harness import CHAT
 
 _WINDOW = 4096
 # A model that LiteLLM knows by its name alone, and one of a mode, which LiteLLM notes for all of its provider's.
 _KNOWN, _OF_A_MODE = "gpt-4o", "glm-4-32b-0414"
-_ROUTES = (CHAT, "/v1/messages", "/v1/responses", "/v1/completions", "generateContent")
-_SEEN = {CHAT, "/v1/completions"}
+SEEN = {CHAT, "/v1/completions"}
 _ENDPOINTS = {"supported_endpoints": ["/v1/chat/completions", "/v1/messages", "/v1/responses"]}
 _ENABLED = {"compaction": {"enabled": True, "context_length": _WINDOW}}
 
@@ -81,7 +81,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @contextmanager
-def open_ways(folder: Path, carrier: str) -> Iterator[Bench]:
+def open_ways(folder: Path, carrier: str, *, process: bool = False) -> Iterator[Bench]:
     """A proxy with each way to write a deployment."""
     groups = [
         Group("lms", _WINDOW),
@@ -91,13 +91,15 @@ def open_ways(folder: Path, carrier: str) -> Iterator[Bench]:
 
     def entries(urls: Mapping[str, str]) -> list[dict[str, Any]]:
         credential["credential_values"] |= {"api_base": f"{urls['lms']}/v1", "api_key": "k"}
-        return [_entry(name, way, urls["local" if name.startswith("other") else "lms"]) for name, way in _WAYS.items()]
+        ways = {**_WAYS, "alone": _Way({"model": f"openai/{KEY}"}, {"compaction": {"enabled": False}})}
+        return [_entry(name, way, urls["local" if name.startswith("other") else "lms"]) for name, way in ways.items()]
 
     with open_bench(
         folder,
         groups,
         {"carrier": carrier, "notices": "off", "window_cache_s": 0.2},
         make_entries=entries,
+        process=process,
         router_settings={"num_retries": 0, "disable_cooldowns": True, "model_group_alias": {"alias": "openai"}},
         credential_list=[credential],
     ) as bench:
@@ -113,36 +115,17 @@ def _entry(name: str, way: _Way, url: str) -> dict[str, Any]:
     return {"model_name": name, "litellm_params": {**own, **way.params}, "model_info": dict(way.info)}
 
 
-def _asked(route: str, model: str, messages: list[dict[str, Any]], stream: bool) -> tuple[str, dict[str, Any]]:
-    """The path and the body of a client on a route."""
-    body: dict[str, Any] = {"model": model, "stream": stream, "max_tokens": 300}
-    if route == "generateContent":
-        contents = [
-            {"role": "model" if each["role"] == "assistant" else "user", "parts": [{"text": each["content"]}]}
-            for each in messages
-        ]
-        method = "streamGenerateContent?alt=sse" if stream else route
-        return f"/v1beta/models/{model}:{method}", {"contents": contents}
-    if route == "/v1/responses":
-        return route, {"model": model, "stream": stream, "input": messages}
-    if route == "/v1/completions":
-        return route, {**body, "prompt": "\n".join(each["content"] for each in messages)}
-    if route == "/v1/messages":
-        return route, {**body, "messages": messages[1:], "system": messages[0]["content"]}
-    return route, {**body, "messages": messages}
-
-
 def outcome(bench: Bench, route: str, name: str, *, stream: bool) -> str:
     """ "guarded" or "refused" of a conversation that is too long, or else what went wrong."""
     messages = talk(f"{route} {name} {stream}", 6000)
-    path, body = _asked(route, name.replace("*", KEY), messages, stream)
+    path, body = form(route, name.replace("*", KEY), messages, stream=stream, limit=300)
     watch = bench.watch("local" if name.startswith("other") else "lms")
     answer = bench.proxy.post(body, path)
     posts = [record for record in watch.records if record.method == "POST"]
-    if elsewhere := sorted({record.path for record in posts} - _SEEN):
+    if elsewhere := sorted({record.path for record in posts} - SEEN):
         return f"round the guard: {', '.join(elsewhere)}"
-    if over := [problem for record in posts if (problem := _over(record))]:
-        return f"over the window: {', '.join(over)}"
+    if problems := [problem for record in posts if (problem := over(record))]:
+        return f"over the window: {', '.join(problems)}"
     if answer.status_code != 200:
         return f"refused: {answer.json()['error']['message']}"
     # A stream may part the word "Understood".
@@ -151,7 +134,7 @@ def outcome(bench: Bench, route: str, name: str, *, stream: bool) -> str:
     return "guarded" if "x-litellm-compaction" in answer.headers else "guarded without a header"
 
 
-def _over(record: RequestRecord) -> str:
+def over(record: RequestRecord) -> str:
     bound = (record.body or {}).get("max_tokens")
     tokens = record.prompt_tokens + (bound if isinstance(bound, int) else 0)
     return f"{tokens} tokens on {record.path}" if record.truncated or tokens > _WINDOW else ""
@@ -161,10 +144,10 @@ def _over(record: RequestRecord) -> str:
 def test_no_route_leads_round_the_guard(bench: Bench, name: str) -> None:
     """The server is asked for chats and texts that fit, and the client has our headers, or a refusal in our words."""
     found = {
-        (route, stream): outcome(bench, route, name, stream=stream) for route in _ROUTES for stream in (False, True)
+        (route, stream): outcome(bench, route, name, stream=stream) for route in ROUTES for stream in (False, True)
     }
     for (route, _), said in found.items():
-        if route == "/v1/completions":
+        if route == "completions":
             # A text is one message.
             assert said.startswith(f"refused: This model's maximum context length is {_WINDOW} tokens."), found
         elif name == _FOR_TEXTS:
@@ -176,21 +159,37 @@ def test_no_route_leads_round_the_guard(bench: Bench, name: str) -> None:
             assert said == "guarded", found
 
 
-@pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
-@pytest.mark.parametrize("name", ["lm_studio with its routes", "openai", "other openai"])
-def test_no_websocket_leads_round_the_guard(bench: Bench, name: str) -> None:
-    """LiteLLM would open one to the server, for as many responses as the client asks for."""
-    watch = bench.watch("local" if name.startswith("other") else "lms")
-    address = f"{bench.proxy.base_url.replace('http', 'ws', 1)}/v1/responses"
-    asked = {"type": "response.create", "model": name, "input": talk(f"socket {name}", 6000)}
-    with connect(address, additional_headers={"Authorization": f"Bearer {MASTER_KEY}"}, max_size=None) as socket:
-        socket.send(json.dumps(asked))
-        while (event := json.loads(socket.recv(60)))["type"] not in ("response.completed", "error"):
-            pass
-        assert event["type"] == "response.completed", event
-        # As LiteLLM has it, a later one may name any model, for the same server.
-        socket.send(json.dumps({**asked, "model": f"openai/{KEY}"}))
-        assert json.loads(socket.recv(60))["type"] == "error"
-    assert {record.path for record in watch.records if record.method == "POST"} <= _SEEN
-    assert [each.namespace for each in watch.simulator.sdk.sockets if "responses" in each.namespace] == []
-    assert [problem for record in watch.records if (problem := _over(record))] == []
+@pytest.mark.parametrize("bench", ["auto", "hooks"], indirect=True, scope="module")
+def test_no_kind_of_call_but_a_chat_knows_where_a_guarded_server_is(bench: Bench) -> None:
+    """Of all kinds that LiteLLM has, and of one that it does not name; a deployment that is left alone is left alone.
+
+    What LiteLLM makes of another kind comes to the guard as a chat, which is given the address again.
+    """
+    bench.proxy.chat("lm_studio", [{"role": "user", "content": "Hi."}]).raise_for_status()
+    router = importlib.import_module("litellm.proxy.proxy_server").llm_router
+    handler = importlib.import_module("litellm_compaction").handler
+    entries = {entry["model_name"]: entry for entry in router.model_list}
+
+    def changed(name: str, kind: CallTypes | None) -> dict[str, Any] | str | None:
+        entry = entries[name]
+        asked = {"messages": talk("kinds", 6000), "input": "x", "metadata": {}}
+        kwargs = {**entry["litellm_params"], "model_info": entry["model_info"], **asked}
+        try:
+            found: dict[str, Any] | None = in_loop(handler.async_pre_call_deployment_hook(kwargs, call_type=kind))
+        except BadRequestError as error:
+            return str(error)
+        return found
+
+    kinds = [kind for kind in (*CallTypes, None) if kind not in (CallTypes.acompletion, CallTypes.atext_completion)]
+    assert {kind: changed("alone", kind) for kind in (*CallTypes, None)} == dict.fromkeys((*CallTypes, None))
+    found = {str(kind and kind.value): changed("lm_studio", kind) for kind in kinds}
+    sent = {kind: each for kind, each in found.items() if isinstance(each, dict)}
+    routes = {"anthropic_messages", "aresponses", "_aresponses_websocket", "agenerate_content"}
+    assert sent.keys() == {*routes, "agenerate_content_stream", "None"}
+    assert {each["api_base"] for each in sent.values()} == {"http://guarded.invalid/v1"}
+    assert not any("api_key" in each for each in sent.values())
+    refused = {kind: each for kind, each in found.items() if isinstance(each, str)}
+    assert {"_arealtime", "allm_passthrough_route"} <= refused.keys()
+    assert all("This route is not served for this model" in said for said in refused.values())
+    # Calls without a conversation have nothing to guard.
+    assert {found[kind] for kind in ("aembedding", "arerank", "amoderation", "aspeech", "atranscription")} == {None}

@@ -1,4 +1,4 @@
-"""Compact now, and what agents put behind results, through a real proxy: by every route, strategy and carrier."""
+"""Compact now, and what agents put behind results, through a real proxy: by every route and strategy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 
 from litellm_compaction.simulator import ChatCall, Reply
 from tests.builders import answered, prose, talk, tool_round
+from tests.integration.app import proxy
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, edit_plan, is_summary_call, open_bench
-from tests.integration.harness import proxy
+from tests.integration.restart_bench import Carrier, both_carriers
 from tests.integration.validity import text_of
-
-pytestmark = pytest.mark.proxy
 
 STRATEGIES = ("summary", "prune", "handoff")
 FOCUS = "the database schema"
@@ -25,16 +24,16 @@ HEADERS = {"x-litellm-compaction-now": "true", "x-litellm-compaction-focus": FOC
 REMINDER = "<system-reminder>\nThe todo list is empty. Do not mention this to the user.\n</system-reminder>"
 
 
-@pytest.fixture(scope="module", params=["auto", "hooks"])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def bench(carrier: Carrier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A model for each strategy, and one that is compacted on demand."""
     groups = [
         Group("now"),
         Group("watched", compaction={"mode": "observe"}, guarded=False),
         *(Group(f"open-{each}", compaction={"strategy": each}) for each in STRATEGIES),
     ]
-    folder = tmp_path_factory.mktemp(f"wishes-{request.param}")
-    with open_bench(folder, groups, {"carrier": request.param, "window_cache_s": 600}) as opened:
+    folder = tmp_path_factory.mktemp(f"wishes-{carrier}")
+    with open_bench(folder, groups, {"carrier": carrier, "window_cache_s": 600}) as opened:
         yield opened
 
 
@@ -54,16 +53,21 @@ def turns(path: str, topic: str, tokens: int) -> list[dict[str, Any]]:
     return messages if path == CHAT else messages[1:]
 
 
-@pytest.mark.parametrize("by", ["metadata", "headers"])
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
-def test_a_conversation_is_compacted_on_demand(bench: Bench, path: str, by: str) -> None:
+@both_carriers
+@pytest.mark.parametrize(
+    ("path", "wish"),
+    [
+        (CHAT, {"metadata": WISH}),
+        (MESSAGES, {"headers": HEADERS}),
+        # OpenAI's metadata holds strings only.
+        (RESPONSES, {"metadata": {"compaction": json.dumps(WISH["compaction"])}}),
+    ],
+    ids=["chat", "messages", "responses"],
+)
+def test_a_conversation_is_compacted_on_demand(bench: Bench, path: str, wish: dict[str, Any]) -> None:
     """At a fifth of the window: one summary that knows the topic, told in the header, reused by the next turn."""
     watch = bench.watch("now")
-    messages = turns(path, f"on demand {path} {by}", 1700)
-    wish: dict[str, Any] = {"metadata": WISH} if by == "metadata" else {"headers": HEADERS}
-    if path == RESPONSES and by == "metadata":
-        # OpenAI's metadata holds strings only.
-        wish = {"metadata": {"compaction": json.dumps(WISH["compaction"])}}
+    messages = turns(path, f"on demand {path}", 1700)
     answer = asked(bench, path, "now", messages, **wish)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-compaction"] == "compacted"
@@ -101,14 +105,14 @@ def test_nothing_to_compact_is_answered(bench: Bench) -> None:
     assert watch.summaries == []
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 @pytest.mark.parametrize(
-    ("wish", "says"),
+    ("path", "wish", "says"),
     [
-        ({"headers": {"x-litellm-compaction-now": "perhaps"}}, "allowed: true, false"),
-        ({"headers": {**HEADERS, "x-litellm-compaction-focus": "x" * 501}}, "at most 500"),
-        ({"metadata": {"compaction": '{"now": "yes"}'}}, "metadata.compaction.now"),
+        (CHAT, {"headers": {"x-litellm-compaction-now": "perhaps"}}, "allowed: true, false"),
+        (MESSAGES, {"headers": {**HEADERS, "x-litellm-compaction-focus": "x" * 501}}, "at most 500"),
+        (RESPONSES, {"metadata": {"compaction": '{"now": "yes"}'}}, "metadata.compaction.now"),
     ],
+    ids=["chat", "messages", "responses"],
 )
 def test_a_bad_wish_is_refused(bench: Bench, path: str, wish: dict[str, Any], says: str) -> None:
     """400 with what is allowed, before anything is sent."""
@@ -116,7 +120,7 @@ def test_a_bad_wish_is_refused(bench: Bench, path: str, wish: dict[str, Any], sa
     answer = asked(bench, path, "now", turns(path, "bad wishes", 1000), **wish)
     assert answer.status_code == 400, answer.text
     assert says in answer.text
-    assert watch.records == [] or all(record.path != CHAT for record in watch.records)
+    assert watch.records_of(CHAT) == []
 
 
 def test_a_deployment_that_is_observed_answers_as_ever(bench: Bench) -> None:
@@ -152,8 +156,7 @@ def _watched(bench: Bench, strategy: str) -> Watch:
     return bench.watch(f"open-{strategy}", _model)
 
 
-@pytest.mark.parametrize("behind", ["user", "system"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "behind"), [("summary", "user"), ("prune", "system"), ("handoff", "user")])
 def test_a_reminder_behind_a_result_costs_it_nothing(bench: Bench, strategy: str, behind: str) -> None:
     """Chat: the last result, its call and the reminder are sent as they came, however high the floor is."""
     watch = _watched(bench, strategy)
@@ -164,9 +167,9 @@ def test_a_reminder_behind_a_result_costs_it_nothing(bench: Bench, strategy: str
     assert any("never touch /etc/passwd." in text_of(each) for each in watch.sent() if each["role"] == "user")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_text_beside_a_tool_result_costs_it_nothing(bench: Bench, strategy: str) -> None:
+def test_text_beside_a_tool_result_costs_it_nothing(bench: Bench) -> None:
     """Messages: Anthropic's own pattern, which becomes a user message behind the result."""
+    strategy = "summary"
     watch = _watched(bench, strategy)
     rules, task, *rest = _rounds(f"beside {strategy}")
     messages: list[dict[str, Any]] = [task]

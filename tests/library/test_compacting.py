@@ -5,35 +5,30 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction import (
-    CompactionConfig,
+    Compactor,
+    SummaryFailed,
     compact,
     count_tokens,
     generate_summary,
     safe_compact,
     select_messages,
-    should_compact,
 )
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
-from litellm_compaction.core.record import read_record
 from litellm_compaction.core.strategies import STRATEGIES
-from litellm_compaction.errors import ConfigError, SummaryFailed
 from tests.builders import (
     JsonDict,
-    agent_run,
     assistant,
     broken_promises,
     calls,
     chat,
-    image,
     parsed,
     raw_conversations,
     result,
@@ -41,7 +36,7 @@ from tests.builders import (
     user,
 )
 from tests.integration.bench import edit_plan
-from tests.library.scripted import SUMMARY, FakeCompletion, completion, config
+from tests.library.scripted import SUMMARY, FakeCompletion, config
 
 TASK = "The task: port the parser to Rust, never touch /etc/passwd."
 
@@ -78,44 +73,6 @@ async def test_no_secret_of_a_summary_is_written_down() -> None:
     assert done.compacted
     assert "DB_PASSWORD=[secret removed]" in carrier(done.messages)
     assert "hunter2" not in carrier(done.messages)
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (completion(""), "empty"),
-        (completion(None), "empty"),
-        (completion(None, tool_calls=[{"id": "1"}]), "tool_call"),
-        (completion(None, reasoning_content="hm"), "reasoning_only"),
-        (completion("I'm sorry, I can't do that."), "refusal"),
-        ({"error": "no"}, "error"),
-        ({"choices": []}, "error"),
-        ({"choices": "no"}, "error"),
-        (None, "error"),
-        (ConnectionError("secret words"), "error"),
-    ],
-)
-async def test_a_summariser_that_fails(answer: Any, reason: str) -> None:
-    """`compact` raises with one word; `safe_compact` gives the messages back, and says so."""
-    raw = chat(20)
-    with pytest.raises(SummaryFailed) as failed:
-        await compact(raw, config(), FakeCompletion([answer]))
-    assert failed.value.reason == reason
-    assert "secret" not in str(failed.value)
-    done = await safe_compact(raw, config(), FakeCompletion([answer]))
-    assert (done.messages, done.compacted, done.reason) == (raw, False, "error")
-    assert isinstance(done.error, SummaryFailed)
-    assert isinstance(done.error.__cause__, type(answer)) or not isinstance(answer, Exception)
-
-
-async def test_safe_compact_says_what_it_survived(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning with the error's type, and never a word of the conversation."""
-    with caplog.at_level(logging.WARNING, "litellm_compaction"):
-        await safe_compact(chat(20), config(), FakeCompletion([ConnectionError("Question 3")]))
-    [record] = caplog.records
-    assert record.getMessage() == (
-        "library_compaction_failed model=qwen/qwen3-8b reason=error error=SummaryFailed cause=ConnectionError"
-    )
 
 
 @pytest.mark.parametrize("bad", [[{"content": "no role"}], ["text"], [None]])
@@ -187,133 +144,12 @@ async def test_a_compaction_that_gains_nothing_is_not_used() -> None:
     assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
 
 
-@pytest.mark.parametrize(("window_tokens", "least", "most"), [(65_536, 10, 20), (16_384, 3, 6)])
-async def test_a_large_tail_is_not_compacted_in_every_step(window_tokens: int, least: int, most: int) -> None:
-    """Below the trigger the model is asked once for every tenth that comes on top; above it, the target decides."""
-    completions = FakeCompletion()
-    settled = config(keep_recent_messages=24, context_window_tokens=window_tokens)
-    messages = agent_run(1)
-    for number in range(50):
-        messages = [*messages, calls(f"c{number}"), result(f"c{number}", f"w{number} " * 400)]
-        messages = (await compact(messages, settled, completions)).messages
-    assert least <= len(completions.asked) <= most
-
-
-@pytest.mark.parametrize(("keep_recent_messages", "most"), [(2, 5), (6, 5), (10, 5), (24, 5)])
-async def test_large_recent_messages_are_not_compacted_in_every_step(keep_recent_messages: int, most: int) -> None:
-    """15 results of 600 tokens in a window of 4,096: above the trigger, recent messages stay only up to the target."""
-    completions = FakeCompletion()
-    settled = config(context_window_tokens=4096, keep_recent_messages=keep_recent_messages)
-    messages = agent_run(0)
-    for number in range(15):
-        messages = [*messages, calls(f"c{number}"), result(f"c{number}", f"line {number} went well. " * 100)]
-        if not should_compact(messages, settled, tokens=await count_tokens(messages, model=settled.model)):
-            continue
-        done = await compact(messages, settled, completions)
-        assert done.compacted
-        assert done.tokens_after <= settled.target_tokens(done.tokens_before)
-        # P2: what is being worked on, and the round that is still open.
-        assert carrier(done.messages).endswith(TASK)
-        assert done.messages[-2:] == messages[-2:]
-        messages = done.messages
-    assert 2 <= len(completions.asked) <= most
-
-
-async def test_recent_messages_that_fit_stay_below_the_target() -> None:
-    """As many of the ten as the target has room for, counted and not estimated; below the trigger all ten."""
-    settled = config(context_window_tokens=16_384)
-    raw = agent_run(1)
-    for number in range(12):
-        raw = [*raw, calls(f"c{number}"), result(f"c{number}", "数" * 1000)]
-    chosen = select_messages(raw, settled, tokens=await count_tokens(raw, model=settled.model))
-    assert chosen.to_keep[1:] == raw[-10:]
-    raw = [*raw, calls("c12"), result("c12", "数" * 8000)]
-    tokens = await count_tokens(raw, model=settled.model)
-    assert tokens > settled.trigger_tokens
-    assert select_messages(raw, settled).to_keep[1:] == raw[-10:]
-    assert select_messages(raw, settled, tokens=tokens).to_keep[1:] == raw[-2:]
-
-
-async def test_tool_rounds_stay_whole() -> None:
-    """Where the tenth message from the end is a result, its call is kept too."""
-    raw = [*agent_run(12), assistant("done"), user("go on")]
-    raw = [*raw[:-2], calls("x", "y", "z"), *(result(each, "ok") for each in "xyz"), *raw[-2:], *agent_run(3)[2:]]
-    done = await compact(raw, config(keep_recent_messages=9), FakeCompletion())
-    assert done.messages[-12:] == raw[-12:]
-    assert done.messages[-12]["tool_calls"][0]["id"] == "x"
-    assert done.messages[-12]["content"] is None
-
-
-async def test_the_running_request_stays_verbatim() -> None:
-    """An agent's task, far behind the recent messages, stands behind the record while it is the newest request."""
-    done = await compact(agent_run(20), config(), FakeCompletion())
-    assert carrier(done.messages).endswith(f"{FRAME_END}\n\n{TASK}")
-
-
-async def test_images_of_the_request_stay() -> None:
-    """List content keeps its parts and gains one."""
-    raw = agent_run(20)
-    raw[1] = {"role": "user", "content": [{"type": "text", "text": TASK}, image()]}
-    once = await compact(raw, config(), FakeCompletion())
-    assert once.messages[1]["content"][1:] == raw[1]["content"]
-    twice = await compact([*once.messages, *agent_run(20)[2:]], config(), FakeCompletion())
-    assert twice.round == 2
-    assert twice.messages[1]["content"][1:] == raw[1]["content"]
-
-
-async def test_later_system_messages_stay_system_messages() -> None:
-    """They join the leading ones when what surrounds them goes."""
-    raw = [*chat(10), assistant("ok"), system("From now on: metric units."), *chat(10)[1:]]
-    done = await compact(raw, config(), FakeCompletion())
-    assert [message for message in done.messages if message["role"] == "system"] == [
-        system(),
-        system("From now on: metric units."),
-    ]
-    assert [message["role"] for message in done.messages[:3]] == ["system", "system", "user"]
-
-
-async def test_rounds_are_counted_and_the_task_survives() -> None:
-    """Six rounds: one record each, the earlier summary is integrated, the original task stays, word for word."""
-    completions = FakeCompletion([f"### Current state\nround {number} says {number}" for number in range(1, 8)])
-    messages = agent_run(1)
-    for number in range(1, 7):
-        more = agent_run(14)[2:]
-        messages = [*messages, *more, assistant(f"Done {number}."), user(f"Follow-up {number}."), *agent_run(2)[2:]]
-        done = await compact(messages, config(keep_recent_messages=4), completions)
-        assert (done.compacted, done.round) == (True, number)
-        text = carrier(done.messages)
-        assert text.count("## Session Summary") == text.count(FRAME_BEGIN) == text.count(FRAME_END) == 1
-        assert f"(round {number})" in text
-        assert TASK in text
-        assert f"This is round {number} of" in completions.prompts[-1]
-        assert number == 1 or f"round {number - 1} says {number - 1}" in completions.prompts[-1]
-        assert all(f"Follow-up {each}." in text for each in range(1, number + 1))
-        assert await count_tokens(done.messages, model="qwen/qwen3-8b") < 2600
-        messages = done.messages
-
-
-@pytest.mark.parametrize("role", ["user", "assistant", "system"])
-async def test_another_tools_summary_is_integrated(role: str) -> None:
-    """A message that begins with the heading is the record so far, and is gone afterwards."""
-    old = {"role": role, "content": "## Session Summary (round 4)\nThe lexer is ported; token is ABC123."}
-    raw = [system(), old, *chat(20)[1:]]
-    completions = FakeCompletion()
-    done = await compact(raw, config(), completions)
-    assert done.round == 5
-    assert "RECORD SO FAR" in completions.prompts[0]
-    assert "token is ABC123" in completions.prompts[0]
-    assert old not in done.messages
-    assert [message for message in done.messages if message["role"] == "system"] == [system()]
-
-
 def plan_or_summary(prompt: str) -> str:
     """What a good model answers, whichever it is asked for."""
     return edit_plan(prompt, SUMMARY) or SUMMARY
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@given(raw_conversations(max_turns=14, repeats=20), st.integers(0, 12))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.sampled_from([*STRATEGIES]), raw_conversations(max_turns=14, repeats=20), st.integers(0, 12))
 def test_the_promises_hold(strategy: str, raw: list[JsonDict], keep: int) -> None:
     """Input untouched, P2 and P3 kept, the tail identical, system bytes equal, and a second call changes nothing."""
     before = copy.deepcopy(raw)
@@ -342,9 +178,7 @@ def test_the_promises_hold(strategy: str, raw: list[JsonDict], keep: int) -> Non
     assert again.round in (0, 1)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@given(st.data(), st.integers(0, 6))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.sampled_from([*STRATEGIES]), st.data(), st.integers(0, 6))
 def test_the_promises_hold_over_rounds(strategy: str, data: st.DataObject, keep: int) -> None:
     """A conversation that grows and is compacted again and again has one record, and its round counts every one."""
     raw = data.draw(raw_conversations(max_turns=8, repeats=15))
@@ -377,25 +211,6 @@ async def test_a_summary_alone() -> None:
         await generate_summary([{}], config(), completions)
 
 
-async def test_a_summary_alone_integrates_records_among_the_messages() -> None:
-    """An earlier one is the record so far, and no part of what is to be condensed."""
-    completions = FakeCompletion()
-    old = user("## Session Summary (round 4)\nThe token is ABC123.")
-    await generate_summary([system(), old, *chat(5)[1:]], config(), completions)
-    before, _, condensed = completions.prompts[0].partition("CONVERSATION TO CONDENSE:")
-    assert "RECORD SO FAR" in before
-    assert "ABC123" in before
-    assert "ABC123" not in condensed
-
-
-async def test_a_summary_of_nothing() -> None:
-    """Nobody is asked for it."""
-    completions = FakeCompletion()
-    with pytest.raises(SummaryFailed, match="nothing_new"):
-        await generate_summary([], config(), completions)
-    assert completions.asked == []
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_result_says_which_messages_it_stands_for(strategy: str) -> None:
     """All that is not sent any more, an earlier record included; none of what stays word for word."""
@@ -415,89 +230,6 @@ async def test_a_result_says_which_messages_it_stands_for(strategy: str) -> None
     assert again.compacted or again.replaced == ()
 
 
-async def test_the_users_words_behind_a_record_are_replaced_when_they_go() -> None:
-    """The record in front of a request is integrated; once a newer request stands, that message is in the record."""
-    first = await compact(chat(20), config(keep_recent_messages=2), FakeCompletion())
-    more = [*first.messages, assistant("Fine."), *agent_run(20)[1:]]
-    second = await compact(more, config(keep_recent_messages=2), FakeCompletion())
-    newest_user = max(at for at, message in enumerate(more) if message["role"] == "user")
-    gone = [at for at, message in enumerate(more[:-2]) if message["role"] != "system" and at != newest_user]
-    assert (second.round, second.replaced) == (2, tuple(gone))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("ledger_max_tokens", [0, 60, 300])
-async def test_a_ledger_is_never_longer_than_its_bound(strategy: str, ledger_max_tokens: int) -> None:
-    """However short the summary is: what it leaves free is the caller's."""
-    raw = [*agent_run(20), assistant("Done."), *[user("Now see src/a_1.py:42. " * 9), assistant("Seen.")] * 9]
-    settled = config(strategy=strategy, ledger_max_tokens=ledger_max_tokens)
-    done = await compact(
-        raw,
-        settled,
-        FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "A short record of all that was said."]),
-    )
-    assert done.compacted
-    record = read_record(next(message for message in parsed(done.messages) if message.role == "user"))
-    assert record is not None
-    tokens = await count_tokens([user(record.record.ledger)], model=settled.model)
-    assert tokens <= ledger_max_tokens + await count_tokens([user("")], model=settled.model)
-    assert bool(record.record.ledger) is bool(ledger_max_tokens)
-
-
-async def test_lists_of_the_users_survive_rounds() -> None:
-    """A list in a quoted message stays one quotation when the record is read back, round after round."""
-    words = "Please:\n- port /etc/app_1.conf\n- never touch port 8080"
-    messages = [system(), user(words), assistant("Yes."), *chat(20)[1:]]
-    for number in range(1, 4):
-        done = await compact(messages, config(keep_recent_messages=4), FakeCompletion())
-        assert done.round == number
-        assert carrier(done.messages).count("- Please:\n  - port /etc/app_1.conf\n  - never touch port 8080") == 1
-        messages = [*done.messages, *agent_run(12)[1:], assistant("ok"), *chat(6)[1:]]
-
-
-async def test_what_a_result_says_of_a_summary_holds_no_secret() -> None:
-    """Who logs it, or shows it, gives nothing away either."""
-    raw = chat(20)
-    raw[1]["content"] += " DB_PASSWORD=hunter2"
-    done = await compact(raw, config(), FakeCompletion([f"{SUMMARY}\nThe login uses DB_PASSWORD=hunter2."]))
-    assert "DB_PASSWORD=[secret removed]" in done.summary
-    assert "hunter2" not in done.summary
-
-
-async def test_many_threads_compact_at_once() -> None:
-    """Each in an event loop of its own, with the counter that they share."""
-
-    def run(number: int) -> str:
-        raw = [system(), *chat(20 + number)[1:]]
-        completions = FakeCompletion([f"Said {number} of everything in it."])
-        return asyncio.run(compact(raw, config(strategy=list(STRATEGIES)[number % 2 * 2]), completions)).summary
-
-    said = await asyncio.gather(*(asyncio.to_thread(run, number) for number in range(8)))
-    assert said == [f"Said {number} of everything in it." for number in range(8)]
-
-
-async def test_a_pruning_that_may_not_fit_is_followed_by_a_summary() -> None:
-    """Where a vocabulary is a stand-in its doubt counts: below the trigger, but perhaps above the window."""
-    done = await compact(
-        agent_run(26),
-        config(model="unheard-of", context_window_tokens=8192, trigger_ratio=1.0, strategy="prune"),
-        FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "A short record of all that was said."]),
-    )
-    assert (done.strategy, done.compacted) == ("summary", True)
-
-
-async def test_a_conversation_larger_than_the_summarisers_window() -> None:
-    """Is summarized in parts; no prompt is larger than the window."""
-    completions = FakeCompletion()
-    small = config(summary_model="qwen/qwen3-4b", summary_window_tokens=4096, summary_max_tokens=300)
-    done = await compact(agent_run(60, words=200), small, completions)
-    assert done.compacted
-    assert len(completions.asked) > 1
-    for asked in completions.asked:
-        tokens = await count_tokens(asked["messages"], model="qwen/qwen3-4b")
-        assert tokens + asked["max_tokens"] <= 4096
-
-
 @pytest.mark.parametrize(("messages", "reason"), [(7, "all_recent"), (8, "")])
 async def test_one_message_more_than_is_kept_is_nothing_to_compact(messages: int, reason: str) -> None:
     """The system message and the recent ones are all there is; one more, and there is something to do."""
@@ -507,26 +239,6 @@ async def test_one_message_more_than_is_kept_is_nothing_to_compact(messages: int
     assert (done.reason, done.compacted) == (reason, not reason)
 
 
-@pytest.mark.parametrize(
-    ("reserves", "trigger"),
-    [
-        ({}, 6553),
-        ({"system_reserve_tokens": 1000}, 5753),
-        ({"system_reserve_tokens": 1000, "output_reserve_tokens": 1000, "safety_buffer_tokens": 192}, 4800),
-        ({"output_reserve_tokens": 8000}, 1638),
-    ],
-)
-def test_reserves_leave_less_to_the_trigger(reserves: dict[str, int], trigger: int) -> None:
-    """As in the proxy: the ratio is of what they leave, and all together take three quarters at most."""
-    assert CompactionConfig(model="m", context_window_tokens=8192, **reserves).trigger_tokens == trigger
-
-
-def test_a_reserve_is_no_negative_number() -> None:
-    """Refused with what is allowed."""
-    with pytest.raises(ConfigError, match="system_reserve_tokens = -1: allowed is a whole number from 0"):
-        CompactionConfig(model="m", context_window_tokens=8192, system_reserve_tokens=-1)
-
-
 @pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
 async def test_a_topic_reaches_the_summariser(strategy: str) -> None:
     """As data, whatever the strategy; too long a text is no topic."""
@@ -534,3 +246,31 @@ async def test_a_topic_reaches_the_summariser(strategy: str) -> None:
     await compact(chat(30), config(strategy=strategy), completions, focus="the <|im_start|> schema")
     assert "the < |im_start|> schema" in str(completions.asked[0])
     assert (await safe_compact(chat(30), config(), completions, focus="x" * 501)).reason == "error"
+
+
+async def test_a_compactor_never_raises() -> None:
+    """An agent goes on with what it has, and can see why."""
+    bad: list[Any] = [{"content": "no role"}]
+    failed = await Compactor(config(), FakeCompletion())(bad)
+    assert (failed.reason, failed.round, failed.tokens_before, failed.tokens_after) == ("error", 0, 0, 0)
+    compactor = Compactor(config(context_window_tokens=4096), FakeCompletion([ConnectionError("secret words")]))
+    done = await compactor(chat(20))
+    assert (done.messages, done.reason, type(done.error)) == (chat(20), "error", SummaryFailed)
+    assert "secret" not in repr(compactor)
+
+
+def test_an_earlier_summary_is_found() -> None:
+    """With its round, and not among what is to be summarized."""
+    chosen = select_messages([system(), user("## Session Summary (round 2)\nA."), *chat(20)[1:]], config())
+    assert (chosen.round, chosen.earlier_summary) == (2, "A.")
+    assert chosen.to_summarize[0]["content"].startswith("Question 0.")
+
+
+def test_nothing_to_summarize_has_a_reason() -> None:
+    """And everything is kept."""
+    raw = chat(4)
+    chosen = select_messages(raw, config())
+    assert (chosen.reason, chosen.to_summarize, [*chosen.system, *chosen.to_keep]) == ("all_recent", [], raw)
+    only = [system(), user("## Session Summary\nA."), calls("1"), result("1", "ok")]
+    chosen = select_messages(only, config(keep_recent_messages=2))
+    assert (chosen.reason, chosen.round, [*chosen.system, *chosen.to_keep]) == ("nothing_new", 1, only)

@@ -92,15 +92,6 @@ async def test_the_loop_goes_on_past_its_window(
     assert rounds == model.summaries or strategy == "prune"
 
 
-async def test_the_loop_survives_a_summariser_that_fails(
-    example: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It goes on with what it has, and says why."""
-    model = Model(broken=True)
-    assert await run(example, model) == "It is 7F3K9."
-    assert "not compacted: error: the summariser raised ConnectionError" in capsys.readouterr().out
-
-
 async def test_the_example_of_the_documentation() -> None:
     """It runs as it is shown."""
     page = (Path(__file__).parents[2] / "docs" / "library.md").read_text(encoding="utf-8")
@@ -114,17 +105,3 @@ async def test_the_example_of_the_documentation() -> None:
     # System, the record, and of the ten recent messages those that the target has room for.
     sent = await names["prepare_step"](compactor, chat(40))
     assert (len(sent), sent[2:]) == (8, chat(40)[-6:])
-
-
-def test_the_tool_of_the_example(example: ModuleType, tmp_path: Path) -> None:
-    """Names, sorted; what is wrong with a call is told to the model."""
-    (tmp_path / "b.txt").touch()
-    (tmp_path / "a").mkdir()
-
-    def call(name: str, arguments: str) -> Any:
-        return SimpleNamespace(function=SimpleNamespace(name=name, arguments=arguments))
-
-    tools = {"list_files": example.list_files}
-    assert example.called(call("list_files", json.dumps({"folder": str(tmp_path)})), tools) == "a/\nb.txt"
-    assert example.called(call("other", "{}"), tools).startswith("KeyError")
-    assert example.called(call("list_files", "{"), tools).startswith("JSONDecodeError")

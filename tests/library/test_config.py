@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from litellm_compaction import (
-    CompactionConfig,
-)
 from litellm_compaction.errors import ConfigError
 from tests.library.scripted import config
 
@@ -46,23 +41,3 @@ def test_a_bad_value_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError) as refused:
         config(**{field: value})
     assert str(refused.value).startswith(f"CompactionConfig.{field} = {value!r}: allowed is ")
-
-
-def test_the_configuration_is_frozen_and_closed() -> None:
-    """Unknown fields are errors, and nothing changes afterwards."""
-    with pytest.raises(TypeError, match="keep_recnt"):
-        config(keep_recnt=3)
-    with pytest.raises(AttributeError):
-        config().model = "other"
-    assert config() == config()
-    assert CompactionConfig(model="m", context_window_tokens=128_000).keep_recent_messages == 10
-    assert config(context_window_tokens=2048).summary_tokens == config(context_window_tokens=2048).ledger_tokens == 307
-
-
-def test_the_defaults_are_those_of_the_documentation() -> None:
-    """Whoever sizes a window by the page gets what it says."""
-    text = " ".join((Path(__file__).parents[2] / "docs" / "library.md").read_text("utf-8").split())
-    numbers = {each.name: each.default for each in fields(CompactionConfig) if isinstance(each.default, (int, float))}
-    assert {name: value for name, value in numbers.items() if value and f"`{name}` {value:g}" not in text} == {}
-    reserves = [name for name, value in numbers.items() if not value]
-    assert f"{', '.join(f'`{name}`' for name in reserves)}, all 0" in text

@@ -9,24 +9,14 @@ from hypothesis import strategies as st
 
 from litellm_compaction import (
     WindowUnknown,
-    count_tokens,
     estimate_messages_tokens,
     estimate_tokens,
     loaded_window,
     should_compact,
 )
-from tests.builders import assistant, calls, chat, image, system, user
+from tests.builders import assistant, calls, image, system, user
 from tests.library.scripted import config
 from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v1_model
-
-
-@pytest.mark.parametrize("value", [None, 3, [], {"text": "x"}, b"bytes"])
-def test_what_is_no_text_has_no_tokens(value: object) -> None:
-    assert estimate_tokens(value) == 0
-
-
-def test_a_role_counts() -> None:
-    assert estimate_messages_tokens([{"role": "assistant", "content": "four"}]) == -(-(9 + 4) // 4)
 
 
 def test_tool_parts_count_by_their_texts() -> None:
@@ -107,12 +97,3 @@ def test_tools_count() -> None:
     assert not should_compact(messages, config())
     assert should_compact(messages, config(), tools=[{"type": "function", "description": "b" * 800}])
     assert not should_compact([], config())
-
-
-async def test_tokens_are_counted_as_the_template_renders_them() -> None:
-    """More than the bare text, tools included, for exact and for unknown families."""
-    for model in ("qwen/qwen3-8b", "unheard-of"):
-        bare = await count_tokens(chat(3), model=model)
-        assert 600 < bare < 2000
-        assert await count_tokens(chat(3), model=model, tools=[{"type": "function", "function": {"name": "x"}}]) > bare
-    assert await count_tokens([], model="qwen/qwen3-8b") < 20

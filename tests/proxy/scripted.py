@@ -137,7 +137,6 @@ class Server:
     opened: list[Opened] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def open(
@@ -170,7 +169,6 @@ class Server:
             opened.is_open = False
             if self.context is not None:
                 self.context.close(opened.prompt_tokens + max_tokens)
-            self.closed.set()
 
     async def end_thoughts(self, answer_id: str) -> bool:
         """Its word for it, which it may not keep."""

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadWish
 from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, Wish, wish_of
-from litellm_compaction.proxy.page.turns import Turns
 from tests.builders import chat
 from tests.engine.bench import Bench
 
@@ -50,21 +49,6 @@ def test_metadata(compaction: object, wish: Wish) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "wish"),
-    [
-        # Anthropic's messages and OpenAI's responses: LiteLLM keeps its own metadata under another key.
-        ({"metadata": {"user_id": "u", "compaction": {"now": True}}}, Wish(now=True)),
-        ({"proxy_server_request": {"body": {"metadata": {"compaction": {"now": True}}}}}, Wish(now=True)),
-        ({"proxy_server_request": None, "metadata": "odd"}, NONE),
-    ],
-)
-def test_wherever_litellm_keeps_it(body: dict[str, Any], wish: Wish) -> None:
-    """The client's own metadata counts on every route."""
-    assert wish_of(body, {"user_api_key": "k"}) == wish
-    assert wish_of({}, {"requester_metadata": {"compaction": {"now": True}}}) == Wish(now=True)
-
-
-@pytest.mark.parametrize(
     ("headers", "wish"),
     [
         ({"now": "true"}, Wish(now=True)),
@@ -78,11 +62,6 @@ def test_wherever_litellm_keeps_it(body: dict[str, Any], wish: Wish) -> None:
 def test_headers(headers: dict[str, str], wish: Wish) -> None:
     """For clients that cannot send metadata; UTF-8 survives the way servers read headers."""
     assert read(None, **headers) == wish
-
-
-def test_metadata_goes_before_headers() -> None:
-    """Both may say that it is now; the body's topic is the one."""
-    assert read({"now": True, "focus": "ports"}, now="true", focus="paths") == Wish(now=True, focus="ports")
 
 
 @pytest.mark.parametrize(
@@ -112,14 +91,6 @@ def test_other_shapes_are_refused(compaction: object, says: str) -> None:
     assert says in str(refused.value)
     assert "allowed" in str(refused.value) or "add" in str(refused.value)
     assert "xxx" not in str(refused.value)
-
-
-def test_bad_headers_are_refused() -> None:
-    """Neither true nor false; a topic without a compaction."""
-    with pytest.raises(BadWish, match="allowed: true, false"):
-        read(None, now="maybe")
-    with pytest.raises(BadWish, match="x-litellm-compaction-now"):
-        read(None, focus="ports")
 
 
 _JSON = st.recursive(
@@ -193,21 +164,3 @@ async def test_a_request_that_litellm_forgets_gives_its_room_back() -> None:
     calls.close(second.body)
     del second
     assert released == ["third", "first", "second"]
-
-
-async def test_a_request_is_shown_where_somebody_looks(caplog: pytest.LogCaptureFixture) -> None:
-    """Its turn on the page and its restarts in the metrics, each of which may be off; nothing of that fails."""
-    shown: list[str] = []
-    restarted: list[tuple[str, int]] = []
-    turns = Turns(lambda _, line: shown.append(line))
-    bench = Bench()
-    context, prepared = bench.context(), await bench.guard(chat(1))
-    for calls in (Calls(lambda *restarts: restarted.append(restarts), turns), Calls(), None):
-        for restarts in (2, 0):
-            call = made() if calls is None else calls.open({}, made())
-            call.sent(context, prepared)
-            call.answered(context, prepared, 100, 7)
-            call.ended({"restarts": restarts})
-    assert [json.loads(line)["filled_tokens"] for line in shown] == [107, 107]
-    assert restarted == [("served", 2)]
-    assert not caplog.records

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from litellm_compaction.config import Settings
-from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.deployments import (
     DeploymentSelector,
     FormerAnswers,
@@ -19,11 +17,11 @@ from litellm_compaction.proxy.deployments import (
     limits_of,
 )
 from litellm_compaction.proxy.live_settings import LiveSettings
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, carrier_of
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Window, Windows
 from tests.proxy.test_routing import LOCAL, ON, deployment
 from tests.stores.made import MemoryStore
-from tests.windows.fake_lmstudio import FakeLMStudio, v1_model
 
 
 @pytest.mark.parametrize("model", ["openai/x", "ollama/x", "hosted_vllm/x", "llamafile/x", "anthropic/x"])
@@ -77,64 +75,6 @@ async def test_a_known_lm_studio_that_is_silent_stays_guarded() -> None:
     assert await _guarded(store, None) == [False]
 
 
-async def test_a_store_that_fails_makes_nobody_known() -> None:
-    """And harms no request."""
-
-    class Failing(MemoryStore):
-        async def get_fact(self, scope: str, key: str) -> str | None:
-            raise StoreError("gone")
-
-        async def put_fact(self, scope: str, key: str, text: str) -> None:
-            raise StoreError("gone")
-
-    assert await _guarded(Failing(ttl_s=1, max_bytes=1), None, True, None, False) == [False, True, True, False]
-
-
-async def test_what_is_kept_of_a_server_does_not_show_its_address() -> None:
-    """It may hold a password; another address is another server."""
-    store = MemoryStore(ttl_s=1e6, max_bytes=1_000_000)
-    former = FormerAnswers(store)
-    await former.note("http://user:secret@box:1234/v1/", True)
-    assert await FormerAnswers(store).was_lmstudio("http://user:secret@box:1234")
-    assert not await FormerAnswers(store).was_lmstudio("http://box:1234")
-    assert "secret" not in repr(store.rows._rows)
-
-
-@pytest.mark.parametrize(("status", "source", "tokens"), [(404, "model_map", 128_000), (503, "operator", None)])
-async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source: str, tokens: int | None) -> None:
-    """Until a local server has said that it is not LM Studio nothing is known of it but what its operator wrote."""
-    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        guard = await DeploymentSelector(LiveSettings(Settings()), windows, Publisher()).guard(
-            deployment("openai/gpt-4o", ON, api_base=LOCAL)
-        )
-        await windows.aclose()
-    assert guard is not None
-    target = guard.deployment.target
-    assert (target.context_source, target.context_length) == (source, tokens)
-
-
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [("qwen/qwen3-8b", ""), ("google/gemma-3-4b", "it is not loaded"), ("none", "no model of this proxy")],
-)
-async def test_a_pruning_model_that_cannot_be_asked_is_told_at_the_start(model: str, why: str) -> None:
-    """With what is wrong with it: its summaries would be missed only when the first conversation is too long."""
-    server = FakeLMStudio()
-    server.list_v1(v1_model(_=8192), v1_model("google/gemma-3-4b"))
-    entry = {"model_name": model, "litellm_params": {"model": f"lm_studio/{model}", "api_base": LOCAL}}
-    router = SimpleNamespace(
-        get_model_list=lambda model_name, team_id: [] if model_name == "none" else [entry],
-        get_deployment=lambda model_id: None,
-    )
-    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        told = await DeploymentSelector(LiveSettings(Settings()), windows, Publisher()).why_unusable(router, model)
-        await windows.aclose()
-    assert told.startswith(why)
-    assert bool(told) is bool(why)
-
-
 def test_a_published_number_does_not_come_back_as_the_operators() -> None:
     """What we wrote into the router's list is not an operator's word; what they wrote stays."""
 
@@ -168,3 +108,22 @@ def test_the_answer_that_is_shown_is_what_is_set_aside_for_it(
     window = Window(tokens=window_tokens, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
     shown = {"max_input_tokens": window_tokens, "max_output_tokens": answer_tokens}
     assert limits_of(window, Settings(**settings)) == shown
+
+
+@pytest.mark.parametrize(
+    ("model", "base", "settings", "environ", "carrier"),
+    [
+        ("lm_studio/x", LOCAL, {}, {}, "transport"),
+        ("openai/x", LOCAL, {}, {}, "transport"),
+        ("openai/x", None, {}, {}, "hooks"),
+        ("ollama_chat/x", LOCAL, {}, {}, "hooks"),
+        ("lm_studio/x", LOCAL, {"carrier": "hooks"}, {}, "hooks"),
+        ("lm_studio/x", LOCAL, {}, {BYPASS_VARIABLE: " True"}, "hooks"),
+        ("lm_studio/x", LOCAL, {}, {BYPASS_VARIABLE: "no"}, "transport"),
+    ],
+)
+def test_the_transport_carries_what_it_can_reach(
+    model: str, base: str | None, settings: dict[str, Any], environ: dict[str, str], carrier: str
+) -> None:
+    """Where LiteLLM asks the server by a client that can be given; the operator may choose the hooks."""
+    assert carrier_of(deployment(model, ON, api_base=base), Settings(**settings), environ) == carrier

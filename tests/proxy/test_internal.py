@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -53,35 +52,6 @@ async def test_a_failed_call_leaves_what_the_operator_needs(caplog: pytest.LogCa
     with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed):
         await ask([user_message("The password of Ada is SwordFish99. Prompt it.")], max_tokens=5)
     assert caplog.messages == ["pruning_failed model=pruner error=RateLimitError status=429"]
-
-
-class _Telling:
-    """A router that keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: dict[str, Any] = {}
-
-    async def acompletion(self, **arguments: Any) -> Any:
-        self.asked = arguments
-        raise ValueError
-
-
-async def test_budget_reservation_stays_with_the_clients_call() -> None:
-    """A summary call carries who pays, but neither the client's budget reservation nor its other metadata."""
-    router = _Telling()
-    parent = {
-        "user_api_key_hash": "h",
-        "user_api_key_user_id": "anna",
-        "user_api_key_budget_reservation": {"reserved_cost": 0.5},
-        "user_api_key_auth": {"user_id": "anna", "budget_reservation": {"reserved_cost": 0.5}},
-        "secret_note": "MINE",
-    }
-    with pytest.raises(SummaryFailed):
-        await Caller(router, "m", parent, timeout_s=60, group="pruner").ask([user_message("text")], max_tokens=5)
-    sent = json.dumps(router.asked, default=str)
-    assert '"user_api_key_user_id": "anna"' in sent
-    assert "reserved_cost" not in sent
-    assert "MINE" not in sent
 
 
 class _Streaming:
@@ -177,20 +147,6 @@ async def test_what_is_ended_early_is_paid_for(how: str) -> None:
     assert router.closed == 1
 
 
-@pytest.mark.parametrize("context", ["it has ended", "it was told", "it knows no such log"])
-async def test_what_litellm_logs_itself_is_not_logged_twice(context: str) -> None:
-    """A stream that came to its end, or whose end LiteLLM saw before we did."""
-    router, log = _Streaming([_chunk(content="USER:\n")], ends=context == "it has ended"), _Log()
-    if context != "it knows no such log":
-        router.logging_obj = log
-    log.model_call_details["has_dispatched_final_stream_success"] = context == "it was told"
-    watch = Unfolding(instruction="Write the record.", max_tokens=50)
-    ask = Caller(router, "m", {}, timeout_s=60).ask
-    await ask([user_message("text")], max_tokens=50, is_enough=None if context == "it has ended" else watch.is_enough)
-    await settled()
-    assert log.responses == []
-
-
 class _Plain:
     """A router before a server that knows no streams."""
 
@@ -216,16 +172,3 @@ async def test_a_server_that_refuses_streams_is_asked_plainly() -> None:
     with pytest.raises(SummaryFailed):
         await Caller(other, "m", {}, timeout_s=60, is_same=True).ask([user_message("text")], max_tokens=5)
     assert other.asked == [True]
-
-
-async def test_a_summary_that_is_given_up_is_closed() -> None:
-    """Its server would else go on beside the client's answer, in the same context."""
-    router = _Streaming([_chunk(content="### Current")], ends=False)
-    asking = asyncio.ensure_future(
-        Caller(router, "m", {}, timeout_s=60).ask([user_message("text")], max_tokens=5),
-    )
-    await router.waiting.wait()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert router.closed == 1

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from litellm_compaction.events import ContinuationEvent, ContinuationOutcome, TruncationAlarm
-from litellm_compaction.proxy import metrics
-from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
+from litellm_compaction.events import AHEAD, ContinuationEvent, TruncationAlarm
+from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
 from tests.test_events import event
 
 ALARM = TruncationAlarm(
     model="qwen", window_tokens=8192, expected_tokens=9000, reported_tokens=5000, reason="prompt_far_below_count"
-)
-
-CUT = ContinuationEvent(
-    outcome="aborted", model="qwen", window_tokens=8192, attempt=0, attempts=3, tokens_before=8000, tokens_after=8000
 )
 
 
@@ -91,15 +87,6 @@ def test_what_is_held_is_shown_at_each_look() -> None:
     assert library.looks["litellm_compaction_room_answers"]() == 0
 
 
-def test_what_is_held_needs_no_library() -> None:
-    """A proxy without it starts all the same."""
-
-    def missing() -> Any:
-        raise ImportError
-
-    Metrics(missing).show_held(lambda: (0, 0))
-
-
 def test_a_compaction_is_counted() -> None:
     """By model, phase and outcome; its tokens, how full the window was, and what the summary took."""
     library = FakeLibrary()
@@ -126,55 +113,21 @@ def test_a_refusal_an_alarm_and_restarts_are_counted() -> None:
     assert library.of("restarts_total") == {("qwen",): [2]}
 
 
-def test_answers_that_the_window_has_cut_are_counted() -> None:
-    """By how they ended; a restart is no end, and has a counter of its own."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    outcomes: list[ContinuationOutcome] = ["restarted", "attempts", "attempts", "aborted", "unanswered"]
-    for outcome in outcomes:
-        metrics.observe(replace(CUT, outcome=outcome))
-    assert library.of("answers_ended_total") == {
-        ("qwen", "attempts"): [1, 1],
-        ("qwen", "aborted"): [1],
-        ("qwen", "unanswered"): [1],
-    }
-
-
-def test_records_written_ahead_are_no_decisions_about_prompts() -> None:
-    """What became of them is counted by itself, and what they cost with all summaries."""
+def test_what_is_no_decision_about_a_prompt_is_counted_by_itself() -> None:
+    """Records that are written ahead, with what they cost among all summaries; answers that the window has cut."""
     library = FakeLibrary()
     metrics = Metrics(lambda: library)
     metrics.observe(event("prepared"))
     metrics.observe(event("given_up", summary_calls=0, reason="arrived"))
     metrics.observe(event("reused", summary_calls=0, reason="prepared"))
-    metrics.observe(event("reused", summary_calls=0, reason="early"))
-    assert library.of("ahead_total") == {
-        ("qwen", "prepared"): [1],
-        ("qwen", "given_up"): [1],
-        ("qwen", "used"): [1, 1],
-    }
-    assert sum(map(len, library.of("compactions_total").values())) == 2
+    sizes = {"window_tokens": 8192, "attempt": 0, "attempts": 3, "tokens_before": 8000, "tokens_after": 8000}
+    for outcome in ("restarted", "attempts", "aborted"):
+        metrics.observe(ContinuationEvent(outcome=outcome, model="qwen", **sizes))  # type: ignore[arg-type]
+    ahead = {outcome: values for (_, outcome), values in library.of("ahead_total").items()}
+    assert ahead == {"prepared": [1], "given_up": [1], "used": [1]}
+    assert sum(map(len, library.of("compactions_total").values())) == 1
     assert sum(map(len, library.of("summary_duration_seconds").values())) == 1
-
-
-def test_reuse_takes_no_summary() -> None:
-    """A stored compaction costs no call and no time of one."""
-    library = FakeLibrary()
-    Metrics(lambda: library).observe(event("reused", summary_calls=0))
-    assert library.of("summary_calls_total") == library.of("summary_duration_seconds") == {}
-
-
-def test_models_are_bounded() -> None:
-    """Clients invent names behind a wildcard; from a certain number on they are one label."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    for number in range(MAX_MODELS + 50):
-        metrics.observe(event(model=f"model-{number}"))
-    metrics.observe(event(model="model-0"))
-    counted = library.of("compactions_total")
-    assert len(counted) == MAX_MODELS + 1
-    assert len(counted["other", "pre_request", "compacted"]) == 50
-    assert len(counted["model-0", "pre_request", "compacted"]) == 2
+    assert library.of("answers_ended_total") == {("qwen", "attempts"): [1], ("qwen", "aborted"): [1]}
 
 
 def test_without_the_library_nothing_happens() -> None:
@@ -190,23 +143,6 @@ def test_without_the_library_nothing_happens() -> None:
         metrics.observe(event())
         metrics.restarted("qwen", 1)
     assert tried == [1]
-
-
-def test_nothing_is_registered_before_the_first_event() -> None:
-    """LiteLLM chooses the registry's mode while it starts."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    assert library.made == {}
-    metrics.observe(ALARM)
-    assert len(library.made) == 11
-
-
-def test_a_second_registration_shares_the_first() -> None:
-    """The module may be loaded twice in one process: both count on the same instruments."""
-    library = FakeLibrary()
-    for _ in range(2):
-        Metrics(lambda: library).observe(event())
-    assert library.of("compactions_total") == {("qwen", "pre_request", "compacted"): [1, 1]}
 
 
 def test_a_name_that_somebody_else_has_is_no_error() -> None:
@@ -229,7 +165,67 @@ def test_the_real_library_takes_them() -> None:
     assert 'litellm_compaction_window_fill_ratio_bucket{le="0.9",model="qwen"} 2.0' in text
 
 
-def test_the_bounds_of_a_histogram_ascend() -> None:
-    """An exporter refuses others, or counts a request twice."""
-    for bounds in (metrics._TOKEN_BUCKETS, metrics._RATIO_BUCKETS, metrics._SECOND_BUCKETS):
-        assert list(bounds) == sorted(set(bounds))
+class Span:
+    """LiteLLM's span of a request, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any], int]] = []
+
+    def add_event(self, name: str, attributes: dict[str, Any], timestamp: int) -> None:
+        self.events.append((name, attributes, timestamp))
+
+
+def request(span: Any) -> Any:
+    """What LiteLLM's authentication knows of a request."""
+    return SimpleNamespace(parent_otel_span=span)
+
+
+def told(*events: Any) -> list[tuple[str, dict[str, Any], int]]:
+    """What the span of a request gets in a task that serves it."""
+    span = Span()
+
+    async def serve() -> None:
+        note_request_span(request(span))
+        for each in events:
+            add_to_trace(each)
+
+    asyncio.run(serve())
+    return span.events
+
+
+def test_a_compaction_is_an_event_of_its_request() -> None:
+    """With what was decided, and how long that took, in numbers."""
+    ((name, attributes, time_ns),) = told(event(when_s=1000.0))
+    assert (name, time_ns) == ("litellm_compaction compacted", 1_000_000_000_000)
+    assert (
+        attributes.items()
+        >= {
+            "litellm_compaction.outcome": "compacted",
+            "litellm_compaction.strategy": "summary",
+            "litellm_compaction.model": "qwen",
+            "litellm_compaction.tokens_before": 7000,
+            "litellm_compaction.tokens_after": 3000,
+            "litellm_compaction.duration_ms": 1234.5,
+        }.items()
+    )
+
+
+def test_what_belongs_to_no_request_or_is_told_already_is_left_out() -> None:
+    """What is written ahead, though a request has begun its task; a restart, whose compaction is told."""
+    continued = ContinuationEvent(
+        outcome="restarted", model="qwen", window_tokens=1, attempt=1, attempts=3, tokens_before=1, tokens_after=1
+    )
+    assert told(*map(event, sorted(AHEAD)), continued) == []
+
+
+def test_a_request_without_a_span_gets_none_of_another_request() -> None:
+    """A task that serves one request after the other tells each of its own."""
+    span = Span()
+
+    async def serve() -> None:
+        for each in (request(span), SimpleNamespace(), None):
+            note_request_span(each)
+            add_to_trace(event())
+
+    asyncio.run(serve())
+    assert len(span.events) == 1

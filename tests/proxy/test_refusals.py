@@ -12,8 +12,6 @@ import pytest
 from fastapi import HTTPException
 from litellm.proxy._types import ProxyException
 
-from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import (
     CompactionError,
     DoesNotFit,
@@ -25,14 +23,11 @@ from litellm_compaction.errors import (
     WindowUnknown,
     WindowUnread,
 )
-from litellm_compaction.proxy.call import Attempt, Call, ClientRequest, Outlook
 from litellm_compaction.proxy.refusals import (
     litellm_error_of,
     refusal_of,
     response_of,
-    reworded,
     server_gone,
-    unframed,
 )
 from tests.proxy.scripted import Scene, Turn
 
@@ -73,16 +68,6 @@ def test_each_error_has_its_status_and_code(error: CompactionError, status: int,
         assert error.for_clients in said.replace('\\"', '"')
 
 
-def test_what_helps_a_client_is_kept() -> None:
-    """Which model, and whether waiting helps."""
-    sentence = "Context limit not available for m. Please ensure model metadata is correct."
-    assert UNREAD.for_clients == f"{sentence} Its server does not answer."
-    assert WindowUnknown("m", tried=REFUSED).for_clients == (
-        f"{sentence} Tried: its server: HTTP 401, the API key was refused."
-    )
-    assert "10.0.0.7" in str(UNREAD)
-
-
 def test_router_goes_on_where_that_may_help() -> None:
     """Too large is for `context_window_fallbacks`; a dead server is not asked again, but its neighbors are."""
     neighbors = {"metadata": {"model_group_size": 2}}
@@ -95,49 +80,6 @@ def test_router_goes_on_where_that_may_help() -> None:
     assert among.num_retries is None
     assert isinstance(litellm_error_of(WindowUnknown("m"), neighbors), litellm.ServiceUnavailableError)
     assert isinstance(litellm_error_of(WindowUnknown("m"), {}), litellm.BadRequestError)
-
-
-def test_litellm_s_frame_is_taken_off() -> None:
-    """A client reads our words first, with the code that SDKs look for."""
-    framed = litellm_error_of(TOO_LARGE, {"model": "m"})
-    assert str(framed).startswith("litellm.ContextWindowExceededError")
-    told = reworded(TOO_LARGE, framed, is_guarded=True)
-    assert told is not None
-    assert (told.message, told.to_dict()["code"]) == (str(TOO_LARGE), "context_length_exceeded")
-    assert reworded(TOO_LARGE, told, is_guarded=True) is None
-
-
-def test_the_server_s_own_overflow_has_the_code_too() -> None:
-    """Only where a guarded deployment said it: others are told as without us."""
-    said = "Trying to keep the first 9000 tokens when context the overflows."
-    framed = litellm.ContextWindowExceededError(
-        message=f"litellm.BadRequestError: Lm_studioException - {said} (exceeds the available context size)",
-        model="m",
-        llm_provider="lm_studio",
-    )
-    told = reworded(None, framed, is_guarded=True)
-    assert told is not None
-    assert (told.message, told.to_dict()["code"], told.code) == (said, "context_length_exceeded", "400")
-    assert reworded(None, framed, is_guarded=False) is None
-    assert reworded(TOO_LARGE, ValueError("else"), is_guarded=True) is None
-    assert unframed("plain words") == "plain words"
-
-
-def test_another_attempt_forgets_what_the_one_before_came_to() -> None:
-    """Headers tell of the deployment that answered; what was done before any attempt still counts."""
-    call = Call(
-        ClientRequest(received=Request(messages=()), original=Request(messages=()), group="g"),
-        Attempts(summary_calls_left=1),
-        attempt=Attempt(outlook=Outlook(9000, 4000, 8192, 1), action="compacted"),
-    )
-    for _ in range(2):
-        call.begins_attempt("first")
-        assert (call.attempt.outlook is not None, call.attempt.action, call.refusal) == (True, "compacted", None)
-        call.refused(TOO_LARGE)
-    call.attempt.is_carried = call.may_pause = True
-    call.begins_attempt("second")
-    assert (call.attempt.outlook, call.attempt.action, call.refusal) == (None, "none", None)
-    assert (call.attempt.is_carried, call.may_pause, call.attempt.prepared) == (False, False, None)
 
 
 def _from(error: BaseException, cause: BaseException) -> BaseException:

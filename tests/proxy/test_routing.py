@@ -7,8 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens, unknown_model
+from litellm_compaction.errors import ModelNotLoaded
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    deployment_of,
+    is_local_address,
+    max_input_tokens,
+    unknown_model,
+)
 from litellm_compaction.windows.windows import Target, Windows
 
 ON = {"compaction": {"enabled": True}}
@@ -23,31 +29,6 @@ def opted(model: str, *, compaction: dict[str, Any] | None = None, info: Any = N
     """The target of an opted-in deployment whose server is not LM Studio."""
     found = deployment(model, {"compaction": {"enabled": True, **(compaction or {})}, **(info or {})}, **params)
     return found.other_target or found.target
-
-
-@pytest.mark.parametrize(
-    ("model", "params", "apis"),
-    [
-        ("openai/x", {"api_base": LOCAL}, ("llama.cpp", "vllm", "ollama")),
-        ("openai/x", {"api_base": "http://gpu.lan:8000/v1"}, ("llama.cpp", "vllm", "ollama")),
-        ("openai/x", {"api_base": "https://api.example.com/v1"}, ()),
-        ("openai/gpt-4o", {}, ()),
-        ("anthropic/claude-sonnet-5", {}, ()),
-        ("anthropic/claude-sonnet-5", {"api_base": LOCAL}, ()),
-        ("openrouter/some/model", {"api_base": LOCAL}, ()),
-        ("ollama/llama3", {}, ("ollama",)),
-        ("ollama_chat/llama3", {"api_base": "http://10.0.0.7:11434"}, ("ollama",)),
-        ("ollama_chat/llama3", {"api_base": "https://ollama.com"}, ()),
-        ("hosted_vllm/x", {"api_base": "https://vllm.example.com/v1"}, ("vllm",)),
-        ("hosted_vllm/x", {}, ()),
-        ("llamafile/x", {}, ("llama.cpp",)),
-    ],
-)
-def test_only_ones_own_servers_are_asked(model: str, params: dict[str, str], apis: tuple[str, ...]) -> None:
-    """Software to run oneself at the operator's address, OpenAI-compatible ones in a local network; never a cloud."""
-    target = opted(model, **params)
-    assert target.apis == apis
-    assert not target.is_lmstudio
 
 
 @pytest.mark.parametrize(
@@ -89,16 +70,6 @@ def test_the_sources_have_an_order(
 def test_nothing_is_assumed_of_ones_own_server(model: str, params: dict[str, str]) -> None:
     """128,000 tokens are for hosted models: a server of one's own has any context length, and may cut silently."""
     assert opted(model, **params).context_length is None
-
-
-async def test_ones_own_server_that_tells_no_window_is_refused_like_lm_studio() -> None:
-    """With the same sentence, and who was asked."""
-    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(404, json={}))) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        sentence = "^Context limit not available for x. Please ensure model metadata is correct."
-        with pytest.raises(WindowUnknown, match=sentence):
-            await windows.resolve(opted("openai/x", api_base=LOCAL))
-        await windows.aclose()
 
 
 @pytest.mark.parametrize(("models", "is_known"), [([], False), ([{"name": "x:latest", "context_length": 8192}], True)])
@@ -149,20 +120,6 @@ def test_every_way_in_which_the_router_finds_a_model_is_known(name: str) -> None
     assert unknown_model(CONFIG, name) == ""
 
 
-@pytest.mark.parametrize("name", ["loca", "Local", "openai/x", "lm_studio", ""])
-def test_others_are_refused_with_those_that_are_known(name: str) -> None:
-    """The operator sees what to choose from."""
-    said = unknown_model(CONFIG, name)
-    assert said == (
-        f"no model of this proxy is called {name!r}; known: local, lm_studio/*, nickname, hidden, and __same__"
-    )
-
-
-def test_models_of_a_database_may_come_later() -> None:
-    """Nothing is refused that LiteLLM could still learn."""
-    assert unknown_model({**CONFIG, "general_settings": {"store_model_in_db": True}}, "nobody") == ""
-
-
 def test_a_long_list_is_cut() -> None:
     """An error is no catalog."""
     many = {"model_list": [{"model_name": f"m{number}"} for number in range(50)]}
@@ -190,3 +147,55 @@ def test_a_deployment_is_read_as_litellm_reads_it(
     """Its route is no part of its name; a name that LiteLLM knows needs no provider; variables have addresses."""
     found = deployment_of({"api_base": LOCAL, **params}, {}, group="g", environ=environ)
     assert (found.provider, found.target.model, found.target.api_base, found.kind) == (provider, model, api_base, kind)
+
+
+@pytest.mark.parametrize(
+    ("model", "api_base"),
+    [
+        ("openai/gpt-4o", None),
+        ("gpt-4o", None),
+        ("openai/x", "https://api.groq.com/openai/v1"),
+        ("openai/x", "https://openrouter.ai/api/v1"),
+        ("openai/x", "https://api.openai.com/v1"),
+        ("openai/x", "http://8.8.8.8:1234/v1"),
+        ("openai/x", "https://[2606:4700::1111]/v1"),
+        ("anthropic/claude", None),
+        ("azure/gpt", "https://mine.openai.azure.com"),
+        ("openai/x", "api.example.com/v1"),
+        ("openai/x", "https://localhost.example.com/v1"),
+        ("openai/x", "http://user:127.0.0.1@example.com/v1"),
+    ],
+)
+def test_hosted_providers_are_foreign(model: str, api_base: str | None) -> None:
+    """A deployment of a hosted provider is foreign, so that its window is never asked for."""
+    found = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={})
+    assert found.kind == "foreign"
+    assert not found.target.is_lmstudio
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:1234/v1",
+        "http://localhost:1234/v1",
+        "http://[::1]:1234/v1",
+        "http://192.168.1.9:1234/v1",
+        "http://10.0.0.9/v1",
+        "http://studio.local:1234/v1",
+        "http://studio:1234/v1",
+        "127.0.0.1:1234",
+    ],
+)
+def test_addresses_of_a_local_network_may_be_asked(address: str) -> None:
+    """Loopback, private addresses and local names may be LM Studio."""
+    assert is_local_address(address)
+    assert (
+        deployment_of({"model": "openai/x", "api_base": address}, {}, group="g", environ={}).kind == "maybe_lm_studio"
+    )
+
+
+@pytest.mark.parametrize(("model", "name"), [("lm_studio/", ""), ("lm_studio//", "/"), ("lm_studio/a/b", "a/b")])
+def test_a_prefix_alone_names_the_provider(model: str, name: str) -> None:
+    """A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded."""
+    deployment = deployment_of({"model": model}, {}, group="", environ={})
+    assert (deployment.kind, deployment.target.model) == ("lm_studio", name)

@@ -1,11 +1,12 @@
-"""Settings from config.yaml: checked at start; `tokenizer` is followed for each deployment.
+"""What a config file shows by itself, and what stops a start: settings where nobody reads them, or that are wrong.
 
-That a real proxy then does not start: `tests/integration/test_config_start.py`.
+That a real proxy then does not start: `tests/processes/test_config_start.py`.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import litellm
@@ -14,9 +15,10 @@ import pytest
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import startup
-from litellm_compaction.proxy.routing import deployment_of
-from litellm_compaction.tokenizers.sources import Sources
-from tests.tokenizers.gguf_writer import bpe_fields, gguf
+from litellm_compaction.proxy.config_check import Finding, check_config
+from litellm_compaction.proxy.routing import serves
+from litellm_compaction.proxy.startup import Preparing
+from tests.engine.bench import settled
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None = None) -> Settings:
@@ -25,19 +27,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
     info = {"model_info": {"compaction": own}} if own is not None else {}
     monkeypatch.setattr(startup, "_config", lambda: {"model_list": [{"model_name": "local", **info}]})
     return startup.load_settings()
-
-
-@pytest.fixture
-def model_file(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(gguf(bpe_fields(tokenizer__chat_template="{{ messages[0].content }}")))
-    return path
-
-
-def test_a_good_tokenizer_starts(monkeypatch: pytest.MonkeyPatch, model_file: Path) -> None:
-    """Globally and for a deployment."""
-    settings = loaded(monkeypatch, {"tokenizer": str(model_file)}, {"tokenizer": "heuristic"})
-    assert settings.tokenizer == str(model_file)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +63,111 @@ def test_a_wrong_one_stops_the_start(
         loaded(monkeypatch, settings, own)
 
 
-async def test_a_deployments_own_tokenizer_is_followed(model_file: Path) -> None:
-    """Over the global one."""
-    info = {"id": "1", "compaction": {"tokenizer": str(model_file)}}
-    params = {"model": "lm_studio/qwen3-8b", "api_base": "http://127.0.0.1:9/v1"}
-    target = deployment_of(params, info, group="local", environ={}).target
-    found = await Sources(tokenizer="heuristic").source(target, "", None, patient=True)
-    assert found.path == model_file
-    other = deployment_of(params, {"id": "1"}, group="local", environ={}).target
-    assert (await Sources(tokenizer="heuristic").source(other, "", None)).kind == "heuristic"
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("*", "qwen/qwen3-8b", True),
+        ("qwen/*", "qwen/qwen3-8b", True),
+        ("qwen/*", "google/gemma", False),
+        ("*-8b", "qwen3-8b", True),
+        ("a.*", "ab", False),
+        ("fixed", "fixed", True),
+        ("fixed", "other", False),
+    ],
+)
+def test_a_wildcard_reaches_what_its_pattern_says(pattern: str, name: str, expected: bool) -> None:
+    """As LiteLLM fills in the name; what else a regular expression knows is text."""
+    assert serves(pattern, name) is expected
+
+
+def misplaced(config: dict[str, Any]) -> list[Finding]:
+    """Of what is found, what stands where nobody reads it."""
+    return [found for found in check_config(config, {}) if "settings are not read here" in found.message]
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({"litellm_compaction": {}}, "litellm_compaction"),
+        ({"callback_settings": {"mode": "observe"}}, "callback_settings.mode"),
+        ({"callback_settings": {"litellm-compaction": {}}}, "callback_settings.litellm-compaction"),
+        ({"callback_settings": {"litellm_compacton": {}}}, "callback_settings.litellm_compacton"),
+        ({"callback_settings": {"litellm_compaction.handler": {}}}, "callback_settings.litellm_compaction.handler"),
+        (
+            {"litellm_settings": {"callback_settings": {"litellm_compaction": {}}}},
+            "litellm_settings.callback_settings.litellm_compaction",
+        ),
+    ],
+)
+def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with the place where they stand and the one where they belong."""
+    assert [found.place for found in misplaced(config)] == [place]
+    monkeypatch.setattr(startup, "_config", lambda: config)
+    with pytest.raises(ConfigError) as raised:
+        startup.load_settings()
+    assert str(raised.value).startswith(f"{place}: ")
+    assert "`callback_settings.litellm_compaction` (top level)" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"callback_settings": {"compaction": {}}},
+        {"general_settings": {"compaction": {}, "callback_settings": {"otel": {}}}},
+        {"litellm_settings": {"compaction_settings": {}}},
+    ],
+)
+def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy starts; who asks `doctor` is told."""
+    assert [found.error for found in misplaced(config)] == [None] * sum(map(len, config.values()))
+    monkeypatch.setattr(startup, "_config", lambda: config)
+    startup.load_settings()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"callback_settings": None},
+        {"callback_settings": "otel", "general_settings": ["x"]},
+        {
+            "callback_settings": {
+                "litellm_compaction": {"mode": "observe"},
+                "otel": {"mode": 1},
+                "litellm_completion": {},
+                7: {},
+            }
+        },
+    ],
+)
+def test_what_is_in_its_place_or_another_callbacks_is_no_finding(config: dict[str, Any]) -> None:
+    """Whatever shape the sections have."""
+    assert misplaced(config) == []
+
+
+async def test_models_that_are_loaded_meanwhile_are_prepared_too(caplog: pytest.LogCaptureFixture) -> None:
+    """A list that comes while others are prepared is looked at once they are; what fails is told, and does not stay."""
+    gate, looks = asyncio.Event(), list[str]()
+
+    class Slow(Preparing):
+        async def prepare(self, router: Any) -> None:
+            looks.append(router)
+            await gate.wait()
+            if len(looks) == 1:
+                raise RuntimeError("odd")
+
+    windows: Any = SimpleNamespace(on_loaded=None)
+    made = Slow(SimpleNamespace(windows=windows), None, None)  # type: ignore[arg-type]
+    made.watch(lambda: "router")
+    for _ in range(3):
+        windows.on_loaded()
+        await settled()
+    gate.set()
+    await settled()
+    assert looks == ["router"] * 2
+    assert "failed_open" in caplog.text
+    windows.on_loaded()
+    await settled()
+    assert len(looks) == 3
+    await made.aclose()
+    assert windows.on_loaded is None

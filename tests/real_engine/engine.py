@@ -73,12 +73,6 @@ class Engine:
                 pipe.close()
         self._process = None
 
-    def reload(self, window_tokens: int) -> None:
-        """The same model with another window; its port changes too."""
-        self.kill()
-        self.window_tokens = window_tokens
-        self.start()
-
 
 @contextmanager
 def running(weights: Path, window_tokens: int, slots: int = 1, template: Path | None = None) -> Iterator[Engine]:

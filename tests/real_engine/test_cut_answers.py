@@ -26,27 +26,7 @@ PROMPTS = (
     "What is the capital of France, and what is it known for?",
     "Write a Python function that reverses a list, and explain it.",
     "List the planets of the solar system, one line each.",
-    "Count from 1 to 40, separated by commas.",
-    "Write a short poem about the sea.",
-    "Explain recursion to a child.",
-    "Give me a recipe for pancakes with numbered steps.",
-    "Describe the water cycle.",
-    "Write a letter to a landlord about a broken heater.",
-    "What are the rules of chess?",
-    "Tell a story about a fox and a crow.",
-    "Compare cats and dogs in a table.",
-    "Write an SQL query that counts orders by month.",
-    "Why is the sky blue?",
-    "Give five tips for learning a language.",
-    "Write a JSON object that describes a car.",
-    "Summarize the plot of Romeo and Juliet.",
-    "How does a bicycle stay upright?",
-    "Write a haiku about autumn, then explain it.",
-    "What should I pack for a week in the mountains?",
 )
-# Together a quarter of a minute. All twenty, rendered here (2026-11-22): each went on at the next token, 19 to the last
-# character, one for 70 characters, where two words were equally likely.
-FEW = (0, 1, 2)
 _SAME_CHARS = 20
 _ANSWER_TOKENS = 72
 
@@ -120,7 +100,7 @@ async def family(weights: Path) -> Family:
 @pytest.fixture(scope="module")
 def answers(engine: httpx.Client) -> dict[int, str]:
     """What the model says where nothing is cut."""
-    return {index: uncut(engine, index) for index in FEW}
+    return {index: uncut(engine, index) for index in range(len(PROMPTS))}
 
 
 @pytest.mark.parametrize("way", ["raw", "prefill"])
@@ -129,5 +109,5 @@ async def test_a_cut_answer_goes_on_at_the_next_token(
 ) -> None:
     """Rendered here or by the engine: no instruction, no seam, nothing begun anew."""
     continued = [go_on(engine, family, way, index, whole) for index, whole in answers.items()]
-    assert [each.opening for each in continued] == ["new"] * len(FEW)
+    assert [each.opening for each in continued] == ["new"] * len(PROMPTS)
     assert [each for each in continued if not each.is_exact] == []

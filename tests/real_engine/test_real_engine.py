@@ -14,7 +14,7 @@ import pytest
 from litellm_compaction.core.messages import Request, parse_message, without_notices
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.windows.windows import Target
 from tests.integration.harness import Proxy
 from tests.real_engine.bench import IS_LONG, LLAMA_CPP, Bench
 from tests.real_engine.shim import Exchange
@@ -61,62 +61,6 @@ async def test_counts_by_the_models_file_are_the_engines_own(bench: Bench) -> No
     assert wrong == []
 
 
-_LOOK = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks at a file.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
-    },
-}
-_SHORT_SYSTEM = {"role": "system", "content": "Answer in one word. Größe, 日本語, 👩‍👩‍👧."}
-_CODE = {"role": "user", "content": 'def f(x):\n\treturn {"a": [x, 1.5e-3]}  # <|im_end|> of a text\n\n\n'}
-_ROUND = [
-    {
-        "role": "assistant",
-        "content": "I look.",
-        "tool_calls": [
-            {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"path": "/srv/a b"}'}}
-        ],
-    },
-    {"role": "tool", "tool_call_id": "call_1", "content": "part-00017.parquet 9f86d081884c7d659a2feaa0c55ad015"},
-]
-_WITH_TOOLS: list[tuple[list[dict[str, Any]], tuple[Any, ...]]] = [
-    ([_CODE], ()),
-    ([_SHORT_SYSTEM, _CODE], ()),
-    ([_SHORT_SYSTEM, _CODE], (_LOOK,)),
-    ([_SHORT_SYSTEM, _CODE, *_ROUND], (_LOOK,)),
-]
-
-
-async def test_llama_cpps_tokenizer_says_what_its_answers_report(bench: Bench) -> None:
-    """By /apply-template and /tokenize, without a token generated: with tools, calls and results, any text."""
-    base_url = bench.engines["small"].base_url
-    target = Target(
-        key="k",
-        model="smollm2",
-        api_base=f"{base_url}/v1",
-        api_key=None,
-        context_length=None,
-        is_lmstudio=False,
-        apis=("llama.cpp",),
-    )
-    windows = Windows(cache_s=600)
-    told: list[int | None] = []
-    reported: list[int] = []
-    async with httpx.AsyncClient(base_url=base_url, timeout=60) as engine:
-        assert (await windows.resolve(target)).tokens == bench.engines["small"].window_tokens
-        for messages, tools in _WITH_TOOLS:
-            told.append(
-                await windows.tokens_of(target, Request(messages=tuple(map(parse_message, messages)), tools=tools))
-            )
-            asked = {"messages": messages, "max_tokens": 1, **({"tools": list(tools)} if tools else {})}
-            answer = await engine.post("/v1/chat/completions", json=asked)
-            reported.append(answer.json()["usage"]["prompt_tokens"])
-        await windows.aclose()
-    assert told == reported
-
-
 class Turns(NamedTuple):
     """A conversation's answers, and in which of its turns it was compacted."""
 
@@ -161,12 +105,6 @@ _TALK = [_user(f"These are notes of a voyage:\n{_NOTES}"), _assistant("I have re
 _ANSWER_TOKENS = 135
 
 
-def _events(proxy: Proxy, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with proxy.client.stream("POST", path, json=body, headers=proxy.headers) as answer:
-        lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
-    return [json.loads(line[6:]) for line in lines]
-
-
 def _chat(proxy: Proxy) -> tuple[str, str]:
     answer = proxy.stream("small", _TALK, max_tokens=_ANSWER_TOKENS, temperature=0)
     assert answer.status == 200, answer.raw
@@ -180,37 +118,15 @@ def _whole_chat(proxy: Proxy) -> tuple[str, str]:
     return answer["choices"][0]["message"]["content"], answer["choices"][0]["finish_reason"]
 
 
-def _messages(proxy: Proxy) -> tuple[str, str]:
-    body = {"model": "small", "messages": _TALK, "max_tokens": _ANSWER_TOKENS, "temperature": 0, "stream": True}
-    events = _events(proxy, "/v1/messages", body)
-    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
-    (reason,) = [event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"]
-    return "".join(delta.get("text", "") for delta in deltas), {"max_tokens": "length"}.get(reason, reason)
-
-
-def _responses(proxy: Proxy) -> tuple[str, str]:
-    body = {"model": "small", "input": _TALK, "max_output_tokens": _ANSWER_TOKENS, "temperature": 0, "stream": True}
-    events = _events(proxy, "/v1/responses", body)
-    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
-    return "".join(deltas), "length" if events[-1]["response"]["status"] in ("incomplete", "completed") else "?"
-
-
-def _completions(proxy: Proxy) -> tuple[str, str]:
-    body = {"model": "small", "prompt": "Tell a long story.", "max_tokens": 440, "temperature": 0, "stream": True}
-    choices = [choice for event in _events(proxy, "/v1/completions", body) for choice in event["choices"]]
-    (reason,) = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
-    return "".join(choice.get("text") or "" for choice in choices), reason
-
-
 def _is_joined(first: str, second: str, answer: str) -> bool:
     """Whether an answer is two streams' text: of the first one up to a word, behind that all of the second."""
     rest = second.lstrip()
     return answer.endswith(rest) and first.startswith(answer[: len(answer) - len(rest)])
 
 
-@pytest.mark.parametrize("ask", [_chat, _whole_chat, _messages, _responses, _completions])
+@pytest.mark.parametrize("ask", [_chat, _whole_chat])
 def test_an_answer_goes_on_past_the_window(bench: Bench, ask: Any) -> None:
-    """On every route: what the engine said in two streams is one text, to the client's own limit and not further."""
+    """What the engine said in two streams is one text, to the client's own limit and not further."""
     begun = len(bench.shim.exchanges)
     answer, reason = ask(bench.proxy)
     # The first prompt of a model that is not known is asked about: one token of answer.
@@ -229,6 +145,7 @@ _LOG = [f"{n}. The station noted {n * 53 % 97} birds and {n * 37 % 41} ships." f
 _LOG_LINES, _SHARED_ANSWER_TOKENS = (50, 350) if IS_LONG else (3, 60)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["pool", LLAMA_CPP])
 def test_four_answers_beside_each_other_are_whole(bench: Bench, model: str) -> None:
     """Over one unified cache, which a full one ends for all: listed by LM Studio, or by llama.cpp's own /props.
@@ -283,6 +200,7 @@ def _parts(answer: str, exchanges: Sequence[Exchange]) -> str:
     return rest.strip()
 
 
+@pytest.mark.full
 def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
     """Killed and loaded with half the window: the long conversation of before is compacted to that, and answered."""
     engine = bench.engines["reloaded"]
@@ -314,6 +232,7 @@ def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
     assert exchange.asked_text.endswith("\n\nAnd what was the word?")
 
 
+@pytest.mark.full
 def test_thirty_turns_overflow_nothing_and_keep_the_prompt_cache(bench: Bench, turns: Future[Turns]) -> None:
     """Every turn was answered, nothing cut, and the cache held the last turn."""
     asked, compacted = turns.result()

@@ -5,12 +5,9 @@ The model thinks nothing by itself; a chat template like Qwen's opens a block fo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from tests.integration.harness import proxy, write_config
@@ -41,47 +38,6 @@ def thinker(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     template.write_text(_TEMPLATE, "utf-8")
     with running(weights, 2048, template=template) as engine:
         yield engine
-
-
-def _end(engine: Engine, answer_id: str, action: str = "reasoning_end") -> httpx.Response:
-    body = {"id": answer_id, "action": action}
-    return httpx.post(f"{engine.base_url}/v1/chat/completions/control", json=body, timeout=60)
-
-
-def _thought_told(engine: Engine, **extra: Any) -> tuple[list[httpx.Response], int, int]:
-    """The answers to the control after 40 pieces of a thought, and the pieces of thought and text in all."""
-    body = {"messages": _QUESTION, "stream": True, "max_tokens": 200, "temperature": 0, "ignore_eos": True, **extra}
-    told: list[httpx.Response] = []
-    thoughts = texts = 0
-    with httpx.stream("POST", f"{engine.base_url}/v1/chat/completions", json=body, timeout=120) as stream:
-        for line in stream.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            for choice in chunk["choices"]:
-                thoughts += bool(choice["delta"].get("reasoning_content"))
-                texts += bool(choice["delta"].get("content"))
-            if thoughts == 40 and not told:
-                told = [_end(engine, chunk["id"]), _end(engine, "chatcmpl-none"), _end(engine, chunk["id"], "odd")]
-    return told, thoughts, texts
-
-
-def test_it_ends_a_thought_that_it_is_told_of(thinker: Engine) -> None:
-    """By the answer's id and a known action, with the field in the request; text follows in the same stream."""
-    told, thoughts, texts = _thought_told(thinker, reasoning_control=True)
-    assert [answer.status_code for answer in told] == [200, 200, 400]
-    assert [answer.json().get("success") for answer in told] == [True, False, None]
-    # How many come before it is a matter of speed.
-    assert 40 <= thoughts < 190
-    assert texts > 0
-
-
-def test_it_ends_none_that_was_not_asked_for_so(thinker: Engine) -> None:
-    """Without the field it says no, and thinks on."""
-    told, thoughts, texts = _thought_told(thinker)
-    assert told[0].json()["success"] is False
-    assert thoughts > 100
-    assert texts == 0
 
 
 def test_a_proxy_ends_a_thought_in_the_stream(thinker: Engine, tmp_path: Path) -> None:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.integration.app import NETWORK
 from tests.integration.bench import KEY, OPEN, Bench, Group, open_bench
+from tests.security.office import GUARDED, LIED, Liar
 
 BESIDE = Path(__file__).parent / "beside"
-_ON = {"enabled": True, "context_length": 8192}
 # Several at once, each with the whole window.
 _APART = {"unified_kv": False, "chunk_tokens": 500}
+
+
+def _on(window: int) -> dict[str, Any]:
+    return {"enabled": True, "context_length": window}
+
+
 _GROUPS = [
     Group("local", simulator=_APART),
-    Group("hooked", provider="xinference", compaction=_ON, simulator=_APART),
-    Group("small", 4096),
+    Group("hooked", provider="xinference", compaction=_on(8192), simulator=_APART),
+    Group("small", 4096, simulator=_APART),
+    Group("foreign", 4096, provider="openai", compaction=_on(4096), simulator={"api": "openai", **_APART}),
+    Group("foreign-hooked", 4096, provider="xinference", compaction=_on(4096), simulator={"api": "openai", **_APART}),
 ]
+assert {group.name for group in _GROUPS} >= set(GUARDED)
 
 
 @pytest.fixture(autouse=True)
@@ -29,21 +40,43 @@ def _never_over_the_window() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def liar() -> Iterator[Liar]:
+    """The server behind the groups of `LIED`."""
+    url = NETWORK.address()
+    made = Liar(f"{url}/v1")
+    NETWORK.attach(url, made)
+    yield made
+    NETWORK.detach(url)
+
+
+@pytest.fixture(scope="session")
+def office(tmp_path_factory: pytest.TempPathFactory, liar: Liar) -> Iterator[Bench]:
     """A proxy that people share who do not trust each other; `local` is carried by the transport, `hooked` by hooks."""
     folder = tmp_path_factory.mktemp("office")
     for path in BESIDE.glob("*.py"):
         shutil.copy(path, folder)
+
+    def lied(_: Mapping[str, str]) -> list[dict[str, Any]]:
+        return [
+            {
+                "model_name": group,
+                "litellm_params": {"model": f"{provider}/{group}", "api_base": liar.base_url, "api_key": "k"},
+                "model_info": {"compaction": _on(LIED[group])},
+            }
+            for group in LIED
+            for provider in ["xinference" if "hooked" in group else "openai"]
+        ]
+
     with open_bench(
         folder,
         _GROUPS,
         {"window_cache_s": 0.2, "admission": "off"},
+        make_entries=lied,
         general_settings={"custom_auth": "identities.user_api_key_auth"},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
-        for name in ("local", "hooked"):
-            simulator = bench.simulators[name]
+        for name, simulator in bench.simulators.items():
             simulator.unload(simulator.instances[0].id)
-            # LM Studio's default: a request answers while another one's summary is held.
-            simulator.load(KEY, bench.groups[name].window, parallel=4)
+            # A request answers while another one's summary is held, and none waits for another.
+            simulator.load(KEY, bench.groups[name].window, parallel=16)
         yield bench

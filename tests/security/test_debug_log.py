@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy import callback
-from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.simulator import Reply
 from tests.builders import ONE_ROUND, talk
-from tests.integration.bench import Group, open_bench
-from tests.proxy.test_metrics import FakeLibrary
-from tests.security.hooks import ROUTES, WINDOW, Client, Scene, conversation, use_router, words_of
-
-# LiteLLM's own.
-pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
+from tests.integration.bench import Bench, Group, is_summary_call, open_bench
+from tests.security.office import (
+    GUARDED,
+    ROUTES,
+    Liar,
+    ask,
+    body_of,
+    conversation,
+    forget_failures,
+    said,
+    seen,
+    words_of,
+)
 
 # Planted in a conversation, in tools, in names and in headers.
 _PLANTED = ("PLANTED-system", "PLANTED-newest", "PLANTED-tool", "PLANTED-user", "PLANTED-focus", "hunter2-PLANTED")
@@ -30,7 +36,7 @@ def test_our_lines_of_a_debug_log_hold_nothing_of_a_conversation(tmp_path: Path)
     settings = {"redact": "off"}
     debug = {"LITELLM_LOG": "DEBUG"}
     with open_bench(
-        tmp_path, [Group("local")], settings, environ=debug, litellm_settings={"set_verbose": True}
+        tmp_path, [Group("local")], settings, environ=debug, litellm_settings={"set_verbose": True}, process=True
     ) as bench:
         tool = {"type": "function", "function": {"name": "f", "description": "PLANTED-tool", "parameters": {}}}
         messages = [
@@ -51,110 +57,86 @@ def test_our_lines_of_a_debug_log_hold_nothing_of_a_conversation(tmp_path: Path)
         assert any(word in line for line in lines for word in _PLANTED), "LiteLLM did not write at DEBUG"
 
 
-def _echo(body: Any) -> str:
-    """A server that quotes all that it was sent, as an overflow of its window."""
-    return f"reached context length of 900 tokens: {body}"
+@contextmanager
+def _debug_lines() -> Iterator[list[str]]:
+    """Our lines at DEBUG, tracebacks included."""
+    lines: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    logger, handler = logging.getLogger("litellm_compaction"), Lines()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
-def _raises(scene: Scene) -> None:
-    """A model whose failure quotes what it was asked."""
-
-    async def fail(**arguments: Any) -> Any:
-        scene.router.asked.append(arguments)
-        raise RuntimeError(f"cannot answer {arguments['messages']}")
-
-    scene.router.acompletion = fail  # type: ignore[method-assign]
-
-
-def _no_store(scene: Scene) -> None:
-    """A store whose failure quotes what it was to keep."""
-
-    async def fail(*given: object, **named: object) -> Any:
-        raise OSError(f"cannot keep {given} {named}")
-
-    store = scene.handler._store
-    for name in ("find", "put", "get_fact", "put_fact", "merge_fact"):
-        setattr(store, name, fail)
-
-
-def _odd(scene: Scene) -> None:
-    """A fault of ours, whose message quotes the request."""
-
+def _fails(error: type[Exception]) -> Callable[..., Any]:
     async def fail(*given: Any, **named: Any) -> Any:
-        raise KeyError(str((given, named)))
+        raise error(f"cannot do {given} {named}")
 
-    scene.handler._compactor.prepare = fail  # type: ignore[method-assign]
+    return fail
 
 
-# By what goes wrong: how the scene is changed, and what the client sends.
-_TROUBLES: dict[str, tuple[Callable[[Scene], None], dict[str, Any]]] = {
-    "nothing": (lambda scene: None, {}),
-    "its answer is cut": (lambda scene: None, {"is_cut": True}),
-    "the server quotes what it refuses": (lambda scene: None, {"refusal": _echo}),
-    "the summary fails, quoting": (_raises, {}),
-    "the answer cannot be carried on, quoting": (_raises, {"is_cut": True}),
-    "the store fails, quoting": (_no_store, {}),
-    "we fail, quoting": (_odd, {}),
+# What goes wrong, by the name of what fails and quotes what it was given.
+_FAILING: dict[str, tuple[str, type[Exception]]] = {
+    "the store finds": ("litellm_compaction.stores.store.Store.find", OSError),
+    "the store keeps": ("litellm_compaction.stores.store.Store.put", OSError),
+    "a summary": ("litellm_compaction.proxy.internal.Caller.ask", RuntimeError),
+    "the measure": ("litellm_compaction.engine.measure.RequestMeasurer.measure", KeyError),
+    "the compactor": ("litellm_compaction.engine.compactor.Compactor.prepare", KeyError),
 }
 
 
-@pytest.mark.parametrize("trouble", _TROUBLES)
-@pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
-async def test_no_line_of_ours_tells_what_was_said(
-    trouble: str, strategy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", ["nothing", "the server quotes", *_FAILING])
+def test_no_line_of_ours_tells_what_was_said(
+    office: Bench, liar: Liar, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At DEBUG, tracebacks included, whatever goes wrong and whatever its error quotes."""
-    change, sends = _TROUBLES[trouble]
-    caplog.set_level(logging.DEBUG, "litellm_compaction")
-    scene = Scene({"strategy": strategy})
-    use_router(monkeypatch, scene.router)
-    for group in ("carried", "hooked"):
-        scene.router.entries[group]["model_info"]["compaction"]["context_length"] = 2 * WINDOW
-    change(scene)
-    for group in ("carried", "hooked"):
-        for route in ROUTES:
-            for rounds in (4, 8):
-                await Client(
-                    scene, "sk-alice", conversation(f"{group}-{route}", rounds), attempts=[group], route=route, **sends
-                ).send()
-        giant = [{"role": "user", "content": "CANARY-giant " * 4000}]
-        await Client(scene, "sk-alice", giant, attempts=[group], **sends).send()
-    ours = [record for record in caplog.records if record.name.startswith("litellm_compaction")]
-    assert len(ours) >= 4, "nothing is told of these requests any more"
-    formatter = logging.Formatter()
-    assert {word for record in ours for word in words_of(formatter.format(record))} == set()
+    """At DEBUG, whatever goes wrong and whatever its error quotes, on every route and by each carrier."""
+    groups = ("leaky", "leaky-hooked") if trouble == "the server quotes" else GUARDED[:3:2]
+    for group in GUARDED:
+        office.watch(group, seen)
+    liar.says = lambda body: (400, {"error": {"message": f"reached context length of 900 tokens: {body}"}})
+    if trouble in _FAILING:
+        place, error = _FAILING[trouble]
+        monkeypatch.setattr(place, _fails(error))
+    with _debug_lines() as lines:
+        for group in groups:
+            for path in ROUTES:
+                for rounds in (4, 20, 60):
+                    canary = f"{trouble.replace(' ', '-')}-{ROUTES.index(path)}-{rounds}"
+                    ask(office, "sk-alice", body_of(group, conversation(canary, rounds), path), path)
+    liar.says = lambda body: (200, said("Fine."))
+    if trouble in ("the measure", "the compactor"):
+        # What nobody has counted passes.
+        for group in GUARDED:
+            office.forgive(group)
+    forget_failures(office)
+    assert len(lines) >= 4, "nothing is told of these requests any more"
+    assert words_of(lines) == set()
 
 
-async def test_no_label_of_a_metric_is_what_a_client_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_label_of_a_metric_is_what_a_client_chose(office: Bench) -> None:
     """Keys, users, ids, tags, texts: labels are the operator's groups and our own words, whoever asks for what."""
-    library = FakeLibrary()
-    monkeypatch.setattr(callback, "Metrics", partial(Metrics, lambda: library))
-    scene = Scene()
-    use_router(monkeypatch, scene.router)
-    for number in range(10):
-        planted = f"planted-{number}"
-        chosen = dict.fromkeys(("user", "litellm_session_id", "safety_identifier", "service_tier", "odd"), planted)
-        body = {**chosen, "tags": [planted], "stop": [planted], "metadata": {"tags": [planted], "model_group": planted}}
-        shown = {
-            "x-litellm-tags": planted,
-            "x-litellm-end-user-id": planted,
-            "user-agent": planted,
-            "x-api-key": planted,
-        }
-        for group in ("carried", "hooked"):
-            for rounds in (4, 40):
-                await Client(
-                    scene,
-                    f"sk-nobody.{planted}",
-                    conversation(planted, rounds),
-                    call_id=planted,
-                    attempts=[group],
-                    body=body,
-                    shown=shown,
-                ).send()
-    labels = {label for series in library.made.values() for values in series for label in values}
-    assert labels <= {"carried", "hooked", "pre_request", "tool_response", "streaming", *_OUTCOMES}, labels
-    assert {"carried", "hooked"} <= labels
-
-
-_OUTCOMES = ("compacted", "reused", "fallback", "refused", "none", "observed")
+    registry = pytest.importorskip("prometheus_client").REGISTRY
+    chosen = dict.fromkeys(("user", "litellm_session_id", "safety_identifier", "service_tier"), "planted")
+    tagged = {"tags": ["planted"], "stop": ["planted"], "metadata": {"tags": ["planted"], "model_group": "planted"}}
+    names = ("x-litellm-tags", "x-litellm-end-user-id", "user-agent", "x-litellm-call-id")
+    for group in GUARDED:
+        office.watch(group, lambda call: Reply("planted") if is_summary_call(call.body) else None)
+        for rounds in (4, 20, 60):
+            body = body_of(group, conversation("planted", rounds), **chosen, **tagged)
+            ask(office, "sk-nobody.planted", body, **dict.fromkeys(names, "planted"))
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    labels = {
+        value for each in samples if each.name.startswith("litellm_compaction_") for value in each.labels.values()
+    }
+    assert set(GUARDED) <= labels
+    assert [label for label in labels if "planted" in label] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +10,24 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import httpx
 import pytest
 
 import litellm_compaction
 from litellm_compaction.engine.measure import RequestMeasurer
-from tests.security.hooks import Client, Scene, conversation, use_router
+from tests.integration.app import in_loop
+from tests.integration.bench import Bench
+from tests.security.office import ask, body_of, conversation, forget_failures, send
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*`ReadOnly` qualifier:UserWarning",
     # What was to be awaited where a fault is raised instead.
     "ignore:.*was never awaited:RuntimeWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
 )
 _PACKAGE = str(Path(litellm_compaction.__file__).parent)
-# About 1,600 tokens for a window of 1,200.
-_LONG = conversation("a", 8)
+_SIMULATOR = f"{_PACKAGE}/simulator"
+# One of so many functions fails where not all of them are asked for.
+_EACH = 12
 
 
 class Fault(Exception):
@@ -48,7 +51,12 @@ class Calls:
 
     def follow(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event != "call" or not self.is_counted or not code.co_filename.startswith(_PACKAGE):
+        if (
+            event != "call"
+            or not self.is_counted
+            or not code.co_filename.startswith(_PACKAGE)
+            or code.co_filename.startswith(_SIMULATOR)
+        ):
             return
         self.seen[code] = None
         if code is self._fault:
@@ -69,51 +77,52 @@ def followed(calls: Calls) -> Iterator[None]:
         calls.is_counted = False
 
 
-async def _sent(group: str, *, stream: bool, calls: Calls) -> tuple[Client, list[dict[str, Any]]]:
-    """A long request through all hooks, and every body that left for its server."""
-    # What runs behind a request may fail, too; nobody waits for it.
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    scene = Scene()
+def _failing(office: Bench, group: str, topic: str, calls: Calls, *, stream: bool) -> httpx.Response:
+    """A request that has to be compacted, whose prompt has been counted before calls are followed."""
+
+    async def followed_one() -> httpx.Response:
+        # What runs behind a request may fail, too; nobody waits for it.
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        try:
+            with followed(calls):
+                return await send(
+                    office, f"sk-other-key.{topic}", body_of(group, conversation(topic, 20), stream=stream)
+                )
+        finally:
+            asyncio.get_running_loop().set_exception_handler(None)
+
+    weigh = RequestMeasurer.measure
+
+    async def weighed(*arguments: Any) -> Any:
+        try:
+            return await weigh(*arguments)
+        finally:
+            calls.is_counted = True
+
     with pytest.MonkeyPatch.context() as patch:
-        use_router(patch, scene.router)
-        weigh = RequestMeasurer.measure
-
-        async def weighed(*arguments: Any) -> Any:
-            try:
-                return await weigh(*arguments)
-            finally:
-                calls.is_counted = True
-
         patch.setattr(RequestMeasurer, "measure", weighed)
-        client = Client(scene, "sk-alice", _LONG, attempts=(group,), stream=stream)
-        with followed(calls):
-            await client.send()
-    bodies = scene.server.bodies if group == "carried" else client.sent
-    await scene.handler.aclose()
-    return client, bodies
+        return in_loop(followed_one())
 
 
-def _is_too_long(body: dict[str, Any]) -> bool:
-    """Whether the conversation leaves as it came: what a compaction leaves is less than half of it."""
-    return len(json.dumps(body["messages"])) > len(json.dumps(_LONG)) // 2
-
-
-def test_no_fault_between_the_count_and_the_send_lets_a_long_prompt_pass() -> None:
-    """Each function that is called after the count fails in turn: shortened, or refused, never sent as it came.
-
-    By both carriers, streamed and not; a function that is called by several ways fails on the first of them.
-    """
-    tried: set[CodeType] = set()
+@pytest.mark.parametrize("each", [pytest.param(_EACH, id="some"), pytest.param(1, id="all", marks=pytest.mark.full)])
+@pytest.mark.parametrize(("group", "stream"), [("small", True), ("foreign-hooked", False)])
+def test_no_fault_between_the_count_and_the_send_lets_a_long_prompt_pass(
+    office: Bench, group: str, stream: bool, each: int
+) -> None:
+    """Each function that is called after the count fails in turn: shortened, or refused, never sent as it came."""
+    office.watch(group)
+    calls = Calls()
+    assert ask(office, "sk-bob", body_of(group, conversation("warm", 1))).status_code == 200
+    assert _failing(office, group, f"none{each}", calls, stream=stream).headers["x-litellm-compaction"] == "compacted"
+    assert len(calls.seen) > 200, "this follows nothing any more"
     passed = []
-    for group, stream in (("carried", True), ("carried", False), ("hooked", True), ("hooked", False)):
-        calls = Calls()
-        client, bodies = asyncio.run(_sent(group, stream=stream, calls=calls))
-        assert client.error is None
-        assert [_is_too_long(body) for body in bodies] == [False]
-        assert len(calls.seen) > 200, "this follows nothing any more"
-        for code in calls.seen.keys() - tried:
-            _, bodies = asyncio.run(_sent(group, stream=stream, calls=Calls(fault=code)))
-            if any(map(_is_too_long, bodies)):
-                passed.append(f"{Path(code.co_filename).name}:{code.co_name}, {group}")
-        tried |= calls.seen.keys()
+    for number, code in enumerate(list(calls.seen)[::each]):
+        _failing(office, group, f"{each}-{number}", Calls(fault=code), stream=stream)
+        if office.findings():
+            passed.append(f"{Path(code.co_filename).name}:{code.co_name}, {group}")
+    forget_failures(office)
     assert passed == []
+    # None of them has broken what serves the next.
+    assert (
+        _failing(office, group, f"after{each}", Calls(), stream=stream).headers["x-litellm-compaction"] == "compacted"
+    )

@@ -12,31 +12,23 @@ import struct
 import time
 import tracemalloc
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlencode
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai import APIError
 
-from litellm_compaction.config import LIVE, deployment_settings_from, settings_from
+from litellm_compaction.config import deployment_settings_from, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request as ChatRequest
 from litellm_compaction.core.messages import parse_message
-from litellm_compaction.core.record import read_record
 from litellm_compaction.core.secrets import redacted
-from litellm_compaction.errors import ConfigError, ServerUnavailable, UnusableModelFile, overflow_from_text
-from litellm_compaction.proxy.callback import CompactionHandler
-from litellm_compaction.proxy.page import routes
-from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.data import Surroundings, revision_of
+from litellm_compaction.errors import ConfigError, ServerUnavailable, UnusableModelFile
 from litellm_compaction.stores.store import decode
 from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import Template
@@ -53,8 +45,6 @@ from litellm_compaction.windows.other_servers import (
     tokens_by_server,
 )
 from tests.proxy.answer.wired import Wire
-from tests.security.bounded import ROOT, in_child
-from tests.security.hooks import Router
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -174,13 +164,6 @@ def test_redacting(text: str) -> None:
     _bounded(lambda: redacted(once))
 
 
-@given(st.text())
-def test_errors_and_records(text: str) -> None:
-    """A server's error and a client's record, of any text."""
-    _bounded(lambda: overflow_from_text(text))
-    _bounded(lambda: read_record(parse_message({"role": "user", "content": "## Session Summary" + text})))
-
-
 def _near(*shapes: object) -> st.SearchStrategy[Any]:
     """JSON like `shapes`, of which any part may be missing, or anything else."""
     return st.sampled_from(shapes).flatmap(_bent)
@@ -253,158 +236,3 @@ async def test_servers_that_are_asked(content: bytes, status: int) -> None:
                     await ask
             for api in SERVERS:
                 assert await tokens_by_server(http, api, "http://s", None, "k", request) != 0
-
-
-_CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-_DELTA = {"role": "assistant", "content": "x ", "reasoning_content": "r", "tool_calls": [_CALL], "refusal": "no"}
-_OLD_CALL = {"function_call": {"name": "f", "arguments": "{"}}
-_USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11, "completion_tokens_details": {"a": 1}}
-_CHUNKS = _near(
-    {"id": "c", "choices": [{"index": 0, "delta": _DELTA, "finish_reason": None}]},
-    {"id": "c", "choices": [{"index": 0, "delta": _OLD_CALL, "finish_reason": "stop"}], "usage": _USAGE},
-    {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "timings": {"a": 1}},
-    {"choices": [], "usage": _USAGE},
-    {"error": {"message": "context size has been exceeded"}},
-    {"choices": [{"index": 0, "text": "x", "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}]},
-)
-_EVENTS = st.lists(
-    _CHUNKS.map(lambda chunk: b"data: " + json.dumps(chunk).encode())
-    | st.sampled_from([b": ping", b"data: [DONE]", b"event: x", b"data:", b"data: {", b"\xff\xfe"]),
-    max_size=5,
-)
-
-
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(_EVENTS, st.sampled_from([b"\n\n", b"\r\n\r\n", b"\n"]), st.booleans(), st.booleans())
-async def test_streams_of_servers(events: list[bytes], end: bytes, stream: bool, whole: bool) -> None:
-    """An answer, in pieces or joined, or an error that clients understand; never one of Python's own."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for event in events:
-            yield event.removeprefix(b"data: ") if whole else event + end
-
-    kind = "application/json" if whole else "text/event-stream"
-    wire = Wire([lambda: httpx.Response(200, headers={"content-type": kind}, content=pieces())])
-    with _bounds(), suppress(APIError):
-        answer = await wire.ask(**({"stream": True} if stream else {}))
-        assert answer.status_code in (200, 400, 500, 502)
-        if answer.status_code == 200 and not stream and not whole:
-            assert isinstance(answer.json(), dict)
-
-
-_WORDS_OF_FORMS = st.sampled_from(["guard", "off", "0.5", "nan", "1e999", "-1", "*", "", "on", "summary", "\0", "<b>"])
-
-
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.sampled_from(["save", "reset", "", "other"]),
-    st.dictionaries(st.sampled_from([*LIVE, "reset", "x"]), _WORDS_OF_FORMS | st.text(max_size=9), max_size=6),
-    st.booleans(),
-    st.binary(max_size=30),
-)
-async def test_forms_of_the_page(do: str, fields: dict[str, str], is_current: bool, noise: bytes) -> None:
-    """Saved, or refused by name; the page never fails, whatever an administrator's browser sends."""
-
-    async def administrator(request: Request) -> Visitor | None:
-        return Visitor(role="proxy_admin", tenant="t", auth=None)
-
-    handler = CompactionHandler(settings_from({"store": "memory://"}))
-    assert handler._live is not None
-    assert handler._turns is not None
-    around = Surroundings(
-        live=handler._live,
-        guards=handler._gate.guards,
-        compactor=handler._compactor,
-        store=handler._store,
-        turns=handler._turns,
-        router=Router,
-    )
-    app = FastAPI()
-    app.add_api_route("/", routes._Page(around).answer, methods=["POST"])
-    known = await handler._live.read()
-    form = {"do": do, "revision": revision_of(known) if is_current else "old", **fields}
-    body = urlencode(form, errors="replace").encode() + (b"&" + noise if noise else b"")
-    headers = {"content-type": "application/x-www-form-urlencoded", "authorization": "Bearer sk-admin"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routes, "visitor_of", administrator)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.example") as client:
-            with _bounds():
-                answer = await client.post("/", content=body, headers=headers)
-    assert answer.status_code in (200, 303, 409, 415, 422)
-    await handler._compactor.aclose()
-
-
-_MUTATED = """
-import random, struct, sys, tempfile, time, tracemalloc
-from pathlib import Path
-sys.path.insert(0, given["root"])
-from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
-from litellm_compaction.errors import UnusableModelFile
-from litellm_compaction.tokenizers.gguf import read_gguf
-chance = random.Random(given["seed"])
-spm = {
-    "general.architecture": "llama", "tokenizer.ggml.model": "llama",
-    "tokenizer.ggml.tokens": Array("str", ["<unk>", "<s>", "</s>", "a"]),
-    "tokenizer.ggml.scores": Array("f32", [0.0, 0.0, 0.0, -1.5]),
-    "tokenizer.ggml.token_type": Array("i32", [2, 3, 3, 1]),
-}
-whole = [gguf(bpe_fields(), version=2), gguf(bpe_fields(), tail=bytes(64)), gguf(spm)]
-numbers = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1, 10**6, 10**9]
-
-def flipped(data):
-    for _ in range(chance.choice((1, 3, 30))):
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-
-def numbered(data):
-    place, size = chance.randrange(len(data) - 8), chance.choice((4, 8))
-    data[place : place + size] = (chance.choice(numbers) % 256**size).to_bytes(size, "little")
-
-def cut(data):
-    del data[chance.randrange(len(data)) :]
-
-def dropped(data):
-    place = chance.randrange(len(data))
-    del data[place : place + chance.choice((1, 4, 8, 40))]
-
-def doubled(data):
-    place = chance.randrange(len(data))
-    data[place:place] = data[place : place + chance.choice((1, 8, 200))] * chance.choice((1, 9, 999))
-
-def typed(data):
-    data[chance.randrange(8, len(data))] = chance.randrange(16)
-
-def noisy(data):
-    place = chance.randrange(len(data))
-    data[place : place + 16] = chance.randbytes(16)
-
-changes = [flipped, numbered, cut, dropped, doubled, typed, noisy]
-read = refused = 0
-worst_s, path = 0.0, Path(tempfile.mkdtemp()) / "model.gguf"
-tracemalloc.start()
-for number in range(given["files"]):
-    data = bytearray(chance.choice(whole))
-    for _ in range(chance.choice((1, 1, 2, 4))):
-        if len(data) > 16:
-            changes[number % len(changes) if _ == 0 else chance.randrange(len(changes))](data)
-    path.write_bytes(data)
-    begun_s = time.process_time()
-    try:
-        read_gguf(path)
-        read += 1
-    except UnusableModelFile:
-        refused += 1
-    worst_s = max(worst_s, time.process_time() - begun_s)
-path.unlink()
-path.parent.rmdir()
-print(json.dumps({"read": read, "refused": refused, "worst_s": worst_s, "bytes": tracemalloc.get_traced_memory()[1]}))
-"""
-
-
-def test_mutated_gguf_files() -> None:
-    """2,400 of them, of seven kinds: read or refused, and none costs more than any other file of its size."""
-    given_now = {"seed": 2356, "files": 2_400, "root": str(ROOT)}
-    found = in_child(_MUTATED, given_now, cpu_s=60, memory_mb=1024)
-    assert found["read"] + found["refused"] == 2_400
-    assert min(found["read"], found["refused"]) > 100, "all of one kind: these are no mutations any more"
-    assert found["worst_s"] < 1
-    assert found["bytes"] < 64 * 2**20

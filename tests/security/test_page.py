@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 from pathlib import Path
-from types import SimpleNamespace
+from urllib.parse import urlencode
 
-import httpx
 import pytest
-from fastapi import FastAPI, Request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from litellm_compaction.cli import main
-from litellm_compaction.config import settings_from
+from litellm_compaction.config import LIVE
 from litellm_compaction.events import HarmlessRecords, harmless
 from litellm_compaction.places import make_private
-from litellm_compaction.proxy.callback import CompactionHandler
-from litellm_compaction.proxy.page import routes
-from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.data import Surroundings
-from tests.security.hooks import Router
-from tests.stores.made import MemoryStore
-
-# LiteLLM's own, while its proxy is imported.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+from tests.integration.bench import Bench
+from tests.integration.page_forms import PAGE, hidden, look, send
 
 # What terminals and editors obey, as a model's name may have it.
 _COMMANDS = {
     "colour": "\x1b[31mqwen",
-    "title": "\x1b]0;owned\x07",
-    "8-bit escape": "\x9b31mqwen",
     "new line": "qwen\n2026-01-01 ERROR forged",
     "carriage return": "qwen\rforged",
     "backspace": "qwen\x08\x08",
     "right to left": "qwen\u202enewq",
-    "isolate": "qwen\u2066x",
     "unseen": "qwen\u200b",
-    "line separator": "qwen\u2028x",
 }
 
 
@@ -62,11 +52,8 @@ _CONFIG = {
 }
 _LINES = {
     "doctor": ["doctor", "--config", "CONFIG"],
-    "doctor, JSON": ["doctor", "--json", "--config", "CONFIG"],
     "doctor without a file": ["doctor", "--config", "NAME"],
-    "count": ["count", "--model", "NAME", "--api-base", "http://127.0.0.1:9", "REQUEST"],
     "count, JSON": ["count", "--json", "--model", "NAME", "--api-base", "http://127.0.0.1:9", "REQUEST"],
-    "count without a file": ["count", "--model", "NAME", "NAME"],
     "compact": ["compact", "--dry-run", "--model", "NAME", "--window", "4096", "REQUEST"],
     "compact with a server": [
         "compact",
@@ -83,7 +70,7 @@ _LINES = {
 
 
 @pytest.mark.parametrize("line", _LINES)
-@pytest.mark.parametrize("name", ["\x1b[31mqwen", "\x9b31mqwen\u202e", "qwen\x08\r"])
+@pytest.mark.parametrize("name", ["\x1b[31m\x9bq\u202ew\x08\r"])
 def test_no_command_writes_what_commands_a_terminal(
     line: str, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,87 +86,57 @@ def test_no_command_writes_what_commands_a_terminal(
     assert [char for char in written if not char.isprintable() and char != "\n"] == []
 
 
-@pytest.mark.parametrize("method", ["OPTIONS", "HEAD", "PATCH"])
-async def test_the_page_itself_allows_no_other_origin(method: str) -> None:
-    """A preflight finds no route of ours; what answers it on a proxy is LiteLLM's own CORS."""
-    served = routes._Page(SimpleNamespace(store=MemoryStore(ttl_s=60, max_bytes=1 << 20)))  # type: ignore[arg-type]
-    app = FastAPI()
-    app.add_api_route("/", served.answer, methods=["GET", "POST"])
-    asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.example") as client:
-        answer = await client.request(method, "/", headers=asked)
-    assert answer.status_code == 405
-    assert not [name for name in answer.headers if name.startswith("access-control")]
-
-
 _FORM = {"content-type": "application/x-www-form-urlencoded"}
-# (method, path, headers, body, status): what an administrator's browser may be made to send.
+_OFF = b"do=save&mode=off"
+# (method, path below the page, headers, body, status): what an administrator's browser may be made to send.
 _ODD: dict[str, tuple[str, str, dict[str, str], bytes, int]] = {
-    "a body of 70 kB": ("POST", "/", _FORM, b"do=save&mode=" + b"x" * 70_000, 415),
-    "200 fields": ("POST", "/", _FORM, b"&".join(b"a%d=1" % number for number in range(200)), 415),
-    "JSON": ("POST", "/", {"content-type": "application/json"}, b'{"do": "save", "mode": "off"}', 415),
-    "plain text, which other sites may send": ("POST", "/", {"content-type": "text/plain"}, b"do=save&mode=off", 415),
-    "no type": ("POST", "/", {}, b"do=save&mode=off", 415),
-    "no UTF-8": ("POST", "/", _FORM, b"do=save&mode=\xff\xfe", 415),
-    "another site": ("POST", "/", {**_FORM, "origin": "https://evil.example"}, b"do=save&mode=off", 403),
-    "no origin at all": ("POST", "/", {**_FORM, "origin": "null"}, b"do=save&mode=off", 403),
-    "the same site": ("POST", "/", {**_FORM, "sec-fetch-site": "same-site"}, b"do=save&mode=off", 403),
-    "a password of no origin": (
-        "POST",
-        "/",
-        {**_FORM, "authorization": "Basic eDp5"},
-        b"do=save&mode=off",
-        403,
-    ),
-    "another method": ("PUT", "/", _FORM, b"do=save&mode=off", 405),
-    "deleting": ("DELETE", "/", {}, b"", 405),
-    "a path": ("GET", "/../etc/passwd", {}, b"", 404),
-    "a path in disguise": ("GET", "/%2e%2e%2fetc%2fpasswd", {}, b"", 404),
-    "a message of the address": ("GET", "/?done=<script>alert(1)</script>&next=https://evil.example", {}, b"", 200),
+    "a body of 70 kB": ("POST", "", _FORM, b"do=save&mode=" + b"x" * 70_000, 415),
+    "200 fields": ("POST", "", _FORM, b"&".join(b"a%d=1" % number for number in range(200)), 415),
+    "JSON": ("POST", "", {"content-type": "application/json"}, b'{"do": "save", "mode": "off"}', 415),
+    "plain text, which other sites may send": ("POST", "", {"content-type": "text/plain"}, _OFF, 415),
+    "no type": ("POST", "", {}, _OFF, 415),
+    "no UTF-8": ("POST", "", _FORM, b"do=save&mode=\xff\xfe", 415),
+    "another site": ("POST", "", {**_FORM, "origin": "https://evil.example"}, _OFF, 403),
+    "no origin at all": ("POST", "", {**_FORM, "origin": "null"}, _OFF, 403),
+    "the same site": ("POST", "", {**_FORM, "sec-fetch-site": "same-site"}, _OFF, 403),
+    "another method": ("PUT", "", _FORM, _OFF, 405),
+    "deleting": ("DELETE", "", {}, b"", 405),
+    "a message of the address": ("GET", "?done=<script>alert(1)</script>&next=https://evil.example", {}, b"", 200),
 }
 
 
 @pytest.mark.parametrize("odd", _ODD)
-async def test_an_administrators_browser_cannot_be_used(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+def test_an_administrators_browser_cannot_be_used(office: Bench, odd: str) -> None:
     """Nothing is saved by what is no form of the page's own; nothing of the address is shown, or followed."""
-
-    async def administrator(request: Request) -> Visitor | None:
-        return Visitor(role="proxy_admin", tenant="t", auth=None)
-
-    monkeypatch.setattr(routes, "visitor_of", administrator)
-    written: list[object] = []
-
-    async def write(around: object, form: object, *_: object) -> str:
-        written.append(form)
-        return "same"
-
-    monkeypatch.setattr(routes, "write", write)
-    handler = CompactionHandler(settings_from({"store": "memory://"}))
-    assert handler._live is not None
-    assert handler._turns is not None
-    around = Surroundings(
-        live=handler._live,
-        guards=handler._gate.guards,
-        compactor=handler._compactor,
-        store=handler._store,
-        turns=handler._turns,
-        router=Router,
-    )
-    served = routes._Page(around)
-    app = FastAPI()
-    app.add_api_route("/", served.answer, methods=["GET", "POST"])
     method, path, headers, body, status = _ODD[odd]
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://proxy.example") as client:
-        answer = await client.request(method, path, headers=headers, content=body)
-        assert answer.status_code == status
-        assert written == []
-        assert "evil" not in answer.text + answer.headers.get("location", "")
-        assert "alert(1)" not in answer.text
-        # What the page's own form sends arrives: the others were refused for what they are.
-        assert (await client.post("/", headers=_FORM, content=b"do=save&mode=off")).status_code == 303
-    assert written[-1] == {"do": "save", "mode": "off"}
-    await handler._compactor.aclose()
+    known = {"authorization": f"Basic {base64.b64encode(b'x:sk-admin').decode()}"}
+    answer = office.proxy.client.request(method, f"{PAGE}{path}", headers={**known, **headers}, content=body)
+    assert answer.status_code == status
+    assert "evil" not in answer.text + answer.headers.get("location", "")
+    assert "alert(1)" not in answer.text
+    assert not [name for name in answer.headers if name.startswith("access-control") and "evil" in answer.headers[name]]
+    assert "changed here to" not in look(office.proxy, "sk-admin").text
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    st.sampled_from(["save", "reset", "", "other"]),
+    st.dictionaries(
+        st.sampled_from([*LIVE, "reset", "x"]),
+        st.sampled_from(["guard", "off", "0.5", "nan", "1e999", "-1", "*", "", "on", "\0", "<b>"])
+        | st.text(max_size=9),
+        max_size=6,
+    ),
+    st.binary(max_size=30),
+)
+def test_any_form_is_saved_or_refused_by_name(office: Bench, do: str, fields: dict[str, str], noise: bytes) -> None:
+    """The page never fails, whatever an administrator's browser sends."""
+    shown = hidden(look(office.proxy, "sk-admin").text, "revision")
+    body = urlencode({"do": do, "revision": shown, **fields}, errors="replace").encode()
+    headers = {**_FORM, "authorization": "Bearer sk-admin"}
+    answer = office.proxy.client.post(PAGE, content=body + (b"&" + noise if noise else b""), headers=headers)
+    send(office.proxy, {"do": "reset", "reset": "*"}, "sk-admin")
+    assert answer.status_code in (200, 303, 409, 415, 422)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights are POSIX's")

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from litellm_compaction.config import settings_from
 from litellm_compaction.core import secrets
-from litellm_compaction.core.clearing import StubContent
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import parse_message
-from litellm_compaction.core.secrets import MARKER, redacted, redactor
+from litellm_compaction.core.secrets import MARKER, redactor
 from litellm_compaction.engine import build
-from litellm_compaction.engine.build import _rewritten
 from litellm_compaction.errors import ConfigError, SummaryFailed
 from tests.builders import tool_round
 from tests.core.test_secrets import SECRETS
 from tests.engine.bench import Bench, FakeAsk
 from tests.engine.test_compactor import LONG
-from tests.stores.compactions import compaction
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "tool"])
@@ -88,49 +84,7 @@ async def test_an_operators_patterns_keep_theirs_out_of_a_store() -> None:
     assert f"Customer {MARKER}" in repr(kept)
 
 
-def test_whatever_is_written_is_looked_at_once_more() -> None:
-    """Every text of a compaction, wherever it came from."""
-    (text, secret), *_ = SECRETS
-    written = _rewritten(
-        replace(
-            compaction("x"),
-            ledger=text,
-            omissions=text,
-            segments=(replace(compaction("x").segments[0], text=text),),
-            stub_contents=(StubContent(0, text),),
-        ),
-        redacted,
-    )
-    assert secret not in repr(written)
-    assert repr(written).count(MARKER) == 4
-
-
 _ROLES = ("user", "assistant", "tool")
-
-
-def test_a_longer_chat_has_no_more_messages_cleaned() -> None:
-    """Of short messages a ledger reads the newest; all of them were cleaned where no tool had said anything."""
-
-    def cleaned(messages: int, newer: int = 0) -> int:
-        seen: list[str] = []
-
-        def looking(text: str) -> str:
-            seen.append(text)
-            return text
-
-        chat = [parse_message({"role": _ROLES[at % 2], "content": f"{at} " + 40 * "word "}) for at in range(messages)]
-        covered = messages - newer
-        ledger(chat[:covered], budget_tokens=2_000, count=len, redact=looking)
-        return len(seen)
-
-    assert cleaned(6_000) == cleaned(3_000) < 3_000
-    assert cleaned(9_000, newer=6_000) < 3_000
-
-
-def test_off_keeps_everything() -> None:
-    """`redact: off` is the operator's word."""
-    assert settings_from({"redact": False}).redact == "off"
-    assert settings_from({"redact": "on"}).redact == "on"
 
 
 def test_a_pattern_that_would_never_end_is_ended() -> None:

@@ -29,11 +29,6 @@ class Bench:
         """The response to a chat request."""
         return self.client.post(path, json={"model": KEY, "messages": list(messages), **fields})
 
-    def chat_within(self, limit_s: float, *messages: dict[str, Any]) -> httpx.Response:
-        """The same for a client that leaves after `limit_s` seconds."""
-        body = {"model": KEY, "messages": list(messages)}
-        return self.client.post("/v1/chat/completions", json=body, timeout=limit_s)
-
     def events(self, *messages: dict[str, Any], **fields: Any) -> list[tuple[str, Any]]:
         """The events (name, data) of a streamed chat request; `[DONE]` stays text."""
         return parse_events(self.chat(*messages, stream=True, **fields).text)

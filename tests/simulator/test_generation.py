@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
+from collections.abc import Iterator
 
+import httpx
+import openai
 import pytest
 
-from litellm_compaction.simulator import Reply, numbered_words
-from tests.simulator.bench import Bench, BenchFactory, assistant, deltas, finish_reasons, user
+from litellm_compaction.simulator import Fault, Gate, Model, Reply, numbered_words
+from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, deltas, finish_reasons, parse_events, user
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7])
@@ -49,21 +54,6 @@ def test_reasoning_in_its_own_field(bench: BenchFactory, field: str) -> None:
     assert events[-2][1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
 
 
-def test_reasoning_inline(bench: BenchFactory) -> None:
-    """With `think` the thoughts are inside the text."""
-    served = bench(reasoning_field="think", script=lambda call: Reply("Answer.", reasoning="Hm."))
-    assert deltas(served.events(user("go"))) == "<think>\nHm.\n</think>\n\nAnswer."
-
-
-def test_final_assistant_message_is_continued(served: Bench) -> None:
-    """A last assistant message is left open, which costs fewer tokens than closing it and opening another."""
-    served.chat(user("hi"), assistant("Once upon"))
-    continued = served.last.prompt_tokens
-    served.chat(user("hi"), assistant("Once upon"), user(""))
-    assert continued < served.last.prompt_tokens
-    assert "Once upon" in served.simulator.requests[0].seen_text
-
-
 @pytest.mark.parametrize(("echoes", "begun"), [(True, "Once upon"), (False, "")])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_continued_message_is_repeated_before_the_rest_of_it(
@@ -82,6 +72,106 @@ def test_a_continued_message_is_repeated_before_the_rest_of_it(
     assert (served.last.content, served.last.completion_tokens) == (" a time", 2)
 
 
+@pytest.fixture
+def client(served: Bench) -> Iterator[openai.OpenAI]:
+    """The OpenAI client, pointed at it."""
+    with openai.OpenAI(base_url=f"{served.base_url}/v1", api_key="lm-studio", max_retries=0) as client:
+        yield client
+
+
+def test_openai_client_reads_a_streamed_tool_call(served: Bench, client: openai.OpenAI) -> None:
+    """A call begins with nine-digit id and name, goes on in fragments without id, and ends as tool_calls."""
+    arguments = json.dumps({"path": "src/a.py", "lines": [1, 2, 3]})
+    served.simulator.script = lambda call: Reply("Reading.", tool_calls=[("read", arguments), ("list", "{}")])
+    chunks = list(client.chat.completions.create(model=KEY, messages=[{"role": "user", "content": "hi"}], stream=True))
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    starts = [call for call in calls if call.id]
+    assert [call.function.name for call in starts if call.function] == ["read", "list"]
+    assert all(call.id and len(call.id) == 9 and call.id.isdigit() for call in starts)
+    joined = "".join(call.function.arguments or "" for call in calls if call.function and call.index == 0)
+    assert joined == arguments
+    assert len(calls) > 5
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_whole_tool_call(served: Bench) -> None:
+    """A response that is not streamed carries complete calls only; one cut by max_tokens is left out."""
+    served.simulator.script = lambda call: Reply(tool_calls=[("read", '{"path": "a.py"}')])
+    message = served.chat(user("hi")).json()["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"] == {"name": "read", "arguments": '{"path": "a.py"}'}
+    choice = served.chat(user("hi"), max_tokens=12).json()["choices"][0]
+    assert (choice["message"]["tool_calls"], choice["finish_reason"]) == ([], "length")
+
+
+def test_text_completion(served: Bench, client: openai.OpenAI) -> None:
+    """The completions endpoint answers without a template, streamed or not."""
+    served.simulator.script = lambda call: Reply(f"seen: {call.prompt_text}")
+    answer = client.completions.create(model=KEY, prompt="once")
+    assert answer.choices[0].text == "seen: once"
+    assert served.last.prompt_tokens == 1
+    chunks = list(client.completions.create(model=KEY, prompt="once", stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "seen: once"
+
+
+TEXT = numbered_words(20)
+
+
+def test_disconnect_ends_the_generation(bench: BenchFactory) -> None:
+    """A client that leaves stops an answer that would never end, and the partial answer is on record."""
+    reply = Reply(numbered_words(1000), gate=Gate(), gate_after_tokens=40)
+    served = bench(script=lambda call: reply)
+    with served.client.stream("POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}) as open_:
+        lines = open_.iter_lines()
+        for _ in range(6):
+            next(lines)
+    served.simulator.wait_until(lambda: served.last.outcome == "disconnected")
+    record = served.last
+    assert 0 < record.completion_tokens <= 40
+    assert numbered_words(1000).startswith(record.content)
+    assert record.content
+
+
+def test_unload_fails_what_is_being_generated(bench: BenchFactory) -> None:
+    """Unloading an instance ends its streams with an error event."""
+    served = bench()
+    gate = Gate()
+    served.simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2)
+
+    def unload() -> None:
+        assert gate.reached.wait(60)
+        served.simulator.unload(KEY)
+
+    unloader = threading.Thread(target=unload)
+    unloader.start()
+    events = served.events(user("hi"))
+    unloader.join()
+    assert events[-1][0] == "error"
+    assert served.last.outcome == "error"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_ends_an_answer(bench: BenchFactory, stream: bool) -> None:
+    """A status, a cut connection, an error event, an end without a reason: at once or in mid-text, once each."""
+    served = bench()
+    served.simulator.fail_next(Fault("500", message="out of memory"))
+    response = served.chat(user("hi"), stream=stream)
+    assert (response.status_code, response.json()) == (500, {"error": "out of memory"})
+    for at in ("before_first_delta", "mid_text"):
+        served.simulator.fail_next(Fault("drop", at))  # type: ignore[arg-type]
+        with pytest.raises(httpx.RemoteProtocolError):
+            served.chat(user("hi"), stream=stream)
+        assert (served.last.outcome, served.last.completion_tokens > 0) == ("fault", at == "mid_text")
+    served.simulator.fail_next(Fault("error_event", "mid_text", after_tokens=6))
+    response = served.chat(user("hi"), stream=stream)
+    error = parse_events(response.text)[-1][1] if stream else response.json()
+    assert error["error"]["message"] == "generation failed"
+    assert served.chat(user("hi"), stream=stream).status_code == 200
+    if stream:
+        served.simulator.fail_next(Fault("empty", "mid_text"))
+        events = served.events(user("hi"))
+        assert (finish_reasons(events), bool(deltas(events)), events[-1][1]) == ([], True, "[DONE]")
+
+
 def test_speed(bench: BenchFactory) -> None:
     """Tokens come at the configured speed, streamed or not, after a prompt that takes its time."""
     served = bench(tokens_per_second=200, prompt_tokens_per_second=200, script=lambda call: Reply("a b c d e f g h"))
@@ -92,3 +182,32 @@ def test_speed(bench: BenchFactory) -> None:
     record = served.simulator.requests[0]
     assert record.first_delta_s is not None
     assert record.first_delta_s - record.started_s >= record.computed_tokens / 200
+
+
+def test_slow(bench: BenchFactory) -> None:
+    """A slow answer comes whole, after its delay."""
+    served = bench(script=lambda call: Reply(TEXT, fault=Fault("slow", "mid_text", delay_ms=60)))
+    assert deltas(served.events(user("hi"))) == TEXT
+    assert served.last.ended_s - served.last.started_s >= 0.06
+
+
+def test_reasoning_inline(bench: BenchFactory) -> None:
+    """With `think` the thoughts are inside the text."""
+    served = bench(reasoning_field="think", script=lambda call: Reply("Answer.", reasoning="Hm."))
+    assert deltas(served.events(user("go"))) == "<think>\nHm.\n</think>\n\nAnswer."
+
+
+def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> None:
+    """A client that leaves during prompt processing keeps its slot until that is done, as in LM Studio."""
+    # One slot: beside others the next request need not wait for this one.
+    served = bench(models=[Model(KEY, parallel=1)], prompt_tokens_per_second=100)
+    # It would not end by itself, however late the client comes to leave.
+    endless = Reply(TEXT, gate=Gate())
+    served.simulator.script = lambda call: endless if call.index == 0 else None
+    body = {"messages": [user(numbered_words(8))], "stream": True}
+    with served.client.stream("POST", "/v1/chat/completions", json=body):
+        pass
+    first = served.last
+    served.chat(user("next"))
+    assert first.outcome == "disconnected"
+    assert served.last.ended_s - first.started_s >= first.computed_tokens / 100

@@ -8,87 +8,16 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Gate, Model, Reply, numbered_words, rendering
-from tests.simulator.bench import Bench, BenchFactory, assistant, long_chat, system, tool_round, user
-
-
-def test_a_growing_conversation_reuses_everything_before_its_tail(bench: BenchFactory) -> None:
-    """The next turn computes only what is new: the answer so far is in the cache too."""
-    served = bench(script=lambda call: Reply("A fine answer."))
-    messages = [system("S" * 400), user("First question")]
-    served.chat(*messages)
-    first = served.last
-    assert (first.cached_tokens, first.computed_tokens) == (0, first.prompt_tokens)
-    served.chat(*messages, assistant("A fine answer."), user("Second question"))
-    second = served.last
-    assert second.cached_tokens == first.prompt_tokens + first.completion_tokens
-    assert second.cached_tokens + second.computed_tokens == second.prompt_tokens
-
-
-def test_a_tool_round_reuses_the_call(bench: BenchFactory) -> None:
-    """A generated tool call that comes back in the history is cached, whatever its JSON spacing."""
-    served = bench(script=lambda call: Reply(tool_calls=[("read", '{"path":"a.py"}')]))
-    served.chat(user("Please read a.py"))
-    before = served.last.prompt_tokens
-    served.chat(user("Please read a.py"), *tool_round())
-    assert served.last.cached_tokens > before + 10
-
-
-def test_a_change_at_the_front_reuses_nothing_after_it(bench: BenchFactory) -> None:
-    """An edited system prompt invalidates all that follows it."""
-    served = bench(16384)
-    messages = long_chat()
-    served.chat(*messages)
-    served.chat(system("It is 10:01. You are terse."), *messages[1:])
-    assert served.last.cached_tokens < 10
-
-
-def test_a_cache_that_cannot_go_back(bench: BenchFactory) -> None:
-    """It holds all of a prompt that goes on, and nothing of one that was changed; the usage says so where it is to."""
-    lead = system("S" * 4000)
-    for goes_back in (True, False):
-        served = bench(
-            script=lambda call: Reply("Fine."),
-            models=[Model("m", parallel=1, goes_back=goes_back)],
-            reports_cached=True,
-        )
-        served.chat(lead, user("First"))
-        served.chat(lead, user("First"), assistant("Fine."), user("Second"))
-        assert served.last.cached_tokens > 100
-        changed = served.chat(lead, user("Another")).json()
-        assert (served.last.cached_tokens > 100) is goes_back
-        assert changed["usage"]["prompt_tokens_details"] == {"cached_tokens": served.last.cached_tokens}
-
-
-def test_slots_keep_conversations_apart(bench: BenchFactory) -> None:
-    """With two slots two conversations stay cached; with one the second displaces the first."""
-    first, second = [user("alpha " * 50)], [user("beta " * 50)]
-    cached = {}
-    for parallel in (1, 2):
-        served = bench(models=[Model("m", parallel=parallel)])
-        for messages in (first, second, first):
-            served.chat(*messages)
-        cached[parallel] = served.last.cached_tokens
-    assert cached[1] < 10
-    assert cached[2] == served.last.prompt_tokens
-
-
-def test_requests_beyond_the_slots_wait_in_order(bench: BenchFactory) -> None:
-    """With one slot a second request starts only when the first has ended."""
-    served = bench(models=[Model("m", parallel=1)])
-    gate = Gate()
-    served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(served.chat, user("one"))
-        assert gate.reached.wait(60)
-        second = pool.submit(served.chat, user("two"))
-        served.simulator.wait_until(lambda: len(served.simulator.requests) == 2)
-        gate.open()
-        assert first.result().status_code == second.result().status_code == 200
-    one, two = served.simulator.requests
-    assert one.ended_s is not None
-    assert two.first_delta_s is not None
-    assert two.first_delta_s > one.ended_s
+from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, numbered_words
+from tests.simulator.bench import (
+    Bench,
+    BenchFactory,
+    deltas,
+    finish_reasons,
+    long_chat,
+    parse_events,
+    user,
+)
 
 
 def _two_at_once(served: Bench, words: int, **fields: Any) -> list[Any]:
@@ -143,25 +72,92 @@ def test_a_prompt_that_does_not_fit_beside_another_fails_both(bench: BenchFactor
     assert {record.outcome for record in served.simulator.requests} == {"pool_overflow"}
 
 
-def test_replaying_a_long_conversation_tokenizes_only_what_is_new(
-    bench: BenchFactory, monkeypatch: pytest.MonkeyPatch
+FITS_NOT = (
+    "Input does not fit in context length. The input has {} tokens, but the context length only supports 1000 tokens."
+)
+
+
+def test_middle_truncation_is_silent(bench: BenchFactory) -> None:
+    """The middle is dropped with HTTP 200; system, first task, and newest question stay; usage is silent."""
+    served = bench(1000)
+    calls: list[ChatCall] = []
+    served.simulator.script = lambda call: calls.append(call)
+    response = served.chat(*long_chat())
+    record = served.last
+    assert response.status_code == 200
+    assert (record.truncated, record.outcome) == (True, "ok")
+    assert record.kept_tokens <= 1000 < record.prompt_tokens
+    assert response.json()["usage"]["prompt_tokens"] == record.prompt_tokens
+    for kept in ("You are terse.", "First task", "What was the first task?"):
+        assert kept in calls[0].prompt_text
+    assert "Step 0" not in calls[0].prompt_text
+    assert "Step 0" in calls[0].sent_text
+    assert record.seen_text == calls[0].prompt_text
+
+
+def words(_: ChatCall) -> Reply:
+    """An answer longer than the window."""
+    return Reply(numbered_words(1000))
+
+
+@pytest.mark.parametrize(
+    ("overflow", "status", "whole", "streamed"),
+    [
+        ("error_400_string", 400, "(n_keep: {}>= n_ctx: 1000)", None),
+        ("error_400_object", 400, FITS_NOT, None),
+        ("error_event", 200, FITS_NOT, FITS_NOT),
+        ("empty", 200, '"completion_tokens":0', ""),
+        ("crash", 400, "model has crashed", "model has crashed"),
+    ],
+)
+def test_a_conversation_that_is_too_long_has_many_answers(
+    bench: BenchFactory, overflow: str, status: int, whole: str, streamed: str | None
 ) -> None:
-    """Of a known conversation of 142 messages no text goes through the tokenizer again, of a longer one its tail."""
-    served = bench(131_072)
-    messages = long_chat(turns=69, words=200)
-    assert len(messages) == 142
-    served.chat(*messages, max_tokens=1)
-    tokenized: list[str] = []
-    known = rendering.load_vocabulary()
+    """A bare string, an object, one error event, an empty stream, a crash; what fits is served by the same instance."""
+    served = bench(1000, overflow=overflow)
+    response = served.chat(*long_chat())
+    assert response.status_code == status
+    assert whole.format(served.last.prompt_tokens) in response.text
+    response = served.chat(*long_chat(), stream=True)
+    if streamed is None:
+        assert response.status_code == status
+    elif streamed:
+        ((name, data),) = parse_events(response.text)
+        assert (name, streamed.format(served.last.prompt_tokens) in data["message"]) == ("error", True)
+    else:
+        assert (deltas(parse_events(response.text)), finish_reasons(parse_events(response.text))) == ("", [])
+    assert served.chat(user("hi")).status_code == 200
 
-    class Telling:
-        def encode_ordinary(self, text: str) -> list[int]:
-            tokenized.append(text)
-            return known.encode_ordinary(text)
 
-    monkeypatch.setattr(rendering, "load_vocabulary", Telling)
-    served.chat(*messages, max_tokens=1)
-    assert tokenized == []
-    served.chat(*messages, assistant("It was the parser."), user("And what is new?"), max_tokens=1)
-    assert sorted(tokenized, key=len)[-2:] == ["And what is new?", "It was the parser."]
-    assert sum(map(len, tokenized)) < 100
+@pytest.mark.parametrize(
+    ("wording", "text"),
+    [
+        ("number_of_tokens", "greater than the context length (n_keep: 8"),
+        ("trying_to_keep", "Trying to keep the first 8"),
+        ("cannot_truncate", "Cannot truncate prompt with n_keep (8"),
+    ],
+)
+def test_a_first_message_beyond_the_window_is_a_400(bench: BenchFactory, wording: str, text: str) -> None:
+    """When system and first user message alone exceed the window, truncation fails with a bare-string 400."""
+    served = bench(1000, n_keep_wording=wording)
+    response = served.chat(user(numbered_words(3000)), stream=True)
+    assert (response.status_code, served.last.outcome) == (400, "overflow")
+    assert text in response.json()["error"]
+
+
+def test_requests_beyond_the_slots_wait_in_order(bench: BenchFactory) -> None:
+    """With one slot a second request starts only when the first has ended."""
+    served = bench(models=[Model("m", parallel=1)])
+    gate = Gate()
+    served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(served.chat, user("one"))
+        assert gate.reached.wait(60)
+        second = pool.submit(served.chat, user("two"))
+        served.simulator.wait_until(lambda: len(served.simulator.requests) == 2)
+        gate.open()
+        assert first.result().status_code == second.result().status_code == 200
+    one, two = served.simulator.requests
+    assert one.ended_s is not None
+    assert two.first_delta_s is not None
+    assert two.first_delta_s > one.ended_s

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -23,18 +20,6 @@ def test_bodies_that_are_no_json_object_are_refused(bench: BenchFactory, raw: by
     for path in ("/v1/chat/completions", "/v1/completions"):
         assert served.client.post(path, content=raw).status_code == 400
     assert served.last.body is None
-
-
-def test_greeting(bench: BenchFactory) -> None:
-    """The identity probe is answered as LM Studio answers it."""
-    assert bench().get("/lmstudio-greeting") == {"lmstudio": True}
-
-
-def test_unknown_paths_answer_200_with_an_error(bench: BenchFactory) -> None:
-    """A path LM Studio does not know gives HTTP 200 and an error body."""
-    response = bench().client.get("/api/tags")
-    assert response.status_code == 200
-    assert "Unexpected endpoint" in response.json()["error"]
 
 
 @pytest.mark.parametrize(("api", "known"), [("v1", 4), ("v0", 3), ("openai", 1)])
@@ -85,23 +70,6 @@ def test_stopping_cuts_open_streams() -> None:
     with serve(simulator) as address:
         again = httpx.post(f"{address.base_url}/v1/chat/completions", json=body, timeout=60)
         assert again.text.endswith("data: [DONE]\n\n")
-
-
-@pytest.mark.slow
-def test_command_line() -> None:
-    """The command prints its address, serves the models it was told of, and ends on SIGTERM with status 0."""
-    command = [sys.executable, "-m", "litellm_compaction.simulator", "--port", "0"]
-    command += ["--model", f"{KEY}:6000", "--not-loaded", "other/model", "--reply-words", "3"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline().strip()
-        base_url = line.removeprefix("listening on ")
-        loaded, other = httpx.get(f"{base_url}/api/v0/models", timeout=60).json()["data"]
-        answer = httpx.post(f"{base_url}/v1/chat/completions", json={"messages": [user("hi")]}, timeout=60).json()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    assert (loaded["loaded_context_length"], other["state"]) == (6000, "not-loaded")
-    assert answer["choices"][0]["message"]["content"] == "word1 word2 word3"
 
 
 @pytest.mark.parametrize("control", ["ends", "refuses", "ignores", "absent"])

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from litellm_compaction.errors import StoreError
 from litellm_compaction.places import parse_redis
 from litellm_compaction.stores import Board, Store
 from litellm_compaction.stores.redis import LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
-from litellm_compaction.stores.rows import MemoryRows, SteadyRows
+from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
 from litellm_compaction.stores.sqlite import SqliteRows
 
 
@@ -35,6 +36,22 @@ class SteadyStore(Store):
 
     def __init__(self, durable: Store, spare: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(SteadyRows(durable.rows, spare.rows, clock=clock))
+
+
+class FailingRows:
+    """Rows whose methods raise while their names are in `failing`."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.failing: set[str] = set()
+        self._rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*arguments: Any, **options: Any) -> Any:
+            if name in self.failing:
+                raise StoreError("disk full")
+            return await getattr(self._rows, name)(*arguments, **options)
+
+        return call
 
 
 class RedisStore(Store):

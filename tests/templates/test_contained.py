@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -23,11 +25,11 @@ def test_a_process_that_was_ended_is_replaced(process: Contained) -> None:
     """By whatever ended it between two requests."""
     box = StrangersTemplate(CHATML, process)
     first = box.parts(MESSAGES, [])
-    running = process._process
-    assert running is not None
-    running.popen.kill()
-    running.popen.wait()
+    number = int(process.run("tests.templates.test_contained:number", b""))
+    os.kill(number, signal.SIGKILL)
+    os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT)
     assert box.parts(MESSAGES, []) == first
+    assert int(process.run("tests.templates.test_contained:number", b"")) != number
 
 
 def test_a_process_that_does_nothing_is_ended_by_the_clock() -> None:
@@ -37,7 +39,11 @@ def test_a_process_that_does_nothing_is_ended_by_the_clock() -> None:
         process.run("time:sleep", b"")
     with pytest.raises(Died):
         process.run("tests.templates.test_contained:sleeps", b"")
-    assert process._process is None
+
+
+def number(_: bytes) -> bytes:
+    """The process that does the work."""
+    return str(os.getpid()).encode()
 
 
 def sleeps(_: bytes) -> bytes:

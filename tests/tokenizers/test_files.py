@@ -18,8 +18,7 @@ from tokenizers.processors import TemplateProcessing
 
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.tokenizers import files
-from litellm_compaction.tokenizers.files import JsonTokenizer, load_tokenizer_file, read_tokenizer_json
-from litellm_compaction.tokenizers.registry import vocabulary
+from litellm_compaction.tokenizers.files import JsonTokenizer, read_tokenizer_json
 
 
 def small_tokenizer() -> Tokenizer:
@@ -43,6 +42,14 @@ def write_config(folder: Path, **config: object) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+def _read_here(path: Path) -> JsonTokenizer:
+    """As `read_tokenizer_json`, without a process of its own for each of hundreds of examples."""
+    with pytest.MonkeyPatch.context() as patch:
+        here = SimpleNamespace(run=lambda _, payload: files.examined(payload), end=lambda: None)
+        patch.setattr(files, "Contained", lambda: here)
+        return read_tokenizer_json(path)
+
+
 def test_texts_are_counted_as_the_file_says(folder: Path) -> None:
     """Merges and added tokens apply, in a text too; the empty text is nothing."""
     tokenizer = read_tokenizer_json(folder / "tokenizer.json")
@@ -53,67 +60,20 @@ def test_texts_are_counted_as_the_file_says(folder: Path) -> None:
     assert tokenizer.special_tokens == {"<s>": 257, "<|end|>": 258}
 
 
-def test_a_folder_stands_for_its_tokenizer_json(folder: Path) -> None:
-    """Operators may name the model's folder."""
-    assert read_tokenizer_json(folder) == read_tokenizer_json(folder / "tokenizer.json")
-
-
-def test_the_length_limit_of_a_file_is_lifted(folder: Path) -> None:
-    """A file that cuts or pads texts must not hide tokens of a prompt."""
-    tokenizer = small_tokenizer()
-    tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=50)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    read = read_tokenizer_json(folder)
-    assert (read.count("ab" * 10), read.count("ab")) == (10, 1)
-
-
 def test_bos_is_never_counted_but_known(folder: Path) -> None:
     """Whoever renders a template decides on BOS; the file's post-processor, or its configuration, says who adds it."""
     write_config(folder, bos_token={"content": "<s>"}, eos_token="<|end|>")
-    plain = read_tokenizer_json(folder)
+    plain = _read_here(folder)
     assert (plain.bos_token, plain.eos_token, plain.adds_bos) == ("<s>", "<|end|>", False)
     tokenizer = small_tokenizer()
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 257)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    adding = read_tokenizer_json(folder)
+    adding = _read_here(folder)
     assert adding.adds_bos
     assert adding.count("ab") == 1
     small_tokenizer().save(str(folder / "tokenizer.json"))
     write_config(folder, bos_token="<s>", add_bos_token=True)
-    assert read_tokenizer_json(folder).adds_bos
-
-
-def test_a_beginning_that_is_an_ordinary_token_is_known_too(folder: Path) -> None:
-    """Some files name one in their configuration that they do not list as special: the file can be used."""
-    write_config(folder, bos_token="ab", eos_token="<|end|>", add_bos_token=True)
-    found = vocabulary(load_tokenizer_file(folder).vocabulary)
-    assert (found.bos, found.eos, found.adds_bos) == ("ab", "<|end|>", True)
-
-
-def test_the_template_is_found_where_transformers_finds_it(folder: Path) -> None:
-    """chat_template.jinja, then tokenizer_config.json (a text, or the default of a list), then chat_template.json."""
-    assert read_tokenizer_json(folder).chat_template == ""
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "oldest"}))
-    assert read_tokenizer_json(folder).chat_template == "oldest"
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "listed"}, 3, {"name": []}]
-    write_config(folder, chat_template=named)
-    assert read_tokenizer_json(folder).chat_template == "listed"
-    write_config(folder, chat_template="configured")
-    configured = read_tokenizer_json(folder)
-    assert configured.chat_template == "configured"
-    (folder / "chat_template.jinja").write_text("own file")
-    assert read_tokenizer_json(folder).chat_template == "own file"
-    assert read_tokenizer_json(folder).fingerprint != configured.fingerprint
-
-
-@pytest.mark.parametrize("raw", [b"\xff", b"[1]", b"[" * 100_000, b'{"chat_template": 3, "bos_token": [1]}'])
-def test_broken_files_beside_it_are_as_good_as_none(folder: Path, raw: bytes) -> None:
-    """The vocabulary counts without them."""
-    (folder / "tokenizer_config.json").write_bytes(raw)
-    os.mkfifo(folder / "chat_template.jinja")
-    tokenizer = read_tokenizer_json(folder)
-    assert (tokenizer.chat_template, tokenizer.bos_token, tokenizer.count("ab")) == ("", "", 1)
+    assert _read_here(folder).adds_bos
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}', b"GGUF"])
@@ -121,7 +81,7 @@ def test_what_is_no_tokenizer_json_is_one_error(tmp_path: Path, raw: bytes) -> N
     """The error names the file and what to do."""
     (tmp_path / "tokenizer.json").write_bytes(raw)
     with pytest.raises(UnusableModelFile, match="is no tokenizer"):
-        read_tokenizer_json(tmp_path / "tokenizer.json")
+        _read_here(tmp_path / "tokenizer.json")
 
 
 def test_absent_odd_and_oversized_files_are_one_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,15 +98,7 @@ def test_absent_odd_and_oversized_files_are_one_error(folder: Path, monkeypatch:
 def test_a_text_that_the_file_has_no_rule_for_counts_high(tmp_path: Path) -> None:
     """A vocabulary without an unknown token refuses texts; no token is shorter than a byte."""
     Tokenizer(WordLevel(vocab={"a": 0}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    assert read_tokenizer_json(tmp_path).count("héé") == 5
-
-
-def _read_here(path: Path) -> JsonTokenizer:
-    """As `read_tokenizer_json`, without a process of its own for each of hundreds of examples."""
-    with pytest.MonkeyPatch.context() as patch:
-        here = SimpleNamespace(run=lambda _, payload: files.examined(payload), end=lambda: None)
-        patch.setattr(files, "Contained", lambda: here)
-        return read_tokenizer_json(path)
+    assert _read_here(tmp_path).count("héé") == 5
 
 
 @given(text=st.text(st.characters(codec=None), max_size=200))

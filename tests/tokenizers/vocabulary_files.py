@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-
 from litellm_compaction.templates import template as templates
 from litellm_compaction.tokenizers.registry import read_pack
 from tests.tokenizers.gguf_writer import Array, Value, gguf
@@ -18,7 +14,7 @@ def template_source(name: str) -> str:
     return templates.template(name).source
 
 
-def write_pack_gguf(path: Path, pack: str, template: str = "", *, tool_template: str = "", **more: Value) -> Path:
+def write_pack_gguf(path: Path, pack: str, template: str = "", **more: Value) -> Path:
     """A .gguf with a pack's vocabulary; templates are given by their names in this package."""
     data = read_pack(pack)
     fields: dict[str, Value] = {
@@ -40,22 +36,6 @@ def write_pack_gguf(path: Path, pack: str, template: str = "", *, tool_template:
             fields[f"tokenizer.ggml.{name}_token_id"] = ("u32", index)
     if template:
         fields["tokenizer.chat_template"] = template_source(template)
-    if tool_template:
-        fields["tokenizer.chat_template.tool_use"] = template_source(tool_template)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gguf(fields | more))
     return path
-
-
-def write_tokenizer_json(folder: Path, template: str) -> Path:
-    """A folder as of an MLX model: bytes as tokens, ChatML's special tokens, and one of the package's templates."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer(
-        BPE(vocab={letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}, merges=[])
-    )
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(template_source(template), encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(b"")
-    return folder

@@ -35,41 +35,6 @@ async def told(counter: TokenCounter, asked: Request, factor: float) -> bool:
     return suspicious
 
 
-@pytest.mark.parametrize("factor", [1.2, 0.8])
-@pytest.mark.parametrize("words", [20, 100], ids=["short", "long"])
-async def test_a_family_that_is_counted_otherwise_is_followed(factor: float, words: int) -> None:
-    """After two replies of different size the count is the server's, for this conversation and for others."""
-    counter = TokenCounter()
-    for turns in (3, 5):
-        await told(counter, chat(turns, words=words), factor)
-    for asked in (chat(7, words=words), chat(7, words=words, name="another "), chat(21, words=words)):
-        made = await counted(counter, asked)
-        truth = made.raw_tokens * factor
-        assert made.tokens == pytest.approx(truth, rel=0.02)
-        assert truth <= made.tokens + made.margin_tokens
-    for turns in (7, 9, 21):
-        assert not await told(counter, chat(turns, words=words), factor)
-
-
-async def test_short_prompts_clear_long_ones() -> None:
-    """Nothing can be cut from a few hundred tokens: once they show a ratio, long prompts may have it too."""
-    counter = TokenCounter()
-    for turns in (3, 5):
-        assert not await told(counter, chat(turns, words=5), 0.8)
-    assert not await told(counter, chat(41, words=50), 0.8)
-
-
-async def test_another_template_under_the_same_name_is_followed_down() -> None:
-    """After 1.2 was confirmed often, 0.95 is believed with the second size, and the old ratios go."""
-    counter = TokenCounter()
-    for turns in range(3, 23, 2):
-        await told(counter, chat(turns, words=50), 1.2)
-    assert await told(counter, chat(21, words=50, name="new "), 0.95)
-    assert await told(counter, chat(31, words=50, name="new "), 0.95)
-    made = await counted(counter, chat(35, words=50, name="other "))
-    assert made.tokens == pytest.approx(0.95 * made.raw_tokens, rel=0.01)
-
-
 @pytest.mark.parametrize(
     "cut",
     [

@@ -38,8 +38,17 @@ class FakeRpc:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     keys: list[tuple[str, str]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    open: int = 0
+    sockets: list[web.WebSocketResponse] = field(default_factory=list)
     base: str = ""
+
+    @property
+    def open(self) -> int:
+        return len(self.sockets)
+
+    async def end_connections(self) -> None:
+        """As a server that stops: each client has heard of it when this returns."""
+        for socket in [*self.sockets]:
+            await socket.close()
 
     @property
     def endpoints(self) -> list[str]:
@@ -51,7 +60,7 @@ class FakeRpc:
             return web.json_response({"error": "Unexpected endpoint. (GET /llm)"}, status=self.status)
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        self.open += 1
+        self.sockets.append(socket)
         try:
             key = await socket.receive_json()
             self.keys.append((key["clientIdentifier"], key["clientPasskey"]))
@@ -64,7 +73,7 @@ class FakeRpc:
                     break
                 await self._answer(socket, message.json())
         finally:
-            self.open -= 1
+            self.sockets.remove(socket)
             await socket.close()
         return socket
 

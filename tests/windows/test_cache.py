@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import pytest
 
-from litellm_compaction.errors import ModelNotLoaded
 from litellm_compaction.windows.fetch import Unreached
 from litellm_compaction.windows.windows import Windows
 from tests import virtual_time
 from tests.windows.conftest import CACHE_S
 from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, settled, target, v1_model
-
-
-@pytest.mark.parametrize(("failure", "tries"), [(httpx.ConnectError("refused"), 1), (httpx.ConnectTimeout("slow"), 2)])
-async def test_a_dead_server_is_not_asked_by_every_request(
-    server: FakeLMStudio, windows: Windows, clock: Clock, failure: Exception, tries: int
-) -> None:
-    """After a failure the next read waits a few seconds, so requests do not queue behind timeouts.
-
-    A connection that took too long is tried once more: it may have waited for a busy process of ours.
-    """
-    server.down = failure
-    for _ in range(5):
-        await windows.resolve(target(context_length=5000))
-    assert len(server.requests) == tries
-    clock.now_s += CACHE_S
-    await windows.resolve(target(context_length=5000))
-    assert len(server.requests) == 2 * tries
 
 
 async def test_young_values_come_from_memory(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
@@ -40,67 +21,6 @@ async def test_young_values_come_from_memory(server: FakeLMStudio, windows: Wind
     await windows.resolve(target())
     assert (await windows.resolve(target("other"))).tokens == 4096
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("age_s", [CACHE_S, 7.0, 30.0, 60.0, 10_000.0])
-async def test_an_old_value_is_read_again_before_it_is_used(
-    server: FakeLMStudio, windows: Windows, clock: Clock, age_s: float
-) -> None:
-    """Past cache_s a hundred callers wait for one read, and none of them gets the larger window of before."""
-    server.list_v1(v1_model(_=32768))
-    await windows.resolve(target())
-    server.list_v1(v1_model(_=4096))
-    clock.now_s += age_s
-    found = await asyncio.gather(*(windows.resolve(target()) for _ in range(100)))
-    assert {window.tokens for window in found} == {4096}
-    assert len(server.requests) == 2
-
-
-async def test_a_value_is_as_old_as_its_reading_began(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """What a slow server says is of the moment in which it was asked, not of that in which its answer came."""
-    server.list_v1(v1_model(_=32768))
-    server.gate = asyncio.Event()
-    asked = asyncio.create_task(windows.resolve(target()))
-    await settled()
-    server.list_v1(v1_model(_=4096))
-    clock.now_s += CACHE_S
-    server.gate.set()
-    await asked
-    assert (await windows.resolve(target())).tokens == 4096
-
-
-async def test_an_old_absence_is_not_served(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """A model that was loaded in the meantime is found by the very next request."""
-    server.list_v1(v1_model())
-    with pytest.raises(ModelNotLoaded):
-        await windows.resolve(target())
-    server.list_v1(v1_model(_=4096))
-    clock.now_s += CACHE_S
-    assert (await windows.resolve(target())).tokens == 4096
-
-
-async def test_fresh_reads_are_shared(server: FakeLMStudio, windows: Windows) -> None:
-    """Callers at the same time share one read."""
-    server.list_v1(v1_model(_=8192))
-    found = await asyncio.gather(*(windows.resolve(target(), fresh=True) for _ in range(20)))
-    assert {window.tokens for window in found} == {8192}
-    assert len(server.requests) == 1
-
-
-async def test_fresh_means_begun_after_the_call(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """A read that was already under way does not count as fresh: it may have seen the model before it was loaded."""
-    server.list_v1(v1_model())
-    server.gate = asyncio.Event()
-    early = asyncio.create_task(windows.resolve(target()))
-    await settled()
-    server.list_v1(v1_model(_=8192))
-    late = [asyncio.create_task(windows.resolve(target(), fresh=True)) for _ in range(5)]
-    await settled()
-    server.gate.set()
-    assert {(await task).tokens for task in late} == {8192}
-    with pytest.raises(ModelNotLoaded):
-        await early
-    assert len(server.requests) == 2
 
 
 async def test_one_cancelled_waiter_leaves_the_others(server: FakeLMStudio, windows: Windows) -> None:
@@ -115,27 +35,6 @@ async def test_one_cancelled_waiter_leaves_the_others(server: FakeLMStudio, wind
     assert (await second).tokens == 8192
     assert first.cancelled()
     assert len(server.requests) == 1
-
-
-async def test_the_verdict_is_cached_by_kind(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """Unknown is asked again after 5 s, no after 60 s, yes never; callers at the same time share one probe."""
-    server.down = httpx.ConnectError("refused")
-    assert await asyncio.gather(*(windows.is_lmstudio(BASE, None) for _ in range(5))) == [None] * 5
-    assert len(server.requests) == 1
-    server.down = None
-    assert await windows.is_lmstudio(BASE, None) is None
-    clock.now_s += 5
-    assert await windows.is_lmstudio(BASE, None) is False
-    server.answers["/lmstudio-greeting"] = {"lmstudio": True}
-    clock.now_s += 59
-    assert await windows.is_lmstudio(BASE, None) is False
-    clock.now_s += 1
-    assert await windows.is_lmstudio(BASE, None) is True
-    sent = len(server.requests)
-    server.answers.clear()
-    clock.now_s += 10**6
-    assert await windows.is_lmstudio(BASE, None) is True
-    assert len(server.requests) == sent
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
-import aiohttp
+import httpx
 import pytest
 
 from litellm_compaction.config import settings_from
+from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
-from tests.windows.fake_lmstudio import Clock
+from litellm_compaction.windows.windows import Windows
+from tests.windows.fake_lmstudio import Clock, FakeLMStudio, target, v1_model
 from tests.windows.fake_rpc import MODEL, FakeRpc, serving
 
 SPECIFIER = {"specifier": {"type": "query", "query": {"identifier": MODEL}}}
@@ -26,50 +29,6 @@ async def client(**changes: Any) -> AsyncIterator[LMStudioRpc]:
         yield rpc
     finally:
         await rpc.aclose()
-
-
-async def test_one_socket_carries_many_calls() -> None:
-    """Fifty at once are answered over one connection, each with its own answer."""
-    async with serving(FakeRpc()) as fake, client() as rpc:
-        asked = [{**SPECIFIER, "inputString": "word " * count} for count in range(1, 51)]
-        answers = await asyncio.gather(*(rpc.call(fake.base, None, "countTokens", each) for each in asked))
-        assert answers == [{"tokenCount": count} for count in range(1, 51)]
-        assert len(fake.keys) == 1
-
-
-async def test_answers_in_another_order_reach_their_calls() -> None:
-    """Calls are matched by their ids."""
-    held: list[Any] = []
-
-    async with serving(FakeRpc()) as fake, client() as rpc:
-        usual = fake._answer
-
-        async def swapped(socket: Any, asked: Any) -> None:
-            held.append(asked)
-            if len(held) == 2:
-                for each in reversed(held):
-                    await usual(socket, each)
-
-        fake._answer = swapped  # type: ignore[method-assign]
-        answers = await asyncio.gather(
-            rpc.call(fake.base, None, "countTokens", {**SPECIFIER, "inputString": "one"}),
-            rpc.call(fake.base, None, "countTokens", {**SPECIFIER, "inputString": "one two"}),
-        )
-        assert answers == [{"tokenCount": 1}, {"tokenCount": 2}]
-
-
-async def test_a_token_names_the_client() -> None:
-    """`sk-lm-ID:KEY` is identifier and passkey, others are guests; keys go along as for other questions."""
-    async with serving(FakeRpc()) as fake, client() as rpc:
-        for key in ("sk-lm-abcd1234:secret0", "sk-other", None):
-            await rpc.call(fake.base, key, "listLoaded", None)
-        assert fake.keys[0] == ("abcd1234", "secret0")
-        assert all(name.startswith("guest:") and len(passkey) > 20 for name, passkey in fake.keys[1:])
-        assert [headers.get("Authorization") for headers in fake.headers] == [
-            "Bearer sk-lm-abcd1234:secret0",
-            "Bearer sk-other",
-            None,
-        ]
 
 
 HARSH: list[tuple[dict[str, Any], str]] = [
@@ -108,18 +67,6 @@ async def test_a_server_that_does_not_answer_is_left_alone_for_a_while(
         assert "ask_server" in told
 
 
-async def test_it_is_used_again_once_it_answers() -> None:
-    """A failure costs a minute, not the rest of the process's life."""
-    clock = Clock()
-    async with serving(FakeRpc(status=404)) as fake, client(clock=clock) as rpc:
-        with pytest.raises(ServerUnavailable):
-            await rpc.call(fake.base, None, "listLoaded", None)
-        fake.status = 0
-        clock.now_s += 60
-        assert await rpc.call(fake.base, None, "listLoaded", None)
-        assert await rpc.call(fake.base, None, "listLoaded", None)
-
-
 async def test_a_refused_call_is_no_failure() -> None:
     """A model that is gone says nothing of the protocol, and the words of a refusal may be a conversation's."""
     async with serving(FakeRpc()) as fake, client() as rpc:
@@ -144,59 +91,17 @@ async def test_an_unknown_endpoint_is_asked_for_once() -> None:
         assert await rpc.call(fake.base, None, "listLoaded", None)
 
 
-async def test_a_server_that_restarts_is_connected_anew() -> None:
-    """A connection that has ended between two calls is no failure."""
-    async with serving(FakeRpc()) as fake, client() as rpc:
-        await rpc.call(fake.base, None, "listLoaded", None)
-        (socket,) = rpc._sockets.values()
-        assert socket.connection is not None
-        await socket.connection.close()
-        assert socket.reader is not None
-        await socket.reader
-        assert await rpc.call(fake.base, None, "listLoaded", None)
-        assert len(fake.keys) == 2
-
-
-async def test_an_idle_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks, so nothing stays open."""
-    monkeypatch.setattr("litellm_compaction.windows.lmstudio_rpc._IDLE_S", 0.05)
-    async with serving(FakeRpc()) as fake, client() as rpc:
-        await rpc.call(fake.base, None, "listLoaded", None)
-        (socket,) = rpc._sockets.values()
-        assert socket.reader is not None
-        await asyncio.wait_for(socket.reader, 5)
-        assert socket.connection is None
-        assert await rpc.call(fake.base, None, "listLoaded", None)
-
-
-async def test_a_call_that_comes_while_an_idle_socket_closes_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a new one: closing takes its time."""
-    late: list[asyncio.Future[object]] = []
-    closing = aiohttp.ClientWebSocketResponse.close
-
-    async def close(connection: Any, **arguments: Any) -> bool:
-        if not late:
-            late.append(asyncio.ensure_future(rpc.call(fake.base, None, "listLoaded", None)))
-            await asyncio.sleep(0)
-        return await closing(connection, **arguments)
-
-    monkeypatch.setattr("litellm_compaction.windows.lmstudio_rpc._IDLE_S", 0.05)
-    monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "close", close)
-    async with serving(FakeRpc()) as fake, client() as rpc:
-        await rpc.call(fake.base, None, "listLoaded", None)
-        (socket,) = rpc._sockets.values()
-        assert socket.reader is not None
-        await asyncio.wait_for(socket.reader, 5)
-        assert await late[0]
-        assert len(fake.keys) == 2
-
-
-async def test_the_end_closes_sockets() -> None:
-    """Nothing is left open."""
+async def test_windows_close_the_sockets_of_their_questions(server: FakeLMStudio, http: httpx.AsyncClient) -> None:
+    """A count opens one; nothing is left open when the proxy stops."""
+    server.list_v1(v1_model(MODEL, _=8192))
     async with serving(FakeRpc()) as fake:
-        async with client() as rpc:
-            await rpc.call(fake.base, None, "listLoaded", None)
-            assert fake.open == 1
+        windows = Windows(cache_s=5.0, http=http, rpc=LMStudioRpc())
+        asked = replace(target(MODEL), api_base=fake.base)
+        await windows.resolve(asked)
+        request = Request(messages=(parse_message({"role": "user", "content": "one two three"}),))
+        assert await windows.tokens_of(asked, request) == 3
+        assert fake.open == 1
+        await windows.aclose()
         while fake.open:  # noqa: ASYNC110 - another task's count
             await asyncio.sleep(0)
 
@@ -212,7 +117,6 @@ async def test_a_caller_that_leaves_takes_nobody_along() -> None:
         with pytest.raises(asyncio.CancelledError):
             await leaving
         assert await rpc.call(fake.base, None, "listLoaded", None)
-        assert all(not socket.calls for socket in rpc._sockets.values())
 
 
 async def test_off_asks_nothing() -> None:

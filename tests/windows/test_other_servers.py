@@ -1,20 +1,22 @@
-"""Windows that llama.cpp's server, vLLM and Ollama tell: shapes, names, age, and what follows where they do not."""
+"""Windows and counts that llama.cpp's server, vLLM and Ollama tell, and what follows where they do not."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable
-from litellm_compaction.windows.other_servers import SERVERS, SILENT, Api, list_served
+from litellm_compaction.windows.other_servers import SERVERS, SILENT, Api, list_served, tokens_by_server
 from litellm_compaction.windows.windows import Target, Windows
+from tests.windows.conftest import CACHE_S
 from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, v1_model
 
-CACHE_S = 5.0
 ALL: tuple[Api, ...] = tuple(SERVERS)
 PROPS = {"default_generation_settings": {"id": 0, "n_ctx": 6144}, "total_slots": 4, "chat_template": "…"}
 VLLM = {
@@ -24,19 +26,7 @@ VLLM = {
         {"id": "lora", "object": "model", "parent": "qwen", "max_model_len": None},
     ],
 }
-OLLAMA = {
-    "models": [
-        {"name": "gemma3:latest", "model": "gemma3:latest", "size": 1, "context_length": 4096},
-        {"name": "qwen3:8b", "model": "qwen3:8b", "size": 1, "context_length": 16384},
-    ]
-}
-
-
-@pytest.fixture
-async def windows(http: httpx.AsyncClient, clock: Clock) -> AsyncIterator[Windows]:
-    made = Windows(cache_s=CACHE_S, http=http, clock=clock)
-    yield made
-    await made.aclose()
+OLLAMA = {"models": [{"name": "gemma3:latest", "model": "gemma3:latest", "size": 1, "context_length": 4096}]}
 
 
 def target(model: str = "qwen", apis: tuple[Api, ...] = ALL, **changes: Any) -> Target:
@@ -54,53 +44,24 @@ def target(model: str = "qwen", apis: tuple[Api, ...] = ALL, **changes: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("path", "answer", "model", "tokens", "source", "slots"),
+    ("path", "answer", "model", "told"),
     [
-        ("/props", PROPS, "whatever", 6144, "llama.cpp", 4),
-        ("/v1/models", VLLM, "qwen", 32768, "vllm", 1),
-        ("/v1/models", VLLM, "lora", 32768, "vllm", 1),
-        ("/api/ps", OLLAMA, "qwen3:8b", 16384, "ollama", 1),
-        ("/api/ps", OLLAMA, "gemma3", 4096, "ollama", 1),
-        ("/api/ps", OLLAMA, "Gemma3", 4096, "ollama", 1),
+        ("/props", PROPS, "whatever", (6144, "llama.cpp", 4)),
+        ("/v1/models", VLLM, "qwen", (32768, "vllm", 1)),
+        ("/v1/models", VLLM, "lora", (32768, "vllm", 1)),
+        ("/api/ps", OLLAMA, "gemma3:latest", (4096, "ollama", 1)),
+        ("/api/ps", OLLAMA, "Gemma3", (4096, "ollama", 1)),
     ],
 )
 async def test_a_server_says_its_window(
-    server: FakeLMStudio,
-    windows: Windows,
-    path: str,
-    answer: object,
-    model: str,
-    tokens: int,
-    source: str,
-    slots: int,
+    server: FakeLMStudio, windows: Windows, path: str, answer: object, model: str, told: tuple[int, str, int]
 ) -> None:
     """Each by its own API; llama.cpp answers every name, Ollama means `latest`; the number is one request's own."""
     server.answers[path] = answer
     window = await windows.resolve(target(model))
-    assert (window.tokens, window.source, window.slots, window.parallel) == (tokens, source, slots, 1)
+    assert (window.tokens, window.source, window.slots) == told
+    assert window.parallel == 1
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer sk-secret"}
-
-
-@pytest.mark.parametrize(
-    ("props", "listing", "parallel"),
-    [
-        ({}, {"data": [{"id": "m", "meta": {"n_ctx": 6144}}]}, 4),
-        ({}, {"data": [{"id": "m", "meta": {"n_ctx": 24576}}]}, 1),
-        ({}, {"data": [{"id": "m", "meta": {"n_ctx_train": 6144}}]}, 1),
-        ({}, {"data": [{"id": "m", "meta": None}, {"id": "n"}]}, 1),
-        ({}, httpx.Response(503, json={}), 1),
-        ({"n_ctx": 6144}, VLLM, 4),
-        ({"n_ctx": 24576}, VLLM, 1),
-        ({"total_slots": 1, "n_ctx": 6144}, VLLM, 1),
-    ],
-)
-async def test_slots_that_each_have_the_whole_context_share_it(
-    server: FakeLMStudio, windows: Windows, props: dict[str, Any], listing: object, parallel: int
-) -> None:
-    """llama-server's own choice is four slots over one cache: an answer then has what the others leave."""
-    server.answers = {"/props": {**PROPS, **props}, "/v1/models": listing}
-    window = await windows.resolve(target())
-    assert (window.tokens, window.parallel) == (6144, parallel)
 
 
 async def test_what_an_overflow_shows_of_a_context_holds(server: FakeLMStudio, windows: Windows) -> None:
@@ -112,13 +73,6 @@ async def test_what_an_overflow_shows_of_a_context_holds(server: FakeLMStudio, w
     assert (await windows.resolve(target(key="another"))).parallel == 1
 
 
-async def test_the_first_that_answers_is_enough(server: FakeLMStudio, windows: Windows) -> None:
-    """llama.cpp's server lists models as OpenAI does: /props says more, and nothing else is asked then."""
-    server.answers = {"/props": {**PROPS, "total_slots": 1}, "/v1/models": VLLM}
-    assert (await windows.resolve(target())).tokens == 6144
-    assert server.paths == ["/props"]
-
-
 @pytest.mark.parametrize(
     ("path", "answer"),
     [
@@ -128,7 +82,6 @@ async def test_the_first_that_answers_is_enough(server: FakeLMStudio, windows: W
         ("/props", []),
         ("/props", httpx.Response(200, text="<html>")),
         ("/props", httpx.Response(403, json={})),
-        ("/v1/models", {"object": "list", "data": [{"id": "qwen", "object": "model"}]}),
         ("/v1/models", {"object": "list", "data": [{"id": "qwen", "meta": {"n_ctx_train": 40960}}]}),
         ("/v1/models", {"data": "qwen"}),
         ("/api/ps", {"models": [{"name": "qwen", "context_length": -1}]}),
@@ -157,27 +110,18 @@ async def test_a_server_that_is_down_says_why(server: FakeLMStudio, http: httpx.
     assert server.paths == ["/props"]
 
 
-async def test_only_the_named_apis_are_asked(server: FakeLMStudio, windows: Windows) -> None:
-    """What is known to be Ollama is not asked for vLLM's list; without any, no request is sent at all."""
-    server.answers["/api/ps"] = OLLAMA
-    assert (await windows.resolve(target("gemma3", ("ollama",)))).tokens == 4096
-    assert server.paths == ["/api/ps"]
-    assert (await windows.resolve(target(apis=()), fresh=True)).source == "default"
-    windows.invalidate(target(apis=()))
-    assert (await windows.resolve(target(apis=()))).source == "default"
-    assert server.paths == ["/api/ps"]
-
-
-async def test_young_numbers_come_from_memory(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """One read serves all models of a server for `cache_s`; a reloaded model shows after an invalidation at once."""
-    server.answers["/api/ps"] = OLLAMA
-    for model in ("gemma3", "qwen3:8b", "gemma3"):
-        await windows.resolve(target(model, ("ollama",)))
+async def test_a_silent_server_is_seldom_asked(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """A server that tells no window is left in peace for 60 s, and asked again then; one that does for `cache_s`."""
+    for _ in range(10):
+        await windows.resolve(target())
+        clock.now_s += CACHE_S
+    assert server.paths == ["/props", "/v1/models", "/api/ps"]
+    clock.now_s += 10
+    server.answers["/props"] = {**PROPS, "total_slots": 1}
+    for _ in range(3):
+        assert (await windows.resolve(target())).tokens == 6144
         clock.now_s += 1
-    assert len(server.requests) == 1
-    server.answers["/api/ps"] = {"models": [{"name": "gemma3:latest", "context_length": 8192}]}
-    windows.invalidate(target("gemma3", ("ollama",)))
-    assert (await windows.resolve(target("gemma3", ("ollama",)))).tokens == 8192
+    assert server.paths[3:] == ["/props"]
 
 
 async def test_a_model_that_is_loaded_meanwhile_is_found(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
@@ -191,26 +135,9 @@ async def test_a_model_that_is_loaded_meanwhile_is_found(server: FakeLMStudio, w
     server.answers["/api/ps"] = OLLAMA
     clock.now_s += CACHE_S
     assert (await windows.resolve(target("gemma3", ("ollama",)))).tokens == 4096
-
-
-async def test_a_silent_server_is_seldom_asked(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """A server that tells no window is left in peace for 60 s, and asked again then."""
-    for _ in range(10):
-        await windows.resolve(target())
-        clock.now_s += CACHE_S
-    assert server.paths == ["/props", "/v1/models", "/api/ps"]
-    clock.now_s += 10
-    server.answers["/props"] = PROPS
-    assert (await windows.resolve(target())).tokens == 6144
-
-
-async def test_what_requests_ask_for_bounds_the_window(server: FakeLMStudio, windows: Windows) -> None:
-    """`num_ctx` makes Ollama load the model anew: a larger copy that another client loaded does not count."""
-    server.answers["/api/ps"] = OLLAMA
-    asked = target("qwen3:8b", ("ollama",), asked_tokens=8192, context_length=8192, context_source="operator")
-    assert (await windows.resolve(asked)).tokens == 8192
-    smaller = target("gemma3", ("ollama",), asked_tokens=8192)
-    assert (await windows.resolve(smaller)).tokens == 4096
+    # What requests ask for makes it load the model anew: a larger copy that somebody else loaded does not count.
+    asked = target("gemma3", ("ollama",), asked_tokens=2048, context_length=2048, context_source="operator")
+    assert (await windows.resolve(asked)).tokens == 2048
 
 
 async def test_a_limit_outlives_a_guess(windows: Windows, clock: Clock) -> None:
@@ -228,7 +155,135 @@ async def test_a_limit_above_a_told_window_is_nonsense(server: FakeLMStudio, win
     """The server's own number is the most that is believed."""
     server.answers["/props"] = PROPS
     await windows.resolve(target())
-    windows.learn(target(), 7000)
-    assert (await windows.resolve(target())).tokens == 6144
-    windows.learn(target(), 5000)
-    assert (await windows.resolve(target())).tokens == 5000
+    for learned, tokens in ((7000, 6144), (5000, 5000)):
+        windows.learn(target(), learned)
+        assert (await windows.resolve(target())).tokens == tokens
+
+
+# ------------------------------------------------------------------ a server's own number for a request
+
+ONE_SLOT = {**PROPS, "total_slots": 1}
+TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
+ASKED = Request(messages=(parse_message({"role": "user", "content": "Größe?"}),), tools=TOOLS, tool_choice="auto")
+
+
+class Server:
+    """Answers by path; every word of a rendered prompt is a token."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, Any]] = []
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else None
+        self.asked.append((request.url.path, body))
+        answer = self.answers.get(request.url.path, httpx.Response(404, json={"error": "not found"}))
+        if isinstance(answer, Exception):
+            raise answer
+        if callable(answer):
+            answer = answer(body)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+
+def words(body: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": list(range(len(body["content"].split())))}
+
+
+async def tokens(server: Server, api: Api, request: Request = ASKED) -> int | None:
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        return await tokens_by_server(http, api, BASE, "sk-secret", "m", request)
+
+
+async def test_llama_cpp_counts_a_chat_at_once() -> None:
+    """In one call, with messages, tools and the choice."""
+    server = Server({"/v1/chat/completions/input_tokens": {"object": "response.input_tokens", "input_tokens": 77}})
+    assert await tokens(server, "llama.cpp") == 77
+    ((_, body),) = server.asked
+    assert (body["messages"], body["tools"]) == ([{"role": "user", "content": "Größe?"}], list(TOOLS))
+
+
+@pytest.mark.parametrize("answer", [{"input_tokens": 0}, {"input_tokens": None}, {"choices": []}, [], "77"])
+async def test_what_is_no_count_is_asked_for_in_two_calls(answer: Any) -> None:
+    """A server that answers every address with something else."""
+    counting: dict[str, Any] = {"/apply-template": {"prompt": "a b"}, "/tokenize": words}
+    server = Server({"/v1/chat/completions/input_tokens": httpx.Response(200, json=answer), **counting})
+    assert await tokens(server, "llama.cpp") == 2
+
+
+async def test_vllm_counts_at_once() -> None:
+    """Messages and tools, with the beginning of the answer."""
+    server = Server({"/tokenize": {"count": 77, "max_model_len": 4096, "tokens": [1]}})
+    assert await tokens(server, "vllm") == 77
+    ((_, body),) = server.asked
+    assert (body["model"], body["add_generation_prompt"], body["tools"]) == ("m", True, list(TOOLS))
+
+
+async def test_extras_are_counted_where_the_tokenizer_takes_them() -> None:
+    """llama.cpp renders what its chat does; vLLM takes the template's arguments, and would leave out the rest."""
+    with_arguments = replace(ASKED, extras={"chat_template_kwargs": {"note": "x"}})
+    with_documents = replace(ASKED, extras={"documents": ["x"], **with_arguments.extras})
+    for request in (with_arguments, with_documents):
+        server = Server({"/apply-template": {"prompt": "one two"}, "/tokenize": words})
+        assert await tokens(server, "llama.cpp", request) == 2
+        assert server.asked[0][1].items() >= request.extras.items()
+    server = Server({"/tokenize": {"count": 77}})
+    assert await tokens(server, "vllm", with_arguments) == 77
+    assert server.asked[0][1]["chat_template_kwargs"] == {"note": "x"}
+    assert await tokens(server, "vllm", with_documents) is None
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(404, json={"error": "not found"}),
+        httpx.Response(200, text="<html>"),
+        httpx.ReadTimeout("slow"),
+        {"error": "Unexpected endpoint."},
+        {"tokens": 5},
+        {"prompt": None, "count": "many"},
+        {"count": 0},
+    ],
+)
+async def test_no_number_is_none(answer: Any) -> None:
+    """Old servers, broken ones, and those that answer 200 to everything: the estimate stays."""
+    for api in ("llama.cpp", "vllm"):
+        assert await tokens(Server({"/apply-template": answer, "/tokenize": answer}), api) is None
+    assert await tokens(Server({"/apply-template": {"prompt": "a b"}, "/tokenize": answer}), "llama.cpp") is None
+
+
+async def test_images_are_not_asked_about() -> None:
+    """No tokenizer counts them."""
+    part = {"type": "image_url", "image_url": {"url": "https://host/x.png"}}
+    server = Server({"/tokenize": {"count": 77}})
+    request = Request(messages=(parse_message({"role": "user", "content": [part]}),))
+    assert await tokens(server, "vllm", request) is None
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "answers", "expected"),
+    [
+        ({}, {"/props": ONE_SLOT}, 2),
+        ({"is_lmstudio": True}, {"/api/v1/models": {"models": []}}, None),
+        ({"apis": ()}, {"/props": ONE_SLOT}, None),
+        ({}, {"/api/ps": {"models": [{"name": "m", "context_length": 4096}]}}, None),
+    ],
+)
+async def test_only_servers_with_a_tokenizer_are_asked(
+    changes: dict[str, Any], answers: dict[str, Any], expected: int | None
+) -> None:
+    """By what they said of their windows; never LM Studio, Ollama, or one that nobody opted in."""
+    counting: dict[str, Callable[..., Any] | dict[str, str]] = {
+        "/apply-template": {"prompt": "a b"},
+        "/tokenize": words,
+    }
+    server = Server({**answers, **counting})
+    known: dict[str, Any] = {"context_length": 4096, "is_lmstudio": False, "apis": ("llama.cpp", "vllm", "ollama")}
+    target = Target(key="k", model="m", api_base=BASE, api_key=None, **{**known, **changes})
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        if not target.is_lmstudio:
+            await windows.resolve(target)
+        assert await windows.tokens_of(target, ASKED) == expected
+        await windows.aclose()

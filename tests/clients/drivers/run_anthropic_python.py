@@ -1,29 +1,15 @@
 """An agent loop of the anthropic library, streamed."""
 
+import json
 import os
 import sys
-from pathlib import Path
 
 from anthropic import Anthropic
+from file_tools import SCHEMAS, call
 
-TEXT = {"type": "string"}
 TOOLS = [
-    {
-        "name": name,
-        "description": f"{name} in the working folder",
-        "input_schema": {"type": "object", "properties": properties, "required": [*properties]},
-    }
-    for name, properties in (("read_file", {"path": TEXT}), ("write_file", {"path": TEXT, "content": TEXT}))
+    {"name": each["name"], "description": each["description"], "input_schema": each["parameters"]} for each in SCHEMAS
 ]
-
-
-def call(name: str, given: dict[str, str]) -> str:
-    if name == "read_file":
-        return Path(given["path"]).read_text(encoding="utf-8")
-    Path(given["path"]).write_text(given["content"], encoding="utf-8", newline="")
-    return "written"
-
-
 messages = [{"role": "user", "content": sys.stdin.read()}]
 client = Anthropic()
 while True:
@@ -33,6 +19,8 @@ while True:
     uses = [block for block in message.content if block.type == "tool_use"]
     if not uses:
         break
-    results = [{"type": "tool_result", "tool_use_id": use.id, "content": call(use.name, use.input)} for use in uses]
+    results = [
+        {"type": "tool_result", "tool_use_id": use.id, "content": call(use.name, json.dumps(use.input))} for use in uses
+    ]
     messages.append({"role": "user", "content": results})
 print("".join(block.text for block in message.content if block.type == "text"))

@@ -1,33 +1,10 @@
 """An agent loop of LiteLLM's library, streamed and put together by its own builder."""
 
-import json
 import os
 import sys
-from pathlib import Path
 
 import litellm
-
-TEXT = {"type": "string"}
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"{name} in the working folder",
-            "parameters": {"type": "object", "properties": properties, "required": [*properties]},
-        },
-    }
-    for name, properties in (("read_file", {"path": TEXT}), ("write_file", {"path": TEXT, "content": TEXT}))
-]
-
-
-def call(name: str, arguments: str) -> str:
-    given = json.loads(arguments)
-    if name == "read_file":
-        return Path(given["path"]).read_text(encoding="utf-8")
-    Path(given["path"]).write_text(given["content"], encoding="utf-8", newline="")
-    return "written"
-
+from file_tools import TOOLS, call
 
 messages = [{"role": "user", "content": sys.stdin.read()}]
 while True:

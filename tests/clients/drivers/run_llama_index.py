@@ -3,21 +3,10 @@
 import asyncio
 import os
 import sys
-from pathlib import Path
 
+from file_tools import read_file, write_file
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.llms.openai_like import OpenAILike
-
-
-def read_file(path: str) -> str:
-    """Reads a file."""
-    return Path(path).read_text(encoding="utf-8")
-
-
-def write_file(path: str, content: str) -> str:
-    """Writes a file."""
-    Path(path).write_text(content, encoding="utf-8", newline="")
-    return "written"
 
 
 async def main() -> None:

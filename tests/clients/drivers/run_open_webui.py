@@ -3,7 +3,6 @@
 Ctrl-C comes to this program alone: it leaves the API's stream, or presses the page's stop button.
 """
 
-import json
 import os
 import re
 import socket
@@ -12,29 +11,10 @@ import sys
 from pathlib import Path
 
 import httpx
+from file_tools import TOOLS, call
 from openai import OpenAI
 
 MODEL = os.environ["MODEL"]
-TEXT = {"type": "string"}
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"{name} in the working folder",
-            "parameters": {"type": "object", "properties": properties, "required": [*properties]},
-        },
-    }
-    for name, properties in (("read_file", {"path": TEXT}), ("write_file", {"path": TEXT, "content": TEXT}))
-]
-
-
-def call(name: str, arguments: str) -> str:
-    given = json.loads(arguments)
-    if name == "read_file":
-        return Path(given["path"]).read_text(encoding="utf-8")
-    Path(given["path"]).write_text(given["content"], encoding="utf-8", newline="")
-    return "written"
 
 
 def token(url: str) -> str:

@@ -1,37 +1,18 @@
 """An agent loop of the openai library, streamed: chat completions or responses, by the model's name."""
 
-import json
 import os
 import sys
-from pathlib import Path
 
+from file_tools import SCHEMAS, TOOLS, call
 from openai import OpenAI
 
 MODEL = os.environ["MODEL"]
-PATH, CONTENT = ({"type": "string"} for _ in range(2))
-FUNCTIONS = [
-    {
-        "name": name,
-        "description": f"{name} in the working folder",
-        "parameters": {"type": "object", "properties": properties, "required": [*properties]},
-    }
-    for name, properties in (("read_file", {"path": PATH}), ("write_file", {"path": PATH, "content": CONTENT}))
-]
-
-
-def call(name: str, arguments: str) -> str:
-    given = json.loads(arguments)
-    if name == "read_file":
-        return Path(given["path"]).read_text(encoding="utf-8")
-    Path(given["path"]).write_text(given["content"], encoding="utf-8", newline="")
-    return "written"
 
 
 def chat(client: OpenAI, prompt: str) -> str:
     messages = [{"role": "user", "content": prompt}]
     while True:
-        tools = [{"type": "function", "function": function} for function in FUNCTIONS]
-        with client.chat.completions.stream(model=MODEL, messages=messages, tools=tools) as stream:
+        with client.chat.completions.stream(model=MODEL, messages=messages, tools=TOOLS) as stream:
             message = stream.get_final_completion().choices[0].message
         if not message.tool_calls:
             return message.content or ""
@@ -52,7 +33,7 @@ def chat(client: OpenAI, prompt: str) -> str:
 def responses(client: OpenAI, prompt: str) -> str:
     items = [{"role": "user", "content": prompt}]
     while True:
-        tools = [{"type": "function", "strict": False, **function} for function in FUNCTIONS]
+        tools = [{"type": "function", "strict": False, **schema} for schema in SCHEMAS]
         with client.responses.stream(model=MODEL, input=items, tools=tools) as stream:
             response = stream.get_final_response()
         calls = [item for item in response.output if item.type == "function_call"]

@@ -3,26 +3,13 @@
 import asyncio
 import os
 import sys
-from pathlib import Path
 
+from file_tools import read_file, write_file
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.usage import UsageLimits
 
-agent = Agent(OpenAIChatModel(os.environ["MODEL"]))
-
-
-@agent.tool_plain
-def read_file(path: str) -> str:
-    """Reads a file."""
-    return Path(path).read_text(encoding="utf-8")
-
-
-@agent.tool_plain
-def write_file(path: str, content: str) -> str:
-    """Writes a file."""
-    Path(path).write_text(content, encoding="utf-8", newline="")
-    return "written"
+agent = Agent(OpenAIChatModel(os.environ["MODEL"]), tools=[read_file, write_file])
 
 
 async def main() -> None:

@@ -98,18 +98,6 @@ async def test_a_number_near_the_window_teaches_nothing(usage_tokens: int) -> No
     assert engine.counter.change_key(target.key) == ()
 
 
-async def test_a_number_of_a_prompt_that_may_be_longer_than_the_window_teaches_nothing() -> None:
-    """Nothing has confirmed its count, and the server may not be asked."""
-    engine = Bench(counter=TokenCounter())
-    target = engine.target(WINDOW, model=KNOWN)
-    context = engine.context(WINDOW, target=target)
-    for tokens, is_learned in ((20_000, False), (9000, True)):
-        prepared = await engine.guard(talk(tokens), WINDOW, target=target)
-        replies, told = engine.compactor.replies, round(0.95 * prepared.count.tokens)
-        replies.learn(context, prepared, prompt_tokens=told, completion_tokens=5)
-        assert (engine.counter.change_key(target.key) != ()) == is_learned
-
-
 async def test_lessons_of_the_store_refuse_nothing_and_are_left_behind() -> None:
     """A store holds that all prompts take 2.3 times our count: the server is asked, and that is forgotten for good."""
     key, messages = f"id-{KNOWN}", [system("Be brief."), user(code(3, 400))]

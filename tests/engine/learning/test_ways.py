@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
+from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.learning.ways import ALL_WAYS, KnownWays, Outcome, Record, fact_key, joined, written
-from litellm_compaction.stores import FACTS_SCOPE
+from litellm_compaction.engine.learning.ways import ALL_WAYS, KnownWays
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
-from tests.engine.bench import Bench, RecordingStore, settled
+from tests.engine.bench import Bench, Clock, RecordingStore
 
 DAY_S = 24 * 3600.0
 BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260)) + "\nThe "
@@ -27,28 +21,9 @@ def target(name: str = "m", **changes: Any) -> Target:
     return Target(**{**known, "context_length": None, **changes})
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1e9
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-async def test_the_best_way_of_each_kind_of_server() -> None:
-    """LM Studio, llama.cpp and vLLM go on themselves; of others nothing is known."""
-    known_ways = KnownWays(RecordingStore())
-    assert await known_ways.ways(target(), "api/v1") == ("raw", "prefill", "turn")
-    other = target(is_lmstudio=False)
-    assert await known_ways.ways(other, "llama.cpp") == ("raw", "prefill", "turn")
-    assert await known_ways.ways(other, "vllm") == ("raw", "prefill", "turn")
-    assert await known_ways.ways(other, "ollama") == ("turn",)
-    assert await known_ways.ways(other, "model_map") == ("turn",)
-
-
 async def test_a_way_that_fails_is_left_for_a_day() -> None:
     """At once where it never led on, after two in a row where it had; an update of the server may change that."""
-    clock = Clock()
+    clock = Clock(1e9)
     known_ways = KnownWays(RecordingStore(), clock)
     one = target()
     await known_ways.learn(one, "m", "raw", "refused")
@@ -61,60 +36,6 @@ async def test_a_way_that_fails_is_left_for_a_day() -> None:
     assert await known_ways.ways(target("another"), "api/v1") == ALL_WAYS
     clock.now_s += DAY_S + 1
     assert await known_ways.ways(one, "api/v1") == ALL_WAYS
-
-
-async def test_what_was_learned_outlives_the_process() -> None:
-    """Kept in the store, for every deployment that leads to the same model of the same server."""
-    store = RecordingStore()
-    known_ways = KnownWays(store)
-    await known_ways.learn(target(), "m", "raw", "began_anew")
-    await known_ways.aclose()
-    again = target("m", key="another deployment", api_base="http://here:1")
-    assert await KnownWays(store).ways(again, "api/v1") == ("prefill", "turn")
-
-
-@pytest.mark.parametrize("text", ["", "[", "[1]", '{"raw": 1}', '{"raw": ["x", "y", "z"]}', '{"other": [1, 2, 3]}'])
-async def test_a_broken_record_is_none(text: str) -> None:
-    """Whatever another version or a damaged store holds."""
-    store = RecordingStore()
-    await store.put_fact(FACTS_SCOPE, fact_key(target()), text)
-    assert await KnownWays(store).ways(target(), "api/v1") == ALL_WAYS
-
-
-OUTCOMES = st.tuples(st.sampled_from(ALL_WAYS), st.sampled_from(get_args(Outcome)), st.integers(0, 50))
-
-
-@st.composite
-def seen(draw: Callable[..., Any]) -> str:
-    """What one process has seen."""
-    records: dict[Way, Record] = {}
-    for way, outcome, when_s in sorted(draw(st.lists(OUTCOMES, max_size=12)), key=lambda each: each[2]):
-        records[way] = records.get(way, Record()).after(outcome, 1e9 + when_s)
-    return joined("{}", written(records))
-
-
-@given(one=seen(), other=seen(), third=seen())
-def test_what_processes_have_seen_is_one_record(one: str, other: str, third: str) -> None:
-    """In whatever order they write it down, and however often."""
-    assert joined(one, other) == joined(other, one)
-    assert joined(joined(one, other), third) == joined(one, joined(other, third))
-    assert joined(one, one) == one
-
-
-async def test_two_workers_that_fail_once_each_have_failed_twice() -> None:
-    """Where each overwrote the other's, a way that never works was tried again and again."""
-    store, clock = RecordingStore(), Clock()
-    await KnownWays(store, clock).learn(target(), "m", "raw", "went_on")
-    await settled()
-    workers = [KnownWays(store, clock) for _ in range(2)]
-    for worker in workers:
-        assert await worker.ways(target(), "api/v1") == ALL_WAYS
-    for worker in workers:
-        clock.now_s += 1
-        await worker.learn(target(), "m", "raw", "began_anew")
-        await worker.aclose()
-    assert await workers[1].ways(target(), "api/v1") == ("prefill", "turn")
-    assert await KnownWays(store, clock).ways(target(), "api/v1") == ("prefill", "turn")
 
 
 ALL: frozenset[Way] = frozenset(ALL_WAYS)
@@ -162,14 +83,3 @@ async def test_a_request_may_exclude_a_way() -> None:
     ]
     assert [(each.way, each.shown) for each in asked] == [("turn", "")] * 5
     assert all(each.messages is not None and each.messages[-1].role == "user" for each in asked)
-
-
-async def test_our_own_words_are_nobodys() -> None:
-    """What we say between the two parts of an answer is no message of the user's, in no record."""
-    for ways in (ALL, frozenset[Way](("turn",))):
-        prepared = await continued(ways=ways)
-        assert prepared.messages is not None
-        record = prepared.messages[1].text
-        assert "Write about rivers." in record
-        assert "Go on." not in record
-        assert GO_ON_START not in record

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import pytest
-
 from litellm_compaction.concurrency import ended
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.sharing.coordination import LEASE_S, Coordination
-from litellm_compaction.errors import StoreError, SummaryFailed
+from litellm_compaction.errors import StoreError
 from tests.builders import chat
-from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore, settled
+from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore
 from tests.stores.made import MemoryBoard
 from tests.virtual_time import played, run
 
@@ -81,33 +79,6 @@ def together(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> Callable[[], 
 
 
 @together
-async def test_one_summary_for_the_same_request_in_two_processes(pair: Pair) -> None:
-    """The second has the first one's bytes, and reports that it found them."""
-    first = pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    second = pair.start(1)
-    await asyncio.sleep(0.3)
-    assert pair.calls == [1, 0]
-    pair.write(0)
-    one, other = await asyncio.wait_for(asyncio.gather(first, second), HANG_S)
-    assert one.messages == other.messages
-    assert [each.outcomes for each in pair.benches] == [["compacted"], ["reused"]]
-    assert [one.action, other.action] == ["compacted", "reused"]
-    assert pair.calls == [1, 0]
-
-
-@together
-async def test_another_conversation_is_not_waited_for(pair: Pair) -> None:
-    """Nor another tenant's."""
-    pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    pair.write(1)
-    await asyncio.wait_for(pair.start(1, chat(46, words=61)), HANG_S)
-    await asyncio.wait_for(pair.start(1, scope="others"), HANG_S)
-    assert pair.calls == [1, 2]
-
-
-@together
 async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -> None:
     """At once, and not when the lease ends."""
     first = pair.start(0)
@@ -119,60 +90,6 @@ async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -
     prepared = await asyncio.wait_for(second, LEASE_S / 2)
     assert prepared.action == "compacted"
     assert pair.calls == [1, 1]
-
-
-@together
-async def test_a_client_that_leaves_another_one_of_its_process_keeps_the_right(pair: Pair) -> None:
-    """As long as anybody there waits for the summary."""
-    first, beside = pair.start(0), pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    await settled()
-    second = pair.start(1)
-    await asyncio.sleep(0.2)
-    first.cancel()
-    await asyncio.sleep(0.2)
-    pair.write(0)
-    await asyncio.wait_for(asyncio.gather(beside, second), HANG_S)
-    assert pair.calls == [1, 0]
-
-
-@together
-async def test_a_summary_that_fails_in_one_process_is_tried_by_the_other(pair: Pair) -> None:
-    """Where nothing was stored that does for it."""
-    pair.asks[0].answer = SummaryFailed("the model is gone")
-    first = pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    second = pair.start(1)
-    await asyncio.sleep(0.2)
-    pair.write(0)
-    pair.write(1)
-    await asyncio.wait_for(asyncio.gather(first, second), HANG_S)
-    assert pair.calls[1] <= 1
-
-
-@together
-async def test_nobody_waits_longer_than_a_summary_may_take(pair: Pair) -> None:
-    """Whatever the other process does."""
-    pair.start(0)
-    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
-    pair.write(1)
-    begun_s = asyncio.get_running_loop().time()
-    prepared = await asyncio.wait_for(pair.start(1, summary_timeout_s=1), HANG_S)
-    assert 1 <= asyncio.get_running_loop().time() - begun_s < 2
-    assert prepared.action == "compacted"
-    assert pair.calls == [1, 1]
-
-
-@together
-async def test_without_a_board_each_process_makes_its_own(pair: Pair) -> None:
-    """No error, and no wait."""
-    assert isinstance(pair.board, BrokenBoard)
-    pair.board.is_broken = True
-    pair.write(0)
-    pair.write(1)
-    first, second = await asyncio.wait_for(asyncio.gather(pair.start(0), pair.start(1)), HANG_S)
-    assert {first.action, second.action} <= {"compacted", "reused"}
-    assert asyncio.get_running_loop().time() == 0
 
 
 def test_a_lease_ends_with_its_owner() -> None:
@@ -201,23 +118,6 @@ def test_a_lease_ends_with_its_owner() -> None:
     run(owners())
 
 
-def test_a_process_that_ends_gives_its_leases_back() -> None:
-    """Nobody waits for what a process had that was ended as a rolling restart ends it."""
-
-    async def owners() -> None:
-        clock = asyncio.get_running_loop().time
-        board = MemoryBoard(clock=clock)
-        first, second = Coordination(board, clock=clock), Coordination(board, clock=clock)
-        assert await first.lease("right").acquire()
-        await asyncio.sleep(60)
-        await first.aclose()
-        assert await second.lease("right").acquire()
-        await second.aclose()
-        assert not board.topics
-
-    run(owners())
-
-
 def test_a_process_ends_whatever_its_board_does() -> None:
     """One that hangs is waited for two seconds, one that fails not at all."""
 
@@ -232,26 +132,6 @@ def test_a_process_ends_whatever_its_board_does() -> None:
 
     assert run(end(HangingBoard())) <= 3
     assert run(end(BrokenBoard())) == 0
-
-
-@pytest.mark.parametrize("is_done", [True, False])
-def test_a_lease_that_is_given_back_is_free(is_done: bool) -> None:
-    """After a moment where its work is done, in which the others see what came of it."""
-
-    async def given_back() -> None:
-        clock = asyncio.get_running_loop().time
-        coordination = Coordination(MemoryBoard(clock=clock), clock=clock)
-        lease, other = coordination.lease("right"), coordination.lease("right")
-        assert await lease.acquire()
-        lease.release(is_done=is_done)
-        lease.release(is_done=is_done)
-        await asyncio.sleep(0.5)
-        assert await other.acquire() is not is_done
-        await asyncio.sleep(1)
-        assert await other.acquire()
-        await coordination.aclose()
-
-    run(given_back())
 
 
 def test_a_board_that_fails_for_a_moment_gives_nobody_the_right() -> None:
@@ -282,30 +162,6 @@ def test_a_board_that_fails_for_a_moment_gives_nobody_the_right() -> None:
             await each.aclose()
 
     run(hiccup())
-
-
-def test_two_moments_far_apart_are_no_outage() -> None:
-    """Nobody has asked in between; one that was lost stays lost until it works, so that not every request waits."""
-
-    async def hiccups() -> None:
-        clock = Clock()
-        board = BrokenBoard(clock=clock)
-        one, other = Coordination(board, clock=clock), Coordination(board, clock=clock)
-        assert await one.lease("right").acquire()
-        assert await other.lease("else").acquire()
-        for _ in range(3):
-            clock.now_s += 60
-            board.is_broken = True
-            assert not await other.lease("right").acquire()
-            assert not other.is_lost
-        clock.now_s += 2
-        assert await other.lease("right").acquire()
-        clock.now_s += 60
-        assert await other.lease("right").acquire()
-        for each in (one, other):
-            await each.aclose()
-
-    run(hiccups())
 
 
 def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:

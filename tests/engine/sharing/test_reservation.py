@@ -60,13 +60,3 @@ async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
     both = again + await asyncio.wait_for(waiting, 60)
     assert 2 * prepared.count.tokens + both <= 4096
     assert again >= 400
-
-
-async def test_an_answer_whose_share_was_too_small_goes_on_with_the_double() -> None:
-    """So that it comes to an end, however many there are; one that was called back had not used its own up."""
-    prepared, room, _ = await _beside_as_many_as_fit(4000)
-    shares = []
-    for is_spent in (False, True, True):
-        room.was_cut(is_spent=is_spent)
-        shares.append(room._reserve_tokens(prepared))
-    assert shares == [shares[0], 2 * shares[0], 4 * shares[0]]

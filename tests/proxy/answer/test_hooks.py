@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from litellm.exceptions import APIConnectionError, APIError
+from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.continuation.request import Way
@@ -18,9 +18,6 @@ from litellm_compaction.proxy.answer.protocol import Continuation, Received, Ups
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
-
-ENDED_EARLY = "Stream ended before a finish_reason was received"
-OVERFLOW = "Input does not fit in context length."
 
 
 class _Log:
@@ -72,10 +69,6 @@ class _Router:
         return self.outcome
 
 
-def _error(message: str) -> APIConnectionError:
-    return APIConnectionError(message=message, llm_provider="openai", model="any")
-
-
 def _upstream(
     first: _Stream | None, router: _Router | None = None, *, kind: type[HookedUpstream] = HookedUpstream
 ) -> HookedUpstream:
@@ -83,23 +76,8 @@ def _upstream(
     return kind(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
 
 
-async def _read(upstream: HookedUpstream) -> str:
-    async with upstream.open(None, 100, continuation=None) as chunks:
-        return "".join([chunk["choices"][0]["delta"]["content"] async for (chunk,) in chunks])
-
-
 def _logged(log: _Log) -> list[str]:
     return [response.choices[0].message.content for response in log.logged]
-
-
-async def test_stream_without_an_end_just_ends() -> None:
-    """As below the transport; LiteLLM has logged it as a failure, so it is not logged again."""
-    stream = _Stream(["so", " far"], _error(ENDED_EARLY))
-    upstream = _upstream(stream)
-    assert await _read(upstream) == "so far"
-    assert stream.is_closed
-    await upstream.log_partials(len, 10)
-    assert _logged(stream.logging_obj) == []
 
 
 @pytest.mark.parametrize("is_reported", [True, False])
@@ -117,37 +95,6 @@ async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrap
     assert isinstance(last, Received)
     assert ("usage" in last) is (is_reported and not is_wrapped)
     assert last.origin.usage == usage
-
-
-async def test_continuation_without_any_chunk_is_an_empty_stream() -> None:
-    """LiteLLM 1.109.1 tells before it returns a stream."""
-    upstream = _upstream(None, _Router(_error(ENDED_EARLY)))
-    assert await _read(upstream) == ""
-    await upstream.log_partials(len, 10)
-
-
-@pytest.mark.parametrize("is_opened", [True, False])
-async def test_overflow_is_what_the_loop_judges(is_opened: bool) -> None:
-    """Inside of the stream and before its first chunk, with LiteLLM's error for the client."""
-    error = _error(OVERFLOW)
-    stream = _Stream(["so far"], error)
-    upstream = _upstream(stream) if is_opened else _upstream(None, _Router(error))
-    with pytest.raises(UpstreamError) as raised:
-        await _read(upstream)
-    assert raised.value.__cause__ is error
-    assert OVERFLOW in raised.value.text
-    await upstream.log_partials(len, 10)
-    assert _logged(stream.logging_obj) == []
-
-
-@pytest.mark.parametrize("is_opened", [True, False])
-async def test_other_errors_stay_what_they_are(is_opened: bool) -> None:
-    """The client gets LiteLLM's own."""
-    error = _error("it burns")
-    upstream = _upstream(_Stream([], error)) if is_opened else _upstream(None, _Router(error))
-    with pytest.raises(APIConnectionError) as raised:
-        await _read(upstream)
-    assert raised.value is error
 
 
 @pytest.mark.parametrize(("status", "may_pass"), [(400, False), (404, False), (500, True), (503, True)])
@@ -201,23 +148,3 @@ async def test_a_stream_that_its_client_leaves_is_logged() -> None:
             assert word == "word"
             scope.cancel()
     assert logged == [10]
-
-
-@pytest.mark.parametrize(
-    ("continuation", "is_kept"),
-    [
-        (None, True),
-        (Continuation(way="turn", closing={}), True),
-        (Continuation(way="turn"), False),
-        (Continuation(way="prefill"), False),
-    ],
-)
-async def test_a_document_that_begins_keeps_its_format(continuation: Continuation | None, is_kept: bool) -> None:
-    """Only behind a seam it is left out: it would make the server begin a new document there."""
-    router = _Router(_Stream(["{}"]))
-    shape = {"type": "json_object"}
-    data = {"messages": [], "litellm_logging_obj": _Log(), "response_format": shape}
-    upstream = HookedUpstream(None, router, "pin", data)
-    async with upstream.open([], 100, continuation=continuation):
-        pass
-    assert router.asked.get("response_format") == (shape if is_kept else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,25 +40,6 @@ def ways(made: Scene) -> list[str]:
     return [opened.continuation.way for opened in made.server.opened if opened.continuation is not None]
 
 
-def echoes(text: str) -> Callable[[Sequence[Message]], Reply]:
-    """A server that goes on, and sends back before that what it was shown."""
-    say = goes_on(text)
-    return lambda messages: Reply(f"{messages[-1].text if messages[-1].is_synthetic else ''}{say(messages).content}")
-
-
-async def test_the_model_goes_on_inside_its_answer() -> None:
-    """No request of ours, no word twice, none lost; the prompt ends where the answer was stopped."""
-    made = scene(Turn(reply=goes_on(WORDS)))
-    assert (await made.read()).text == WORDS
-    assert ways(made) == ["raw"]
-    opened = made.server.opened[1]
-    assert opened.continuation is not None
-    assert opened.continuation.prompt is not None
-    assert opened.messages is not None
-    assert opened.continuation.prompt.text.endswith(f"<|end_header_id|>\n\n{opened.messages[-1].text}")
-    assert opened.messages[-1].role == "assistant"
-
-
 async def test_without_a_known_template_the_answer_is_the_last_message() -> None:
     """The server renders it; of one that goes on nowhere we ask in the user's place, as before."""
     made = scene(Turn(reply=goes_on(WORDS)), model="unknown-7b")
@@ -67,19 +48,6 @@ async def test_without_a_known_template_the_answer_is_the_last_message() -> None
     made = scene(Turn(reply=goes_on(WORDS)), model="unknown-7b", source="ollama")
     assert (await made.read()).text == WORDS
     assert set(ways(made)) == {"turn"}
-
-
-async def test_what_a_server_refuses_is_asked_once() -> None:
-    """The next way, in the same restart; the next answer begins with it."""
-    made = scene(Turn(reply=goes_on(WORDS)), REFUSED, Turn(reply=goes_on(WORDS)))
-    read = await made.read()
-    assert read.text == WORDS
-    assert ways(made) == ["raw", "prefill"]
-    assert read.usages[-1]["compaction"]["restarts"] == 1  # type: ignore[index]
-    made.server.opened.clear()
-    made.server.turns = [Turn(reply=goes_on(WORDS))]
-    assert (await made.read()).text == WORDS
-    assert ways(made) == ["prefill"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +59,7 @@ async def test_what_a_server_refuses_is_asked_once() -> None:
     ],
 )
 async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: list[str]) -> None:
-    """What a server refuses is sent again in another way with the record that is there (issue 25, B7)."""
+    """What a server refuses is sent again in another way with the record that is there."""
     asked: list[Sequence[Message]] = []
 
     async def ask(messages: Sequence[Message], **options: Any) -> SummaryAnswer:
@@ -112,12 +80,12 @@ async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: l
 
 @pytest.mark.parametrize(
     ("window", "floor_ratio", "least"),
-    [(2048, 0.65, 300), (8192, 0.75, 1000), (16_384, 0.8, 1300), (16_384, 0.83, 1500)],
+    [(2048, 0.65, 300), (8192, 0.75, 1000), pytest.param(16_384, 0.83, 1500, marks=pytest.mark.slow)],
 )
 async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: float, least: int) -> None:
     """P5: whatever the system prompt takes, each restart begins below the streaming limit and generates something.
 
-    A floor of 83 % of 16k began at 90 %, one of 80 % was stopped after 399 tokens (issue 25, N1).
+    A high floor leaves little room: a restart at the limit itself would be stopped after its first words.
     """
     raw = [{"role": "system", "content": "rule " * int(floor_ratio * window)}, *SHORT]
     made = Scene(raw, [Turn(reply=goes_on(numbered_words(window // 2)))], window_tokens=window)
@@ -132,7 +100,7 @@ async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: 
     "status", [200, 404, *(pytest.param(each, marks=pytest.mark.slow) for each in (400, 405, 422, 501, None))]
 )
 async def test_a_refusal_is_remembered_for_a_day(status: int | None) -> None:
-    """LM Studio refuses a path with 200 and an error (2026-11); whoever has no such path, with 404, 405 or 501."""
+    """LM Studio refuses a path with 200 and an error; whoever has no such path, with 404, 405 or 501."""
     refused = Turn(refusal=UpstreamError("unexpected endpoint or method", status=status))
     made = scene(Turn(reply=goes_on(WORDS)), refused, Turn(reply=goes_on(WORDS)))
     assert (await made.read()).text == WORDS
@@ -171,15 +139,6 @@ async def asked_later(made: Scene, seconds: float) -> list[str]:
     return ways(made)
 
 
-async def test_every_way_may_be_refused() -> None:
-    """Then the client hears of the server's error, as of any other; it says nothing about the ways."""
-    made = scene(Turn(reply=goes_on(WORDS)), REFUSED)
-    with pytest.raises(UpstreamError):
-        await made.read()
-    assert ways(made) == ["raw", "prefill", "turn"]
-    assert (await asked_later(made, 0)) == ["raw"]
-
-
 async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
     """What it repeats is taken out of this answer; the next one is asked for in another way."""
     again = Turn(
@@ -192,40 +151,3 @@ async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
     made.server.turns = [Turn(reply=goes_on(WORDS))]
     assert (await made.read()).text == WORDS
     assert ways(made) == ["prefill"]
-
-
-def begins_anew(messages: Sequence[Message]) -> Reply:
-    """Eighty words before the end of what it has said."""
-    rest = goes_on(WORDS)(messages).content
-    said = WORDS.removesuffix(rest)
-    return Reply(WORDS[said.index(said.split()[-80]) :])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("repeats", "source"),
-    [
-        (goes_on(WORDS), "operator"),
-        (echoes(WORDS), "operator"),
-        (begins_anew, "operator"),
-        (begins_anew, "ollama"),
-    ],
-)
-async def test_what_is_taken_out_is_not_the_clients(
-    repeats: Callable[[Sequence[Message]], Reply], source: Source
-) -> None:
-    """An answer bounded by the client is as long as it asked, whatever came twice: in the server's own way, or ours."""
-    limit = 2100
-    made = scene(
-        Turn(reply=goes_on(WORDS)),
-        Turn(reply=repeats),
-        Turn(reply=goes_on(WORDS)),
-        output_tokens=limit,
-        chunk_tokens=1,
-        source=source,
-    )
-    text = (await made.read()).text
-    assert WORDS.startswith(text.rstrip())
-    # Words and numbers: about two tokens each, the spaces included.
-    assert made.server.opened[0].completion_tokens < limit
-    assert abs(len(text) - len(WORDS) * limit / 2200) < 0.05 * len(WORDS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.answer.protocol import Announced, Notices, added_up, notices_for, shows_text_to_people
+from litellm_compaction.proxy.answer.protocol import Announced, Notices, notices_for, shows_text_to_people
 from tests.builders import talk
 from tests.proxy.scripted import Reply, Scene, Turn
 
@@ -84,14 +84,6 @@ def test_auto_goes_by_client_owner_and_route(body: dict[str, Any], expected: Not
     assert notices_for("auto", body) == expected
 
 
-@pytest.mark.parametrize("choice", ["content", "reasoning", "off"])
-def test_what_the_operator_chose_holds_for_everybody(choice: Any) -> None:
-    """An explicit setting is for all clients and routes; only a key's or a team's own word goes before it."""
-    for body in (_body(), _body("/v1/responses"), _body(headers={"user-agent": CHROME})):
-        assert notices_for(choice, body) == Notices(choice, choice, choice)
-    assert notices_for(choice, _body(key={"notices": "auto"})) == THOUGHT
-
-
 @pytest.mark.parametrize(
     ("choice", "body", "whole", "document"),
     [
@@ -134,11 +126,3 @@ async def test_compactions_in_a_row_are_told_once() -> None:
     assert await _is_next(announced, second)
     assert not await _is_next(announced, fourth)
     assert not await _is_next(announced, talk("other", 2500))
-
-
-def test_the_details_of_all_parts_are_added_up() -> None:
-    """As far as they are numbers; nothing is made up for a server that gives none."""
-    details = [{"reasoning_tokens": 3, "text_tokens": None}, {"reasoning_tokens": 4, "audio_tokens": 1}, None]
-    usages = [{"prompt_tokens": 9, "completion_tokens_details": each} for each in details]
-    assert added_up(usages) == {"completion_tokens_details": {"reasoning_tokens": 7, "audio_tokens": 1}}
-    assert added_up([{"prompt_tokens": 9}]) == {}

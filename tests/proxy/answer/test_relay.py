@@ -19,17 +19,6 @@ from tests.engine.test_recalling import LONG, Scene
 from tests.proxy.answer.wired import Body, Wire, choice_of, chunk, sse
 
 
-async def test_a_refusal_is_counted() -> None:
-    """Where the server counts nothing: it fills the window and is paid for like any text."""
-    pieces = ["I ", "cannot ", "help ", "with that."] * 20
-
-    async def counted(field: str) -> int:
-        wire = Wire([lambda: sse(*(chunk({field: piece}) for piece in pieces), chunk({}, "stop"))])
-        return int((await wire.ask()).json()["usage"]["completion_tokens"])
-
-    assert await counted("refusal") == await counted("content") > 80
-
-
 async def test_white_space_blank_by_blank_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Near the window's end a word is held until the next begins; what stands behind it was read with each blank."""
     looked = [0]
@@ -109,11 +98,3 @@ async def test_each_call_comes_in_an_event_of_its_own() -> None:
     assert taken.take(chunk({}, "tool_calls")) == []
     sent = taken.flush()
     assert [[call["id"] for call in delta["tool_calls"]] for delta in sent] == [["c0"], ["c1"], ["c2"]]
-
-
-async def test_a_call_without_a_name_is_the_clients() -> None:
-    """It came from the server, whatever it is."""
-    taken = await opened()
-    assert taken.take(chunk({"tool_calls": [fragment("{}", index=0)]})) == []
-    assert taken.take(chunk({}, "tool_calls")) == []
-    assert [call["function"]["arguments"] for delta in taken.flush() for call in delta["tool_calls"]] == ["{}"]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import THOUGHTS_NOTICE
-from litellm_compaction.events import ContinuationEvent
 from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import SILENT, Asked
 from litellm_compaction.proxy.answer.relay import Relay
 from litellm_compaction.proxy.answer.thoughts import Thoughts
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.rendering import count
-from tests.builders import talk
 from tests.proxy.scripted import Scene, Turn
 
 WINDOW = 8192
@@ -42,46 +38,6 @@ def runs_away(**changes: Any) -> Turn:
     return Turn(reply=Reply("", reasoning=RUNAWAY), **changes)
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "think"])
-async def test_a_thought_over_its_budget_is_stopped_and_answered(field: Any, is_whole: bool) -> None:
-    """Half of the window is thought, nothing is compacted, and the model answers behind the end of its thoughts."""
-    scene = thinking(runs_away(reasoning_field=field), Turn(reply=Reply("Four.")), is_whole=is_whole)
-    read = await scene.read()
-    thoughts, _, text = read.text.rpartition("</think>")
-    assert (text.strip(), read.finish_reasons, read.shape_problems()) == ("Four.", ["stop"], [])
-    seen = (thoughts or read.reasoning).removeprefix("<think>\n").strip()
-    assert RUNAWAY.startswith(seen)
-    assert BUDGET - 32 <= count(seen) <= BUDGET + 32
-    assert scene.listener.actions == ["none", "none"]
-    opened = scene.server.opened[1]
-    assert opened.messages is not None
-    assert seen[-200:] in opened.messages[-1].text
-    assert opened.continuation is not None
-    assert opened.continuation.closing is not None
-    assert read.usages[-1]["compaction"]["restarts"] == 1
-
-
-@pytest.mark.parametrize("is_whole", [False, True])
-async def test_a_server_that_knows_how_ends_it_in_the_same_stream(
-    is_whole: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One request, one stream, no restart: the thought ends soon after its budget and the answer follows."""
-    caplog.set_level("INFO", "litellm_compaction")
-    scene = llama_cpp(Turn(reply=Reply("Four.", reasoning=RUNAWAY)), is_whole=is_whole)
-    scene.server.thought_control = "ends"
-    read = await scene.read()
-    assert (read.text, read.finish_reasons, read.shape_problems()) == ("Four.", ["stop"], [])
-    assert BUDGET <= count(read.reasoning) <= BUDGET + 32
-    (opened,) = scene.server.opened
-    assert opened.can_end_thoughts
-    assert scene.server.ended == ["chatcmpl-1"]
-    assert "compaction" not in read.usages[-1]
-    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("thought_ended")]
-    assert line.startswith("thought_ended model=m tokens=")
-    assert line.endswith(f"window={WINDOW}")
-
-
 @pytest.mark.parametrize("control", ["refuses", "ignores"])
 async def test_a_server_that_does_not_end_it_is_stopped(control: Any) -> None:
     """It is asked once an answer; one that says yes and thinks on has a quarter more."""
@@ -93,30 +49,6 @@ async def test_a_server_that_does_not_end_it_is_stopped(control: Any) -> None:
     assert scene.server.ended == ["chatcmpl-1"]
     assert not scene.server.opened[1].can_end_thoughts
     assert count(read.reasoning) <= BUDGET * 5 // 4 + 32
-
-
-async def test_other_servers_are_not_asked_to() -> None:
-    """Neither the field nor the route is for servers that do not know them."""
-    scene = thinking(runs_away(), Turn(reply=Reply("Four.")))
-    await scene.read()
-    assert scene.server.ended == []
-    assert not any(opened.can_end_thoughts for opened in scene.server.opened)
-
-
-async def test_a_model_that_thinks_on_ends_with_a_notice_and_not_with_three_restarts() -> None:
-    """Told to answer it thinks again: `length`, and an honest line."""
-    scene = llama_cpp(runs_away())
-    scene.server.thought_control = "ignores"
-    told: list[Any] = []
-    scene.compactor = scene.compactor_told(told.append)
-    read = await scene.read()
-    assert len(scene.server.opened) == 2
-    # It may think half of the room more, and not to the window's end.
-    assert scene.server.opened[1].completion_tokens < 0.6 * WINDOW
-    assert read.finish_reasons == ["length"]
-    assert read.raw_text.count(THOUGHTS_NOTICE.split("(")[0]) == 1
-    outcomes = [event.outcome for event in told if isinstance(event, ContinuationEvent)]
-    assert outcomes == ["restarted", "unanswered"]
 
 
 @pytest.mark.parametrize(
@@ -138,44 +70,6 @@ async def test_the_clients_word_goes_before_the_setting(changes: dict[str, Any],
     assert most - 64 <= count(read.reasoning) <= most or most == WINDOW
     if most == WINDOW:
         assert count(read.reasoning) >= 0.85 * WINDOW
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        lambda: Reply(numbered_words(2500)),
-        lambda: Reply(numbered_words(2200), reasoning="It begins."),
-        lambda: Reply(f"<think>\nShort.\n</think>\n\n{numbered_words(2200)}"),
-    ],
-    ids=["text", "text behind a thought", "text behind a block"],
-)
-async def test_text_has_no_budget(reply: Callable[[], Reply]) -> None:
-    """A long answer is no thought."""
-    scene = thinking(Turn(reply=reply()))
-    read = await scene.read()
-    assert (len(scene.server.opened), read.finish_reasons) == (1, ["stop"])
-    assert read.text == reply().content
-
-
-async def test_an_answer_that_has_no_restart_left_thinks_on() -> None:
-    """Stopping it would gain nothing: the window ends it, as without a budget."""
-    scene = thinking(Turn(reply=Reply("Four.", reasoning=numbered_words(2200))), settings={"max_restarts": 0})
-    read = await scene.read()
-    assert (read.text, read.finish_reasons, len(scene.server.opened)) == ("Four.", ["stop"], 1)
-
-
-async def test_a_nearly_full_prompt_is_not_compacted_for_a_clients_budget() -> None:
-    """The window is not full when a small budget is spent: the same messages go again, and the request to answer."""
-    messages = talk("near", int(0.66 * WINDOW))
-    scene = Scene(
-        messages, [runs_away(), Turn(reply=Reply("Four."))], window_tokens=WINDOW, thoughts_tokens=700, notices=SILENT
-    )
-    read = await scene.read()
-    assert read.text == "Four."
-    assert scene.listener.actions == ["none", "none"]
-    opened = scene.server.opened[1]
-    assert opened.messages is not None
-    assert [message.text for message in opened.messages[: len(messages)]] == [each["content"] for each in messages]
 
 
 async def test_a_first_word_that_is_held_back_is_no_thought() -> None:

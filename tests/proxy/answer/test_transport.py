@@ -8,46 +8,14 @@ import json
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from functools import cache
-from typing import Any
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
-from openai._utils import _transform
 from openai.types.chat import ChatCompletionMessage
 
 from litellm_compaction.proxy.answer.transport import Clients, ListTransport
-from tests.builders import prose, talk
-from tests.engine.bench import usage
 from tests.proxy.answer.wired import SHORT, USAGE, USAGE_CHUNK, Body, Wire, choice_of, chunk, sse, whole
-
-
-async def test_whole_answer_is_asked_for_as_a_stream_and_joined() -> None:
-    """One upstream request that streams; the client gets one completion with the stream's own envelope."""
-    pieces = [
-        chunk({"role": "assistant", "content": "One"}),
-        chunk({"content": " two"}),
-        chunk({}, "stop", stats={"s": 1}),
-    ]
-    wire = Wire([lambda: sse(*pieces, USAGE_CHUNK)])
-    answer = await wire.ask()
-    (sent,) = wire.sent
-    assert (sent["stream"], sent["stream_options"]) == (True, {"include_usage": True})
-    assert answer.headers["content-type"] == "application/json"
-    assert (answer.headers["x-request-id"], "transfer-encoding" in answer.headers) == ("r1", False)
-    body = answer.json()
-    (choice,) = body.pop("choices")
-    assert body == {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 7,
-        "model": "served",
-        "system_fingerprint": "fp",
-        "stats": {"s": 1},
-        "usage": USAGE,
-    }
-    assert choice["message"] == {"role": "assistant", "content": "One two"}
-    assert (choice["index"], choice["finish_reason"]) == (0, "stop")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -101,14 +69,6 @@ async def test_a_client_whose_words_are_quoted_teaches_nothing_of_the_server(wor
     assert (asked[0], asked[2:]) == ((True, True), [(True, True)])
 
 
-async def test_a_client_that_speaks_of_streams_is_served_by_a_server_without_them() -> None:
-    """Its words alone are no reason to refuse it."""
-    refusal = httpx.Response(400, json={"error": {"message": "stream is not supported by this server"}})
-    wire = Wire([lambda: refusal, lambda: whole({"content": "Fine."})])
-    answer = await wire.ask(messages=[{"role": "user", "content": "Does this server support streaming?"}])
-    assert choice_of(answer)["message"]["content"] == "Fine."
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_other_refusals_keep_their_status_and_body(stream: bool) -> None:
     """What the server says of a request that we did not cause goes on unchanged, asked once."""
@@ -118,28 +78,6 @@ async def test_other_refusals_keep_their_status_and_body(stream: bool) -> None:
     assert (answer.status_code, answer.json(), len(wire.sent)) == (422, body, 1)
 
 
-async def test_error_inside_the_stream_of_a_whole_answer_is_an_error() -> None:
-    """Nothing has been sent yet, so the client gets no half answer."""
-    answer = await Wire([lambda: sse(chunk({"content": "On"}), {"error": {"message": "out of memory"}})]).ask()
-    assert (answer.status_code, answer.json()) == (500, {"error": {"message": "out of memory"}})
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"choices": []}', b'{"choices": [null]}'])
-async def test_answer_that_is_none_is_given_on(body: bytes) -> None:
-    """A 200 that holds no answer reaches the client as it came."""
-    answer = await Wire([lambda: httpx.Response(200, content=body)]).ask()
-    assert (answer.status_code, answer.content) == (200, body)
-
-
-async def test_compaction_before_a_whole_answer_leaves_no_trace_in_it() -> None:
-    """The envelope is the server's, not that of a notice which nobody reads."""
-    wire = Wire([lambda: sse(chunk({"role": "assistant", "content": "Fine."}), chunk({}, "stop"), USAGE_CHUNK)])
-    answer = await wire.ask(messages=talk("whole", 2500))
-    assert (choice_of(answer)["message"]["content"], answer.json()["id"]) == ("Fine.", "chatcmpl-1")
-    assert (answer.json()["created"], answer.json()["model"]) == (7, "served")
-    assert len(wire.sent[0]["messages"]) < len(talk("whole", 2500))
-
-
 @pytest.mark.parametrize("options", [{"n": 2}, {"logprobs": True}])
 async def test_what_cannot_be_joined_is_asked_for_as_the_client_did(options: Body) -> None:
     """Several choices and log probabilities: the server's own answer, whole."""
@@ -147,82 +85,6 @@ async def test_what_cannot_be_joined_is_asked_for_as_the_client_did(options: Bod
     answer = await wire.ask(**options)
     assert answer.json() == whole({"content": "Fine."}).json()
     assert "stream" not in wire.sent[0]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "ids"),
-    [
-        ([7] * 500, 500),
-        ([[7] * 500, [7] * 20], 500),
-        ([[7] * 20, [8] * 500], 500),
-        ([*([7] * 480), "twenty bytes of text"], 500),
-        (["a text", [7] * 500], 500),
-        ([0], 1),
-    ],
-)
-@pytest.mark.parametrize("asked", [{}, {"max_tokens": 100_000}, {"max_tokens": 5}])
-async def test_prompt_of_token_ids_is_bounded(prompt: list[Any], ids: int, asked: Body) -> None:
-    """Their number is their count; the longest of several decides."""
-    wire = Wire([lambda: whole({"content": "Fine."})])
-    await wire.complete(prompt=prompt, **asked)
-    (sent,) = wire.sent
-    assert sent == {"prompt": prompt, "max_tokens": min(asked.get("max_tokens", 2048), 2048 - 64 - ids)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prompt", [[7] * 1800, [[7], [7] * 1800], [7] * 2_000_000])
-async def test_prompt_of_token_ids_that_cannot_fit_is_refused(prompt: list[Any]) -> None:
-    """Nothing in it can be compacted."""
-    wire = Wire([])
-    answer = await wire.complete(prompt=prompt)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert "maximum context length is 2048 tokens" in error["message"]
-    assert wire.sent == []
-
-
-@pytest.mark.parametrize(
-    ("options", "answers"),
-    [
-        ({"n": 3}, 3),
-        ({"n": "3"}, 3),
-        ({"n": 3.0}, 3),
-        ({"n_cmpl": 4}, 4),
-        ({"n": 2, "best_of": 5}, 5),
-        ({"n": True, "best_of": None}, 1),
-        ({"n": -2}, 1),
-        ({"n": [3]}, 1),
-        ({"n": 0.5}, 1),
-    ],
-)
-async def test_each_of_several_answers_gets_its_part_of_a_shared_window(options: Body, answers: int) -> None:
-    """A server writes them at once into one context, whatever it takes for their number."""
-    wire = Wire([lambda: whole({"content": "Fine."})], settings={"admission": "pool"})
-    await wire.ask(**options, logprobs=True)
-    alone = Wire([lambda: whole({"content": "Fine."})], settings={"admission": "pool"})
-    await alone.ask(logprobs=True)
-    assert wire.sent[0]["max_tokens"] == pytest.approx(alone.sent[0]["max_tokens"] / answers, abs=1)
-
-
-def from_network(content: bytes, status: int = 200) -> httpx.Response:
-    """A body that has not been read."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for start in range(0, len(content), 50):
-            yield content[start : start + 50]
-
-    return httpx.Response(status, headers={"content-type": "application/json"}, content=pieces())
-
-
-@pytest.mark.parametrize("field_name", ["n", "n_cmpl", "best_of"])
-async def test_the_one_answer_that_lm_studio_writes_has_all_the_room(field_name: str) -> None:
-    """Its documented parameters have no such field."""
-    bounds: list[int] = []
-    for asked in ({}, {field_name: 4}):
-        wire = Wire([lambda: whole({"content": "Fine."})], settings={"admission": "pool"}, is_lmstudio=True)
-        await wire.ask(logprobs=True, **asked)
-        bounds.append(wire.sent[0]["max_tokens"])
-    assert bounds[0] == bounds[1]
 
 
 def folded(body: bytes, encoding: str = "gzip", content_type: str = "application/json") -> httpx.Response:
@@ -282,13 +144,6 @@ async def test_compressed_answer_is_read() -> None:
     assert wire.headers[-1]["accept-encoding"] == "gzip, deflate"
 
 
-async def test_long_error_is_told_from_its_beginning() -> None:
-    """Some servers quote the whole request."""
-    wire = Wire([lambda: httpx.Response(500, content=b"broken " * 1_000_000)])
-    answer = await wire.ask()
-    assert (answer.status_code, len(answer.content)) == (500, 32 * 1024)
-
-
 _LONG = {"message": "broken " * 300_000, "type": "server_error"}
 # (what the client asks for beside its messages, what its server says).
 _LONG_ERRORS: dict[str, tuple[Body, Callable[[], httpx.Response]]] = {
@@ -319,36 +174,6 @@ async def test_no_way_gives_litellm_a_long_error(error: str) -> None:
     told = await Wire([answer]).ask(**body)
     assert 0 < len(told.content) < 33 * 1024
     assert "broken" in told.text
-
-
-@pytest.mark.parametrize("status", [400, 500])
-@pytest.mark.parametrize("is_known", [True, False])
-async def test_no_text_completion_gives_litellm_a_long_error(is_known: bool, status: int) -> None:
-    """Of a prompt in no known shape, too, whose answer goes on as it came."""
-    told = await Wire([lambda: httpx.Response(status, json={"error": _LONG})]).complete(prompt="x" if is_known else {})
-    assert (told.status_code, len(told.content)) == (status, 32 * 1024)
-
-
-@pytest.mark.parametrize("body", [{}, {"n": 2}, {"logprobs": True, "stream": True}])
-async def test_whatever_is_passed_on_is_told(body: Body) -> None:
-    """Headers, page and metrics are made of it: a request that cannot be continued is shown like any other."""
-    wire = Wire([lambda: sse(chunk({"content": "One."}), chunk({}, "stop"), USAGE_CHUNK)])
-    await wire.ask(**body)
-    assert wire.scene is not None
-    assert wire.scene.listener.actions == ["none"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [True, False])
-async def test_several_answers_are_bounded_like_one(stream: bool) -> None:
-    """They are passed on without being read as an answer, and so had no end."""
-    endless = [chunk({"content": "word " * 9000})] * 1500
-    wire = Wire([lambda: sse(*endless) if stream else whole({"content": "word " * 8_000_000})])
-    if stream:
-        with pytest.raises(httpx.RemoteProtocolError, match="more than"):
-            await wire.ask(n=2, stream=True)
-    else:
-        assert (await wire.ask(n=2)).status_code == 502
 
 
 async def test_answer_that_does_not_end_is_ended() -> None:
@@ -404,74 +229,6 @@ async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_va
     assert left[0] == left[1]
 
 
-async def test_long_list_costs_litellms_client_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each message took 0.3 ms on the event loop: of 40,000, everybody waited for 12 s."""
-    looks = [0]
-    look = _transform._async_transform_recursive
-
-    async def counting(*given: Any, **named: Any) -> Any:
-        looks[0] += 1
-        return await look(*given, **named)
-
-    monkeypatch.setattr(_transform, "_async_transform_recursive", counting)
-    client = Clients().over(_Reading(lambda _: whole({"content": "One"})), api_base="http://s/v1", api_key="k")
-    counts = []
-    for number in (1, 500):
-        looks[0] = 0
-        await client.chat.completions.with_raw_response.create(model="m", messages=SHORT * number, tools=TOOLS * number)  # type: ignore[arg-type]
-        counts.append(looks[0])
-    await client.close()
-    assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("asked", [None, -1, 50, 10**9])
-async def test_text_completion_of_a_server_that_knows_them_is_bounded(asked: int | None, stream: bool) -> None:
-    """What no chat is made of goes out as it came, but for its bound; the answer comes back as the server gave it."""
-    answer = {"id": "cmpl-1", "object": "text_completion", "choices": [{"index": 0, "text": " two", "logprobs": None}]}
-    wire = Wire([lambda: sse(answer) if stream else httpx.Response(200, json=answer)])
-    body = {"prompt": "One", "stream": stream, **({} if asked is None else {"max_tokens": asked})}
-    got = await wire.complete(**body)
-    (sent,) = wire.sent
-    assert (sent["max_tokens"] == 50) == (asked == 50)
-    assert 0 < sent.pop("max_tokens") < 2048
-    body.pop("max_tokens", None)
-    assert sent == body
-    assert got.status_code == 200
-    assert " two" in got.text
-
-
-async def test_text_completion_that_cannot_fit_is_refused_before_it_is_sent() -> None:
-    """The longest of several texts counts: the server answers each by itself."""
-    wire = Wire([lambda: httpx.Response(200, json={})])
-    many = [prose(f"text {number}", 400) for number in range(8)]
-    assert (await wire.complete(prompt=many)).status_code == 200
-    assert wire.sent[0]["prompt"] == many
-    assert wire.sent[0]["max_tokens"] <= 2048 - 400
-    assert (await wire.complete(prompt=[*many, prose("too long", 3000)])).status_code == 400
-    assert len(wire.sent) == 1
-
-
-@pytest.mark.parametrize("prompt", [{"prompt_string": "x"}, [], [[]], [1, None], [True], [[1], {}]])
-async def test_prompt_of_no_known_shape_passes_as_it_is(prompt: Any) -> None:
-    """Nobody here can count it; its server refuses what does not fit."""
-    wire = Wire([lambda: httpx.Response(200, json={})])
-    await wire.complete(prompt=prompt)
-    assert wire.sent == [{"prompt": prompt}]
-
-
-async def test_answer_that_is_passed_holds_its_room_until_it_is_read() -> None:
-    """Several choices are not joined, and take part in what a shared context is filled with all the same."""
-    wire = Wire([lambda: sse(chunk({"content": "Two."}, "stop"))], settings={"admission": "pool"})
-    transport, scene = await wire.transport(messages=SHORT)
-    request = httpx.Request("POST", "http://served/v1/chat/completions", json={"messages": SHORT, "n": 2})
-    response = await transport.handle_async_request(request)
-    (used,) = (usage(scene.compactor._admission, pool) for pool in scene.compactor._admission._pools)
-    assert used.used_tokens > wire.sent[0]["max_tokens"]
-    assert b"Two." in await response.aread()
-    assert not scene.compactor._admission._pools
-
-
 async def test_clients_of_one_server_share_no_call() -> None:
     """Each carries its own requests, also at the same time, and none sends a cookie that another was given."""
     clients, seen = Clients(), []
@@ -493,3 +250,44 @@ async def test_clients_of_one_server_share_no_call() -> None:
         answers = await asyncio.gather(*(client.chat.completions.create(**given) for client in made))
         assert [answer.choices[0].message.content for answer in answers] == ["a", "b"]
     assert seen == [("a", None), ("b", None)] * 2
+
+
+async def test_everything_that_a_stream_can_hold_is_joined() -> None:
+    """Thoughts, calls by index, what only some servers send; what ends the choice keeps its own fields."""
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "read", "arguments": ""}}
+    more = {"index": 0, "id": None, "type": None, "function": {"name": None, "arguments": '{"a":1}'}}
+    other = {"index": 1, "id": "b", "function": {"name": "list", "arguments": "{}"}}
+    last = chunk({}, "tool_calls")
+    last["choices"][0]["stop_reason"] = 17
+    deltas = [{"reasoning_content": "Let me"}, {"reasoning_content": " see."}, {"tool_calls": [call]}]
+    deltas += [{"tool_calls": [more]}, {"tool_calls": [other]}, {"annotations": [{"at": 1}]}]
+    choice = choice_of(await Wire([lambda: sse(*map(chunk, deltas), last, USAGE_CHUNK)]).ask())
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Let me see.",
+        "annotations": [{"at": 1}],
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "read", "arguments": '{"a":1}'}},
+            {"id": "b", "type": "function", "function": {"name": "list", "arguments": "{}"}},
+        ],
+    }
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", 17)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_refusals_and_older_calls_arrive(stream: bool) -> None:
+    """A delta that is neither text nor a tool call goes on, to either kind of client."""
+    deltas = [{"refusal": "I can"}, {"refusal": "not."}]
+    wire = Wire([lambda: sse(*map(chunk, deltas), chunk({}, "stop"), USAGE_CHUNK)])
+    answer = await wire.ask(stream=stream)
+    if stream:
+        assert ('"I can"' in answer.text, '"not."' in answer.text) == (True, True)
+    else:
+        assert choice_of(answer)["message"] == {"role": "assistant", "content": None, "refusal": "I cannot."}
+    deltas = [{"function_call": {"name": "read", "arguments": ""}}, {"function_call": {"arguments": '{"a":1}'}}]
+    wire = Wire([lambda: sse(*map(chunk, deltas), chunk({}, "function_call"), USAGE_CHUNK)])
+    answer = await wire.ask(stream=stream)
+    if not stream:
+        message = choice_of(answer)["message"]
+        assert message["function_call"] == {"name": "read", "arguments": '{"a":1}'}

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from litellm_compaction.engine import TOLD_AFTER_S
-from litellm_compaction.errors import LeftUnread, Overloaded
+from litellm_compaction.errors import LeftUnread
 from litellm_compaction.proxy.answer import unread
 from litellm_compaction.proxy.answer.unread import UNREAD_S, ReadAhead, closed_if_unread
 from litellm_compaction.simulator import Reply
@@ -77,18 +77,6 @@ async def test_a_server_that_is_far_ahead_waits(monkeypatch: pytest.MonkeyPatch)
     assert ended == [1]
 
 
-async def test_an_error_comes_after_what_came_before_it() -> None:
-    """A connection that breaks is an end as well."""
-    ended: list[int] = []
-    ahead = _ahead(Body(b"one ", error=httpx.ReadError("broken")), lambda: ended.append(1))
-    await settled()
-    reading = aiter(ahead.aiter_bytes())
-    assert await anext(reading) == b"one "
-    with pytest.raises(httpx.ReadError):
-        await anext(reading)
-    assert ended == [1]
-
-
 @pytest.mark.parametrize("has_begun", [True, False])
 async def test_closing_ends_the_answer_upstream(has_begun: bool) -> None:
     """Also if nothing has been read of it, and without a word about an end that the server did not make."""
@@ -125,23 +113,6 @@ def test_a_stream_that_is_not_pulled_is_closed() -> None:
         with pytest.raises(LeftUnread):
             await anext(numbers)
         await numbers.aclose()
-
-    run(play())
-
-
-def test_a_reader_that_comes_back_while_it_is_closed_is_told_so() -> None:
-    """In the very moment, too."""
-
-    async def play() -> None:
-        closed: list[str] = []
-        numbers = closed_if_unread(_numbers(closed))
-        await anext(numbers)
-        asyncio.get_running_loop().call_later(UNREAD_S, lambda: None)
-        await asyncio.sleep(UNREAD_S)
-        with pytest.raises(LeftUnread):
-            await anext(numbers)
-        await settled()
-        assert closed == ["closed"]
 
     run(play())
 
@@ -246,45 +217,6 @@ def test_who_waits_for_room_is_told_once(caplog: pytest.LogCaptureFixture) -> No
     assert "Hello" not in told
 
 
-def test_who_leaves_while_it_waits_for_room_does_not_get_it_for_long() -> None:
-    """Its stream is neither pulled nor closed after the opening."""
-
-    async def play() -> None:
-        scene = _waiting_scene()
-        prepared = await scene.prepared()
-        first = scene.compactor.room(scene.context)
-        await first.acquire(prepared, 2000, is_watched=False)
-        left = (await scene.answer()).batches()
-        await anext(left)
-        first.release()
-        await settled()
-        assert scene.compactor.held().tokens > 0
-        await asyncio.sleep(2)
-        assert scene.compactor.held() == (0, 0)
-        # It comes back all the same.
-        assert [batch async for batch in left]
-
-    run(play())
-
-
-def test_who_waits_in_vain_is_refused_in_its_stream() -> None:
-    """After the opening the status has gone."""
-
-    async def play() -> None:
-        scene = _waiting_scene()
-        prepared = await scene.prepared()
-        first = scene.compactor.room(scene.context)
-        await first.acquire(prepared, 2000, is_watched=False)
-        reading = chunks_of(await scene.answer())
-        await anext(reading)
-        with pytest.raises(Overloaded):
-            await anext(reading)
-        first.release()
-        assert scene.compactor.held() == (0, 0)
-
-    run(play())
-
-
 def test_room_whose_answer_is_lost_is_given_back() -> None:
     """Nothing refers to it any more, and nothing has given it back."""
 
@@ -300,39 +232,5 @@ def test_room_whose_answer_is_lost_is_given_back() -> None:
             gc.collect()
             await asyncio.sleep(1)
             assert scene.compactor.held() == (0, 0)
-
-    run(play())
-
-
-def test_an_answer_that_goes_on_soon_keeps_its_room() -> None:
-    """Its next request stands in its place; one that comes later stands before those that have not begun."""
-
-    async def play() -> None:
-        scene = Scene(SHORT, [], settings=SHARED, window_tokens=2048)
-        prepared = await scene.prepared()
-        first, second, third = (scene.compactor.room(scene.context) for _ in range(3))
-        await first.acquire(prepared, 2000, is_watched=False)
-        first.started()
-        waiting = asyncio.ensure_future(second.acquire(prepared, 2000, is_watched=False))
-        await settled()
-        first.ended()
-        await asyncio.sleep(0.5)
-        await first.acquire(prepared, 2000, is_watched=False)
-        first.started()
-        await asyncio.sleep(5)
-        assert not waiting.done()
-        first.ended()
-        await asyncio.sleep(1.1)
-        assert waiting.done()
-        later = asyncio.ensure_future(third.acquire(prepared, 2000, is_watched=False))
-        await settled()
-        again = asyncio.ensure_future(first.acquire(prepared, 2000, is_watched=False))
-        await settled()
-        second.release()
-        await settled()
-        assert (again.done(), later.done()) == (True, False)
-        first.release()
-        await later
-        third.release()
 
     run(play())

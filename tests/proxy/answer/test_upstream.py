@@ -55,23 +55,6 @@ async def test_a_text_completion_gets_what_the_client_asked_for() -> None:
     }
 
 
-@pytest.mark.parametrize("key", ["grammar", "chat_template_kwargs", "reasoning_effort", "something_new"])
-async def test_what_nobody_knows_keeps_the_chat(key: str) -> None:
-    """It may shape the prompt or the answer: the server itself renders the messages then."""
-    path, sent = await _sent({"model": "m", "messages": SHORT, key: "x"}, scene(Turn()))
-    assert path == "/v1/chat/completions"
-    assert sent["messages"][-1] == {"role": "assistant", "content": "one two"}
-    assert "continue_final_message" not in sent
-
-
-async def test_vllm_is_told_that_the_message_goes_on() -> None:
-    """Its own words for it; without them it would begin another answer."""
-    body = {"model": "m", "messages": SHORT, "reasoning_effort": "low"}
-    path, sent = await _sent(body, scene(Turn(), source="vllm"))
-    assert path == "/v1/chat/completions"
-    assert (sent["continue_final_message"], sent["add_generation_prompt"]) == (True, False)
-
-
 @pytest.mark.parametrize("role", ["system", "developer"])
 async def test_system_messages_keep_the_role_that_litellm_wrote(role: str) -> None:
     """It writes `system` where a server does not know `developer`; a list of ours holds the client's own word."""

@@ -81,12 +81,6 @@ class Wire:
         async with httpx.AsyncClient(transport=transport) as client:
             return await client.post("http://served/v1/chat/completions", json={"messages": SHORT, **body})
 
-    async def complete(self, **body: Any) -> httpx.Response:
-        """One text completion."""
-        transport, _ = await self.transport(messages=[])
-        async with httpx.AsyncClient(transport=transport) as client:
-            return await client.post("http://served/v1/completions", json=body)
-
     async def transport(self, **body: Any) -> tuple[GuardedTransport, Scene]:
         """What carries one client request."""
         messages = body.get("messages", SHORT)
@@ -105,7 +99,7 @@ class Wire:
             scene.compactor,
             scene.context,
             asked,
-            await scene.compactor.prepare(scene.request, scene.context) if messages else None,
+            await scene.compactor.prepare(scene.request, scene.context),
             scene.listener,
             self.unsupported,
         )

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.messages import parse_message
-from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.errors import StoreError
-from litellm_compaction.history import History
-from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.data import talks_for
-from litellm_compaction.proxy.page.turns import Drop, Talk, Turn, Turns, talks_of, turn_from_json, turn_to_json
-from litellm_compaction.stores import Store
-from tests.engine.bench import Bench
-from tests.stores.made import MemoryStore
+from litellm_compaction.proxy.page.turns import Drop, Turn, turn_from_json, turn_to_json
 
 TURN = Turn(
     talk="abcdef0123",
@@ -38,167 +26,6 @@ TURN = Turn(
     action="compacted",
     restarts=[Drop(7000, 2000)],
 )
-
-
-class Log:
-    """What one worker writes down, each request a second after the one before."""
-
-    def __init__(self, *, is_alone: bool = False) -> None:
-        self.lines: list[str] = []
-        clock = itertools.count(1000.0)
-        self.turns = Turns(
-            lambda _, text: self.lines.append(text),
-            secret=lambda: None if is_alone else "what all workers know",
-            wall_clock=lambda: next(clock),
-        )
-
-    @property
-    def talks(self) -> list[Talk]:
-        return talks_of(turn for line in self.lines if (turn := turn_from_json(line)) is not None)
-
-
-async def _guarded(bench: Bench, *texts: str, window: int = 8192) -> tuple[list[Any], PreparedRequest]:
-    raw = [{"role": "user" if index % 2 == 0 else "assistant", "content": text} for index, text in enumerate(texts)]
-    return [parse_message(each) for each in raw], await bench.guard(raw, window)
-
-
-async def _ask(turns: Turns, bench: Bench, *texts: str, tenant: str = "anna", tokens: int = 100) -> None:
-    messages, prepared = await _guarded(bench, *texts)
-    context = replace(bench.context(), tenant=tenant)
-    turns.answered(turns.sent(None, messages, context, prepared), context, prepared, tokens, 1)
-
-
-async def test_a_conversation_is_followed_by_how_it_begins() -> None:
-    """Turns of one conversation come together, others stay apart, and no text is kept."""
-    bench, log = Bench(), Log()
-    secret = "my very own secret opening"
-    for texts in ([secret], [secret, "a", "b"], ["other"], [secret, "a", "b", "c", "d"]):
-        await _ask(log.turns, bench, *texts)
-    latest, other = log.talks
-    assert [turn.when_s for turn in latest.turns] == [1000.0, 1001.0, 1003.0]
-    assert [turn.messages for turn in latest.turns] == [1, 3, 5]
-    assert len(other.turns) == 1
-    assert latest.id != other.id
-    assert secret not in str(log.lines)
-
-
-async def test_workers_tell_a_conversation_by_the_secret_that_they_share() -> None:
-    """Without one each names it its own way; another tenant's is never the same."""
-    bench = Bench()
-    one, two, *alone = logs = (Log(), Log(), Log(is_alone=True), Log(is_alone=True))
-    for log in logs:
-        await _ask(log.turns, bench, "Hi")
-    await _ask(two.turns, bench, "Hi", tenant="bert")
-    names = [{talk.newest.talk for talk in log.talks} for log in (one, two, *alone)]
-    assert names[0] < names[1]
-    assert len(set.union(*names)) == 4
-
-
-async def test_the_same_opening_again_is_another_conversation() -> None:
-    """If it is shorter than before."""
-    bench, log = Bench(), Log()
-    for texts in (["Hi", "a", "b"], ["Hi"]):
-        await _ask(log.turns, bench, *texts)
-    assert [[turn.messages for turn in talk.turns] for talk in log.talks] == [[1]]
-
-
-async def test_one_request_is_one_turn() -> None:
-    """However often something goes out for it; the server's own count replaces ours, a restart leaves a mark."""
-    bench, log = Bench(), Log()
-    messages, prepared = await _guarded(bench, "Hi")
-    turn = log.turns.sent(None, messages, bench.context(), prepared)
-    assert log.turns.sent(turn, messages, bench.context(), prepared) is turn
-    log.turns.answered(turn, bench.context(), prepared, 100, 7000)
-    assert turn is not None
-    assert (turn.prompt_tokens, turn.filled_tokens) == (100, 7100)
-    ours = parse_message({"role": "user", "content": "Go on."})
-    ours = type(ours)(**{name: getattr(ours, name) for name in ours.__slots__} | {"is_synthetic": True})
-    again = PreparedRequest(
-        action="compacted",
-        messages=(ours,),
-        tokens_before=7000,
-        count=prepared.count,
-        count_text=prepared.count_text,
-        budget=prepared.budget,
-        window=prepared.window,
-    )
-    assert log.turns.sent(turn, messages, bench.context(), again) is turn
-    assert turn.restarts == [Drop(7100, prepared.count.tokens)]
-    assert turn.action == "none"
-    log.turns.answered(turn, bench.context(), again, 50, 7)
-    (talk,) = log.talks
-    assert [(each.filled_tokens, each.restarts) for each in talk.turns] == [(57, turn.restarts)]
-
-
-async def test_the_last_count_is_compared_with_the_server_s() -> None:
-    """By target; an answer without usage says nothing, and is no turn."""
-    bench, log = Bench(), Log()
-    messages, prepared = await _guarded(bench, "x " * 400)
-    turn = log.turns.sent(None, messages, bench.context(), prepared)
-    log.turns.answered(turn, bench.context(), prepared, 0, 5)
-    assert log.turns.accuracy(bench.context().target.key) is None
-    assert log.lines == []
-    log.turns.answered(None, bench.context(), prepared, prepared.count.tokens // 2, 5)
-    found = log.turns.accuracy(bench.context().target.key)
-    assert found is not None
-    assert 99 < found.deviation_percent < 101.5
-    assert log.lines == []
-
-
-async def test_a_request_without_messages_is_no_turn() -> None:
-    """A text completion shows its prompt only to the transport; system messages alone open no conversation."""
-    bench, log = Bench(), Log()
-    _, prepared = await _guarded(bench, "Hi")
-    system = parse_message({"role": "system", "content": "Be kind."})
-    assert log.turns.sent(None, [], bench.context(), prepared) is None
-    assert log.turns.sent(None, [system], bench.context(), prepared) is None
-
-
-class _Failing(MemoryStore):
-    """A store that can be told to fail."""
-
-    def __init__(self) -> None:
-        super().__init__(ttl_s=100, max_bytes=1_000_000, clock=lambda: 2000.0)
-        self.fails = False
-
-    async def turns(self, *, containing: str = "") -> list[str]:
-        if self.fails:
-            raise StoreError("disk full")
-        return await super().turns(containing=containing)
-
-
-async def _talks(store: Store, tenant: str = "") -> list[Talk]:
-    role = "internal_user" if tenant else "proxy_admin"
-    return await talks_for(store, Visitor(role=role, tenant=tenant, auth=None))
-
-
-async def test_every_worker_draws_all_turns_of_its_visitor() -> None:
-    """Through the store, in the order of the turns; the identical conversation of another tenant is another one."""
-    bench, store, clock = Bench(), _Failing(), itertools.count(1000.0)
-    histories = [History(store) for _ in range(2)]
-    one, two = (Turns(each.add_turn, secret=lambda: "shared", wall_clock=lambda: next(clock)) for each in histories)
-    texts = ["Hi"]
-    for number in range(6):
-        await _ask(one if number % 2 else two, bench, *texts, tokens=100 + number)
-        texts += ["a", "b"]
-    await _ask(two, bench, "Hi", tenant="bert")
-    for history in histories:
-        await history.settle()
-    other, talk = await _talks(store)
-    assert [turn.prompt_tokens for turn in talk.turns] == [100, 101, 102, 103, 104, 105]
-    assert other.newest.tenant == "bert"
-    assert [found.newest.tenant for found in await _talks(store, "anna")] == ["anna"]
-    assert await _talks(store, "ann") == []
-    store.fails = True
-    assert await _talks(store) == []
-
-
-def test_the_order_of_the_lines_does_not_matter() -> None:
-    """Workers write when their answers are there, and a long answer comes later than a short one."""
-    turns = [replace(TURN, when_s=float(number), messages=2 * number) for number in range(30)]
-    random.Random(0).shuffle(turns)
-    (talk,) = talks_of(turns)
-    assert [turn.when_s for turn in talk.turns] == [float(number) for number in range(30)]
 
 
 _BAD: list[dict[str, object]] = [

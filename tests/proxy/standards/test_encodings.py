@@ -46,12 +46,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         plain(b"", [(b"content-encoding", b"zstd")])
 
 
-@pytest.mark.parametrize("headers", [[], [(b"content-encoding", b"br")], [(b"content-encoding", b"identity")]])
-def test_others_are_not_ours(headers: list[tuple[bytes, bytes]]) -> None:
-    """LiteLLM has its own way with them."""
-    assert encoding_of(headers) == b""
-
-
 @pytest.mark.parametrize(
     ("packed_bytes", "most_bytes"),
     [(0, 8_000_000), (400_000, 8_000_000), (1_000_000, 20_000_000), (9_000_000, 128_000_000)],

@@ -1,19 +1,26 @@
-"""Portable compactions as signed text."""
+"""Compactions that a client keeps itself: signed text, when it goes back, and an answer without it."""
 
 from __future__ import annotations
 
 import base64
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.messages import Request
 from litellm_compaction.core.portable import Portable, portable
+from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadItem
+from litellm_compaction.proxy.call import Call, Calls, ClientRequest
 from litellm_compaction.proxy.standards.items import Items
+from litellm_compaction.proxy.standards.orders import Orders
+from litellm_compaction.proxy.standards.standards import Standards
 from tests.builders import image, parsed, raw_conversations, user
 from tests.core.test_portable import COMPACTION, RAW
+from tests.engine.bench import Bench
 
 ITEMS = Items(lambda: "sk-one")
 FOUND = portable(parsed(RAW), COMPACTION, spares_requests=True)
@@ -64,3 +71,21 @@ async def test_any_conversation_comes_back(raw: list[dict[str, object]], tenant:
     """Whatever is in it."""
     found = portable(parsed(raw), None)
     assert await ITEMS.opened(tenant, await ITEMS.sealed(tenant, found), "input") == found
+
+
+async def test_an_answer_is_whole_without_an_item_that_cannot_be_made() -> None:
+    """A fault of ours costs the client nothing but the item."""
+
+    def broken() -> str:
+        raise RuntimeError("no secret")
+
+    bench = Bench()
+    standards = Standards(bench.compactor, Calls(), Items(broken))
+    request = Request(messages=parsed(RAW))
+    client = ClientRequest(received=request, original=request, group="small", orders=Orders(wants_item=True))
+    call = Call(client, Attempts(3))
+    call.attempt.prepared = replace(await bench.guard(RAW, 8192), compaction=COMPACTION)
+    assert await standards.item(call) is None
+    block = await standards.block(call)
+    assert block is not None
+    assert block.block is None

@@ -11,7 +11,7 @@ import pytest
 from litellm_compaction.core.clear_order import ClearOrder
 from litellm_compaction.core.portable import Portable, portable
 from litellm_compaction.errors import BadItem
-from litellm_compaction.proxy.standards.messages import Block, answered, applied_edits, read_orders, with_block
+from litellm_compaction.proxy.standards.messages import Block, read_orders, with_block
 from litellm_compaction.proxy.standards.orders import Orders
 from tests.builders import parsed
 from tests.core.test_portable import COMPACTION, RAW
@@ -35,22 +35,6 @@ def edits(*found: dict[str, Any], **body: Any) -> dict[str, Any]:
 
 def thought(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "thinking", "thinking": text}, {"type": "text", "text": "Ok."}]}
-
-
-async def test_without_a_word_about_its_context_nothing_changes() -> None:
-    """The body is LiteLLM's as it came."""
-    orders, changed = await read_orders({"messages": [USER, thought("Hm.")]}, opened)
-    assert (orders, changed) == (Orders(), {})
-
-
-@pytest.mark.parametrize("before", [[], [USER, {"role": "assistant", "content": [{**BLOCK}]}, USER]])
-async def test_the_newest_block_stands_for_what_came_before(before: list[Any]) -> None:
-    """First in the list, or in the answer that it came with, whose words stay."""
-    answer = {"role": "assistant", "content": [BLOCK, {"type": "text", "text": "Said."}]}
-    orders, changed = await read_orders({"messages": [*before, answer, USER]}, opened)
-    assert orders.portable is FOUND
-    placeholder = {"role": "user", "content": FOUND.record}
-    assert changed["messages"] == [placeholder, {**answer, "content": [{"type": "text", "text": "Said."}]}, USER]
 
 
 async def test_a_block_of_a_failed_compaction_is_none() -> None:
@@ -100,58 +84,43 @@ async def test_old_thoughts_go() -> None:
     assert kept == [1, 2, 3, 3]
 
 
+_EDITS = "context_management.edits"
+_PLACE = "messages.0.content."
+_SUMMARIZE = {"compaction": {"type": "summarize"}}
+
+
+def answered(*content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": [*content]}, USER]}
+
+
+def triggered(kind: str, value: object) -> dict[str, Any]:
+    return edits({"type": COMPACT, "trigger": {"type": kind, "value": value}})
+
+
 @pytest.mark.parametrize(
     ("body", "field", "code"),
     [
-        (edits({"type": "other"}), "context_management.edits.0.type", ""),
-        (edits({}), "context_management.edits.0.type", ""),
-        (edits({"type": TOOLS}, {"type": THINKING}), "context_management.edits.1.type", ""),
-        (edits({"type": TOOLS}, {"type": TOOLS}), "context_management.edits.1.type", ""),
-        ({"messages": [USER], "context_management": {"edits": 3}}, "context_management.edits", ""),
+        (edits({"type": "other"}), f"{_EDITS}.0.type", ""),
+        (edits({}), f"{_EDITS}.0.type", ""),
+        (edits({"type": TOOLS}, {"type": THINKING}), f"{_EDITS}.1.type", ""),
+        (edits({"type": TOOLS}, {"type": TOOLS}), f"{_EDITS}.1.type", ""),
+        ({"messages": [USER], "context_management": {"edits": 3}}, _EDITS, ""),
         *(
-            (
-                edits({"type": COMPACT, "trigger": {"type": "input_tokens", "value": value}}),
-                f"context_management.edits.{COMPACT}.trigger.value",
-                "",
-            )
-            for value in (0, -5, "9", None, True)
+            (triggered("input_tokens", each), f"{_EDITS}.{COMPACT}.trigger.value", "")
+            for each in (0, -5, "9", None, True)
         ),
-        (
-            edits({"type": COMPACT, "trigger": {"type": "tool_uses", "value": 1}}),
-            f"context_management.edits.{COMPACT}.trigger.type",
-            "",
-        ),
-        (edits({"type": TOOLS, "exclude_tools": "f"}), f"context_management.edits.{TOOLS}.exclude_tools", ""),
-        (edits({"type": COMPACT, "instructions": 3}), f"context_management.edits.{COMPACT}.instructions", ""),
-        (edits({"type": TOOLS}, compaction={"type": "summarize"}), "compaction", ""),
+        (triggered("tool_uses", 1), f"{_EDITS}.{COMPACT}.trigger.type", ""),
+        (edits({"type": TOOLS, "exclude_tools": "f"}), f"{_EDITS}.{TOOLS}.exclude_tools", ""),
+        (edits({"type": COMPACT, "instructions": 3}), f"{_EDITS}.{COMPACT}.instructions", ""),
+        (edits({"type": TOOLS}, **_SUMMARIZE), "compaction", ""),
         ({"messages": [USER], "compaction": {"type": "other"}}, "compaction.type", ""),
-        ({"messages": [], "compaction": {"type": "summarize"}}, "messages", "compaction_nothing_to_summarize"),
-        ({"messages": [USER, CALL], "compaction": {"type": "summarize"}}, "messages", "compaction_incomplete_turn"),
-        (
-            {"messages": [{"role": "assistant", "content": [{**BLOCK, "encrypted_content": "?"}]}, USER]},
-            "messages.0.content.0.encrypted_content",
-            "compaction_block_signature_invalid",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{**BLOCK, "content": "Obey."}]}, USER]},
-            "messages.0.content.0.content",
-            "compaction_block_content_mismatch",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{**BLOCK, "tool_changes": [{}]}]}, USER]},
-            "messages.0.content.0.tool_changes",
-            "compaction_block_tool_changes_mismatch",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x"}, BLOCK]}, USER]},
-            "messages.0.content.1",
-            "compaction_block_misplaced",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [BLOCK, BLOCK]}, USER]},
-            "messages.0.content.1",
-            "compaction_block_ambiguous",
-        ),
+        ({"messages": [], **_SUMMARIZE}, "messages", "nothing_to_summarize"),
+        ({"messages": [USER, CALL], **_SUMMARIZE}, "messages", "incomplete_turn"),
+        (answered({**BLOCK, "encrypted_content": "?"}), _PLACE + "0.encrypted_content", "block_signature_invalid"),
+        (answered({**BLOCK, "content": "Obey."}), _PLACE + "0.content", "block_content_mismatch"),
+        (answered({**BLOCK, "tool_changes": [{}]}), _PLACE + "0.tool_changes", "block_tool_changes_mismatch"),
+        (answered({"type": "text", "text": "x"}, BLOCK), _PLACE + "1", "block_misplaced"),
+        (answered(BLOCK, BLOCK), _PLACE + "1", "block_ambiguous"),
     ],
 )
 async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, Any], field: str, code: str) -> None:
@@ -159,11 +128,10 @@ async def test_what_cannot_be_followed_is_refused_by_its_place(body: dict[str, A
     with pytest.raises(BadItem) as caught:
         await read_orders(body, opened)
     assert caught.value.field == field
-    assert f"({code})" in str(caught.value) or not code
+    assert f"(compaction_{code})" in str(caught.value) or not code
 
 
 MADE = Block(text="text", summary="The record.", edits=[{"type": TOOLS}], read_tokens=70, written_tokens=7)
-NOTHING = Block(text=None, summary="", edits=[], read_tokens=0, written_tokens=0)
 
 
 def frame(**event: Any) -> bytes:
@@ -180,7 +148,7 @@ FRAMES = [
 ]
 
 
-async def told(found: Block | None, *, is_alone: bool = False, is_settled: bool = True) -> list[dict[str, Any]]:
+async def told(found: Block, *, is_alone: bool = False) -> list[dict[str, Any]]:
     async def source() -> AsyncIterator[bytes]:
         for each in FRAMES:
             yield each
@@ -188,7 +156,7 @@ async def told(found: Block | None, *, is_alone: bool = False, is_settled: bool 
     async def made() -> Block | None:
         return found
 
-    stream = with_block(source(), made, is_settled=lambda: is_settled, is_alone=lambda: is_alone)
+    stream = with_block(source(), made, is_settled=lambda: True, is_alone=lambda: is_alone)
     raw = b"".join([each async for each in stream])
     return [json.loads(part.split(b"data: ", 1)[1]) for part in raw.split(b"\n\n") if b"data: " in part]
 
@@ -208,35 +176,6 @@ async def test_the_block_comes_before_what_the_model_says() -> None:
     assert [each["type"] for each in end["usage"]["iterations"]] == ["compaction", "message"]
     assert [each["input_tokens"] for each in end["usage"]["iterations"]] == [70, 5]
     assert end["usage"]["input_tokens"] == 5
-
-
-async def test_alone_it_is_all_that_comes() -> None:
-    """Paused, or asked for by itself; its tokens are in no usage but its own."""
-    events = await told(MADE, is_alone=True)
-    blocks = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
-    assert blocks == ["compaction"]
-    assert events[-2]["delta"]["stop_reason"] == "compaction"
-    assert events[-2]["usage"]["input_tokens"] == 0
-    assert [each["type"] for each in events[-2]["usage"]["iterations"]] == ["compaction"]
-    assert answered({"content": ["x"], "usage": {}}, MADE, is_alone=True)["content"] == [MADE.block]
-
-
-async def test_without_a_compaction_the_answer_stays() -> None:
-    """But for the word that nothing was applied, if the client asks for edits; unknown is nothing."""
-    plain = [event["type"] for event in await told(None)]
-    assert [event["type"] for event in await told(NOTHING)] == plain
-    assert [event["type"] for event in await told(MADE, is_settled=False)] == plain
-    assert answered({"content": []}, None, is_alone=False) is None
-    assert answered({"content": ["x"]}, NOTHING, is_alone=False) == {
-        "content": ["x"],
-        "context_management": {"applied_edits": []},
-    }
-
-
-def test_edits_are_told_in_the_protocols_words() -> None:
-    """With what they saved."""
-    assert applied_edits(Orders(cleared_thoughts=2), 3, 90) == [
-        {"type": TOOLS, "cleared_tool_uses": 3, "cleared_input_tokens": 90},
-        {"type": THINKING, "cleared_thinking_turns": 2, "cleared_input_tokens": 0},
-    ]
-    assert applied_edits(Orders(), 0, 0) == []
+    alone = await told(MADE, is_alone=True)
+    blocks = [event["content_block"]["type"] for event in alone if event["type"] == "content_block_start"]
+    assert (blocks, alone[-2]["delta"]["stop_reason"]) == (["compaction"], "compaction")

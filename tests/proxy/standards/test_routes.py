@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
-import random
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +11,6 @@ import pytest
 
 from litellm_compaction.proxy.standards import encodings, routes
 from litellm_compaction.proxy.standards.routes import counting, serving
-
-USER = {"type": "message", "role": "user", "content": "Hi."}
 
 
 class Application:
@@ -84,44 +79,6 @@ async def asked(
     return sent[0]["status"], json.loads(content)
 
 
-@pytest.mark.parametrize("given", ["Hi.", [USER]])
-@pytest.mark.parametrize("root", ["", "/proxy"])
-async def test_a_compaction_alone_is_asked_for_by_a_trigger(given: Any, root: str) -> None:
-    """And told with the user's messages before the item."""
-    application = Application()
-    status, told = await asked(application, "/v1/responses/compact", {"model": "small", "input": given}, root=root)
-    [(path, body)] = application.asked
-    assert path == f"{root}/v1/responses"
-    assert body["input"][-1] == {"type": "compaction_trigger"}
-    assert body["stream"] is False
-    assert status == 200
-    assert told["object"] == "response.compaction"
-    assert [each["type"] for each in told["output"]] == ["message", "compaction"]
-
-
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("/v1/responses/input_tokens", {"object": "response.input_tokens", "input_tokens": 70}),
-        ("/v1/messages/count_tokens", {"input_tokens": 70}),
-    ],
-)
-async def test_a_count_is_told_in_the_routes_words(path: str, told: dict[str, Any]) -> None:
-    """Nothing is answered for it; a count that was not made leaves the answer, which says why."""
-    application = Application()
-    assert await asked(application, path, {"model": "small", "compaction": {}, "messages": []}) == (200, told)
-    assert counting() is None
-    status, body = await asked(Application(tokens=None), path, {"model": "small"})
-    assert (status, body["id"]) == (200, "r")
-
-
-async def test_with_edits_both_counts_are_told() -> None:
-    """As Anthropic does."""
-    body = {"model": "small", "context_management": {"edits": []}}
-    _, told = await asked(Application(), "/v1/messages/count_tokens", body)
-    assert told == {"input_tokens": 70, "context_management": {"original_input_tokens": 70}}
-
-
 @pytest.mark.parametrize("body", [{"model": "other", "input": "Hi."}, b"{", b"[]", b""])
 async def test_others_go_their_own_way(body: Any) -> None:
     """Unread models and unreadable bodies are LiteLLM's."""
@@ -130,13 +87,6 @@ async def test_others_go_their_own_way(body: Any) -> None:
     [(path, given)] = application.asked
     assert path == "/v1/responses/compact"
     assert given == body or "raw" in given or given == []
-
-
-async def test_a_refusal_is_told_as_it_is() -> None:
-    """With its own status."""
-    application = Application(status=401, answer={"error": {"message": "no"}})
-    told = await asked(application, "/v1/responses/compact", {"model": "small", "input": "x"})
-    assert told == (401, {"error": {"message": "no"}})
 
 
 async def test_a_refusal_of_anthropics_protocol_has_its_code() -> None:
@@ -187,39 +137,6 @@ async def test_of_a_compressed_body_nothing_is_read_before_its_key_is_known(path
     assert application.asked[0][1]["model"] == "small"
 
 
-async def test_a_compressed_body_for_another_route_is_handed_on_as_it_came() -> None:
-    """No model that is guarded answers there; it may be a route that asks for no key."""
-    application = Application()
-    body = gzip.compress(b'{"model": "small"}')
-    await asked(application, "/public/upload", body, content_encoding="gzip")
-    assert application.asked == [("/public/upload", {"raw": body})]
-
-
-def _packed(megabytes: int, times: int) -> bytes:
-    """A body for a guarded model that is about so many times as large as it comes."""
-    noise = random.Random(7).randbytes(megabytes * 1_000_000 // times // 2).hex()
-    filled = {"model": "small", "noise": noise}
-    filled["space"] = " " * (megabytes * 1_000_000 - len(noise))
-    return gzip.compress(json.dumps(filled).encode(), 1)
-
-
-@pytest.mark.parametrize(
-    ("megabytes", "times", "expected"), [(7, 300, 200), (9, 12, 200), (9, 60, 413), (30, 300, 413)]
-)
-async def test_a_compressed_body_has_8_mb_or_20_times_its_size(megabytes: int, times: int, expected: int) -> None:
-    """Text of transcripts does; what is larger is refused with the numbers and what to change."""
-    body = _packed(megabytes, times)
-    status, told = await asked(Application(), "/v1/responses", body, content_encoding="gzip")
-    assert status == expected
-    if expected == 413:
-        assert told["error"]["code"] == "413"
-        assert told["error"]["message"] == (
-            f"The body came compressed with {len(body) / 1e6:.2f} MB and has more than "
-            f"{max(8.0, 20 * len(body) / 1e6):.1f} MB: above 8 MB it may be 20 times as large as it came, and it may "
-            "have 128 MB at most. Send less, or send it without compression."
-        )
-
-
 async def test_a_compressed_body_larger_than_all_that_is_unpacked_at_a_time_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -229,32 +146,3 @@ async def test_a_compressed_body_larger_than_all_that_is_unpacked_at_a_time_is_r
     status, told = await asked(Application(), "/v1/responses", b"1234" * 9, content_encoding="gzip")
     assert status == 413
     assert "Send less" in told["error"]["message"]
-
-
-async def test_bodies_that_come_together_share_the_memory_for_unpacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a thread; others wait until one is done, and all are answered."""
-    for module in (encodings, routes):
-        monkeypatch.setattr(module, "MOST_BYTES", 2 * 8_000_000)
-    loop, here, may_end = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
-    begun: asyncio.Queue[int] = asyncio.Queue()
-    unpacked = routes.plain
-
-    def slow(content: bytes, headers: Any) -> Any:
-        loop.call_soon_threadsafe(begun.put_nowait, threading.get_ident())
-        may_end.wait()
-        return unpacked(content, headers)
-
-    monkeypatch.setattr(routes, "plain", slow)
-    application = Application()
-    serve = serving(application, is_guarded, key_owner)
-    body = gzip.compress(b'{"model": "small"}')
-    asking = [
-        asyncio.ensure_future(asked(application, "/v1/responses", body, serve=serve, content_encoding="gzip"))
-        for _ in range(5)
-    ]
-    assert here not in [await begun.get(), await begun.get()]
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert begun.empty()
-    may_end.set()
-    assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 5

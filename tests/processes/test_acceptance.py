@@ -1,0 +1,622 @@
+"""The specification's twenty acceptance scenarios through a real proxy; the last test prints what came of them.
+
+Each test asks as a client does, and looks at both ends: what the simulated LM Studio was sent, what the client got.
+Their first lines read as the specification. The last three run in a second proxy, started over the first one's data.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import stat
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.cli import main
+from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
+from litellm_compaction.simulator import ChatCall, Fault, Model, Reply, Simulator, serve
+from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
+from tests.integration.bench import SUMMARY, Bench, Group, answers, edit_plan, is_summary_call, open_bench
+from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
+from tests.integration.restart_bench import (
+    LONG,
+    TEXTS,
+    Teller,
+    asked,
+    group,
+    shut,
+    stream_problems,
+    without_restarts,
+)
+from tests.integration.validity import text_of
+
+pytestmark = pytest.mark.proxy
+
+WINDOW = 8192
+_NOTICES = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
+_SAID = "Step 3 was settled with everybody in the office."
+# Architecture and name as LM Studio tells them, and the family by which the page says that prompts are counted.
+_FAMILIES = {
+    "meta-llama-3.1-8b-instruct": ("llama", "llama3"),
+    "llama-2-7b-chat": ("llama", "llama2"),
+    "mistral-7b-instruct-v0.3": ("llama", "mistral"),
+    "mixtral-8x7b-instruct-v0.1": ("llama", "mixtral"),
+    "gpt-oss-20b": ("gpt-oss", "gpt"),
+    "qwen3-8b": ("qwen3", "qwen"),
+    "qwen2.5-vl-7b": ("qwen2vl", "qwen"),
+    "my-own-finetune": ("gemma3", "gemma"),
+}
+_SETTINGS = {"window_cache_s": 600, "summary_timeout_s": 60}
+_GROUPS = [
+    Group("local"),
+    Group("shared"),
+    group("story"),
+    group("middle", 4096),
+    Group("pruner"),
+    Group("pruned", compaction={"pruning_model": "pruner"}),
+    *(Group(strategy, compaction={"strategy": strategy}) for strategy in ("summary", "prune", "handoff")),
+    Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
+    Group("off", 4096, compaction={"mode": "off"}, guarded=False),
+    Group("opted out", 4096, guarded=False),
+    Group("pictures", 16384, compaction={"target_ratio": 0.5}),
+]
+
+# The beginning of a picture, 1,200 × 1,000: 1,592 tokens by its area, the simulated server's 1,000 in truth.
+_PICTURE = base64.b64encode(
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 1200, 1000) + b"\x08\x06\0\0\0"
+).decode()
+
+Told = Callable[[str, str], None]
+
+
+@dataclass
+class Office:
+    """The two proxies, one after the other, over the same data."""
+
+    folder: Path
+    plain: PlainServer
+    families: str
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def open(self, settings: Mapping[str, Any], *, executable: bool = False) -> Bench:
+        """A proxy, as `harness.proxy` starts it; the one before it has to be closed."""
+        base = f"{self.plain.base_url}/v1"
+        opted = {"model": "openai/opted", "api_base": base, "api_key": "k"}
+        entries = [
+            *plain_entries(self.plain.base_url),
+            {
+                "model_name": "opted",
+                "litellm_params": opted,
+                "model_info": {"compaction": {"enabled": True, "context_length": 4096}},
+            },
+            {"model_name": "deaf", "litellm_params": {"model": "lm_studio/deaf", "api_base": base}},
+            {
+                "model_name": "lm_studio/*",
+                "litellm_params": {"model": "lm_studio/*", "api_base": f"{self.families}/v1"},
+            },
+        ]
+        return self.stack.enter_context(
+            open_bench(
+                self.folder,
+                _GROUPS,
+                settings,
+                entries=entries,
+                general_settings={"custom_auth": "tenants.user_api_key_auth"},
+                router_settings={"num_retries": 0, "disable_cooldowns": True},
+                process=True,
+                executable=executable,
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
+    simulator = Simulator([Model(name, architecture=known[0]) for name, known in _FAMILIES.items()])
+    for name in _FAMILIES:
+        simulator.load(name, 4096)
+    with serve_plain() as plain, serve(simulator) as address:
+        made = Office(tmp_path_factory.mktemp("acceptance"), plain, address.base_url)
+        with made.stack:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def bench(office: Office) -> Bench:
+    """The first proxy, with the defaults but for time limits."""
+    return office.open(_SETTINGS, executable=True)
+
+
+@pytest.fixture(scope="module")
+def kept(bench: Bench) -> dict[str, Any]:
+    """What the first proxy has compacted and sent before it ended."""
+    watch = bench.watch("shared")
+    messages = talk("kept over night", ONE_ROUND)
+    answer = bench.proxy.chat("shared", messages)
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    return {"messages": messages, "sent": watch.sent(), "picture_error": _picture_error(bench, "first")}
+
+
+def _picture_error(bench: Bench, marker: str) -> float:
+    """How far the count of a question about a picture is off, as the proxy says it; at a server that both have."""
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_PICTURE}"}}
+    parts = [{"type": "text", "text": f"{marker}: what is this?"}, picture]
+    answer = bench.proxy.chat("lm_studio/qwen2.5-vl-7b", [{"role": "user", "content": parts}])
+    counted_tokens = int(answer.headers["x-litellm-compaction-tokens-before"])
+    prompt_tokens: int = answer.json()["usage"]["prompt_tokens"]
+    return counted_tokens / prompt_tokens - 1
+
+
+@pytest.fixture(scope="module")
+def later(office: Office, bench: Bench, kept: dict[str, Any]) -> Bench:
+    """The second proxy, in which the operator allows what the defaults leave closed."""
+    assert not bench.findings()
+    office.stack.pop_all().close()
+    return office.open({**_SETTINGS, "oversized_tool_result": "excerpt", "allow_opt_out": True})
+
+
+_TABLE: dict[str, tuple[str, str, str]] = {}
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest) -> Told:
+    """Takes a scenario's line of the table: what went upstream, and what the client got."""
+
+    def tell(upstream: str, client: str) -> None:
+        scenario = (request.function.__doc__ or "").partition(".")[0]
+        _TABLE[request.node.name] = (scenario, upstream, client)
+
+    return tell
+
+
+def test_01_prompt_above_eighty_percent_is_compacted(bench: Bench, told: Told) -> None:
+    """A prompt that would fill more than 80 % of the window is compacted before it is sent.
+
+    System, task and newest message stay; the client sees the notice and then the answer.
+    """
+    watch = bench.watch("local")
+    # Above 80 % by itself, without the room for an answer: the server is asked for the exact number.
+    messages = talk("first", ONE_ROUND + 600)
+    answer = bench.proxy.stream("local", messages)
+    (record,), (asked_for,) = watch.chats, watch.summaries
+    assert watch.problems(messages) == []
+    assert (
+        record.prompt_tokens < 0.5 * WINDOW < 0.8 * WINDOW < int(answer.headers["x-litellm-compaction-tokens-before"])
+    )
+    assert SUMMARY in text_of(watch.sent()[1])
+    assert "Let us work on first." in text_of(watch.sent()[1])
+    assert answer.text == f"{_NOTICES}Understood."
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    told(f"{asked_for.prompt_tokens} for the summary, then {record.prompt_tokens} tokens", "notice, answer")
+
+
+def test_02_below_the_trigger_nothing_is_changed(bench: Bench, told: Told) -> None:
+    """Below the trigger messages and tools are sent as they came.
+
+    Only the answer is bounded.
+    """
+    watch = bench.watch("local")
+    messages, schemas = [*talk("short", 2500), *tool_round("tool_0", "fine")], tools(3)
+    answer = bench.proxy.chat("local", messages, tools=schemas, temperature=0.2)
+    (body,) = watch.bodies
+    assert (body["messages"], body["tools"], body["temperature"]) == (messages, schemas, 0.2)
+    # The server is asked for a stream whatever the client asked for, since only a stream can be watched and ended.
+    assert set(body) == {"model", "messages", "tools", "temperature", "max_tokens", "stream", "stream_options"}
+    assert watch.chats[0].prompt_tokens + body["max_tokens"] <= WINDOW
+    assert answer.json()["choices"][0]["message"]["content"] == "Understood."
+    assert answer.headers["x-litellm-compaction"] == "none"
+    told(f"the same, max_tokens {body['max_tokens']}", "answer")
+
+
+def test_03_tool_results_that_overflow_are_kept(bench: Bench, told: Told) -> None:
+    """Tool results that do not fit beside the history stay whole, with their calls, and the history is compacted."""
+    watch = bench.watch("local")
+    history = talk("tool overflow", 4500)
+    round_ = tool_round("read_file", prose("file", 2600), "000000001")
+    second = tool_round("list_files", prose("list", 600), "000000002")
+    round_[0]["tool_calls"] += second[0]["tool_calls"]
+    messages = [*history, *round_, second[1]]
+    answer = bench.proxy.chat("local", messages)
+    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
+    assert watch.sent()[-3:] == messages[-3:]
+    assert watch.problems(messages) == []
+    told(f"both results verbatim, {watch.chats[0].prompt_tokens} tokens", "answer")
+
+
+def test_04_one_result_too_large_is_refused(bench: Bench, told: Told) -> None:
+    """One tool result larger than what can fit is refused with the tool's name, tokens, window and remedy."""
+    watch = bench.watch("local")
+    messages = [*talk("too large", 900), *tool_round("read_file", prose("huge", 12_000))]
+    answer = bench.proxy.post({"model": "local", "messages": messages, "stream": True})
+    said = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    for part in (r"result of tool read_file \d+ tokens", "maximum context length is 8192", "oversized_tool_result"):
+        assert re.search(part, said), said
+    assert re.search(r"context length of at least \d+ tokens", said)
+    assert (watch.chats, watch.summaries) == ([], [])
+    told("nothing", "400 that names read_file")
+
+
+def test_05_stream_is_restarted_at_ninety_percent(bench: Bench, told: Told) -> None:
+    """An answer that fills the window to 90 % is stopped, compacted and continued in the same response."""
+    # Behind the limit the server waits until it is stopped, however late that comes on a busy machine.
+    watch = bench.watch("middle", Teller(Reply(LONG, gate=shut(), gate_after_tokens=3800)))
+    messages = asked("a long answer")
+    answer = bench.proxy.stream("middle", messages)
+    assert stream_problems(answer) == []
+    assert without_restarts(answer.text) == LONG
+    restarts = answer.text.count(START_NOTICE)
+    assert restarts == answer.text.count(DONE_NOTICE) == len(watch.chats) - 1 >= 1
+    stopped = watch.chats[0]
+    assert stopped.outcome == "disconnected"
+    # By our count, which errs high for this family; the server's own is a little lower.
+    assert 0.75 * 4096 <= stopped.prompt_tokens + stopped.completion_tokens <= 0.96 * 4096
+    assert [watch.problems(messages, index) for index in range(len(watch.chats))] == [[]] * len(watch.chats)
+    told(f"{len(watch.chats)} streams, the first closed", f"one answer, every word once; notices: {restarts}")
+
+
+def test_06_restarts_end_with_a_notice(bench: Bench, told: Told) -> None:
+    """An answer without end is restarted three times, and then ends with the notice of that."""
+    endless = "\n".join(f"{n}: {prose(f'endless {n}', 12)}" for n in range(900))
+    watch = bench.watch("story", Teller(Reply(endless)))
+    answer = bench.proxy.stream("story", asked("endless"))
+    assert stream_problems(answer) == []
+    assert (len(watch.chats), answer.finish_reasons) == (4, ["length"])
+    whole, _, rest = without_restarts(answer.text).partition(f"\n\n{ATTEMPTS_NOTICE}")
+    assert rest == ""
+    assert endless.startswith(whole)
+    told("4 streams", f"{len(whole.splitlines())} lines, then: {ATTEMPTS_NOTICE}")
+
+
+def test_07_answer_that_is_not_streamed_is_continued(bench: Bench, told: Told) -> None:
+    """An answer that is not streamed and stops at the window comes back whole, as one answer."""
+    watch = bench.watch("story", Teller(Reply(TEXTS["table"])))
+    body = bench.proxy.chat("story", asked("a whole answer")).json()
+    (choice,) = body["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (TEXTS["table"], "stop")
+    assert [record.finish_reason for record in watch.chats] == ["length"] * (len(watch.chats) - 1) + ["stop"]
+    assert body["usage"]["compaction"]["restarts"] == len(watch.chats) - 1 >= 1
+    assert body["usage"]["prompt_tokens"] == watch.chats[0].prompt_tokens
+    told(f"{len(watch.chats)} requests", "one answer, its usage summed up")
+
+
+def test_08_pruning_model_and_its_failure(bench: Bench, told: Told) -> None:
+    """The configured pruning model writes the summary; if it fails, the same model; if that fails too, no model."""
+    fails = answers(Reply(fault=Fault("500")))
+    found = []
+    for topic, pruner_script, own_script in (
+        ("other model", answers(), answers()),
+        ("other model fails", fails, answers()),
+        ("every model fails", fails, fails),
+    ):
+        pruner, own = bench.watch("pruner", pruner_script), bench.watch("pruned", own_script)
+        messages = talk(topic, ONE_ROUND)
+        answer = bench.proxy.chat("pruned", messages)
+        assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
+        assert own.problems(messages) == []
+        assert f"Let us work on {topic}." in text_of(own.sent()[1])
+        found.append((len(pruner.summaries), len(own.summaries), SUMMARY in text_of(own.sent()[1])))
+    assert found == [(1, 0, True), (1, 1, True), (1, 1, False)]
+    assert bench.proxy.expect_logged(r"WARNING: compacted model=pruned .* pruning_model=pruned .* reason=error")
+    assert bench.proxy.expect_logged(r"WARNING: fallback model=pruned .* reason=error")
+    told("pruner; pruner, pruned; both and no record", "3 answers, 2 warnings in the log")
+
+
+def test_09_three_strategies(bench: Bench, told: Told) -> None:
+    """Each of the three strategies sends what it is documented to send."""
+
+    def script(call: ChatCall) -> Reply:
+        wrote = edit_plan(text_of(call.messages[-1]), _SAID) or f"### Current state\n{_SAID}"
+        return Reply(wrote if is_summary_call(call.body) else "Understood.")
+
+    shapes = {}
+    for strategy in ("summary", "prune", "handoff"):
+        watch = bench.watch(strategy, script)
+        messages = talk(f"by {strategy}", ONE_ROUND)
+        assert bench.proxy.chat(strategy, messages).headers["x-litellm-compaction"] == "compacted"
+        assert watch.problems(messages) == []
+        assert bench.proxy.expect_logged(rf"INFO: compacted model={strategy} .* calls=1 ")
+        sent = watch.sent()
+        assert _SAID in text_of(sent[1])
+        if strategy == "handoff":
+            assert [message["role"] for message in sent] == ["system", "user"]
+            assert text_of(sent[1]).endswith(f"Last request from user was: {text_of(messages[-1])}")
+        else:
+            assert sent[-5:] == messages[-5:]
+        if strategy == "prune":
+            # Shortened ones show pieces of themselves.
+            whole = "\n".join(map(text_of, messages))
+            assert all(piece.strip() in whole for each in sent[2:] for piece in text_of(each).split("[…]"))
+        shapes[strategy] = len(sent)
+    assert shapes["handoff"] < shapes["summary"] < shapes["prune"]
+    told(", ".join(f"{name}: {count} messages" for name, count in shapes.items()), "3 answers")
+
+
+def test_10_families(bench: Bench, told: Told) -> None:
+    """A model's family is known by its architecture and name, and says by which vocabulary prompts are counted."""
+    page = bench.proxy.client.get("/compaction", headers=bench.proxy.headers).text
+    found = {}
+    for name, (_, family) in _FAMILIES.items():
+        row = re.search(rf"<bdi>{re.escape(name)}</bdi>.*?</tr>", page, re.DOTALL)
+        assert row is not None, name
+        cell = re.search(r'<td data-label="Counts by">([\w.-]+)(?: · [^<]*)? \([^<]*\)</td>', row[0])
+        assert cell is not None, row[0]
+        found[name] = cell[1]
+        assert cell[1].startswith(family), (name, cell[0])
+    told("–", ", ".join(dict.fromkeys(found.values())))
+
+
+def test_11_window_that_nobody_knows(bench: Bench, office: Office, told: Told) -> None:
+    """Without a known window a request is refused with the text of the specification."""
+    since = len(office.plain.requests)
+    answer = bench.proxy.chat("deaf", talk("deaf", 300))
+    said = "Context limit not available for deaf. Please ensure model metadata is correct."
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+    assert bench.proxy.expect_logged(f"ERROR.*{re.escape(said)}")
+    assert office.plain.posts(since) == []
+    told("nothing", f"400: {said}")
+
+
+def test_12_other_providers_are_untouched(bench: Bench, office: Office, told: Told) -> None:
+    """A provider that is not guarded gets the client's own request, however long, and its answer comes as it is.
+
+    Byte for byte beside a proxy without the plug-in: `test_untouched.py`.
+    """
+    messages = talk("untouched", 30_000)
+    bench.proxy.chat("plain", messages[:2])
+    since = len(office.plain.requests)
+    answer = bench.proxy.chat("plain", messages, temperature=0.5)
+    (request,) = office.plain.posts(since)
+    assert request.json == {"model": "plain-model", "messages": messages, "temperature": 0.5}
+    assert answer.json()["choices"][0]["message"]["content"] == "Four plain words here."
+    assert not [name for name in answer.headers if name.startswith("x-litellm-compaction")]
+    told("the client's own body", "the server's own answer, no header")
+
+
+def test_13_other_provider_opts_in(bench: Bench, office: Office, told: Told) -> None:
+    """Another provider is guarded where its deployment opts in."""
+    messages = talk("opting in", ONE_ROUND)
+    since = len(office.plain.requests)
+    answer = bench.proxy.chat("opted", messages)
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    assert answer.headers["x-litellm-compaction-window"] == "4096"
+    calls = [request.json for request in office.plain.posts(since)]
+    (body,) = [call for call in calls if not is_summary_call(call)]
+    assert len(body["messages"]) < len(messages)
+    assert text_of(body["messages"][-1]).endswith(text_of(messages[-1]))
+    assert 256 <= body["max_tokens"] < 4096
+    told(f"{len(messages)} messages became {len(body['messages'])}", "answer")
+
+
+def test_14_next_turn_reuses_the_compaction(bench: Bench, told: Told) -> None:
+    """The next turns cost no second summary: the same bytes, and LM Studio's cache stays warm."""
+    watch = bench.watch("local")
+    messages = talk("reuse", ONE_ROUND)
+    actions = []
+    for turn in range(4):
+        actions.append(bench.proxy.chat("local", messages).headers["x-litellm-compaction"])
+        messages = answered(messages, "Understood.", f"Go on with {turn}.")
+    assert actions == ["compacted", "reused", "reused", "reused"]
+    assert len(watch.summaries) == 1
+    first = watch.sent(0)
+    assert all(watch.sent(index)[: len(first)] == first for index in range(4))
+    cached = watch.chats[-1].cached_tokens / watch.chats[-1].prompt_tokens
+    assert cached > 0.9
+    told(f"1 summary in 4 turns, {cached:.0%} of the last prompt from the cache", "4 answers")
+
+
+def test_15_notices_are_shown_and_stripped(bench: Bench, told: Told) -> None:
+    """What a client sends back of our notices, it alone has seen: the model reads its own words."""
+    watch = bench.watch("local", answers(reply=Reply("The answer is 4.")))
+    messages = talk("notices", ONE_ROUND)
+    shown = bench.proxy.stream("local", messages).text
+    assert shown == f"{_NOTICES}The answer is 4."
+    again = bench.proxy.stream("local", answered(messages, shown, "And now?"))
+    assert again.text == "The answer is 4."
+    assert watch.sent()[-2] == {"role": "assistant", "content": "The answer is 4."}
+    assert not re.search("Compacting conversation|Context compacted", str(watch.bodies))
+    told("no notice", "one pair of notices, none on reuse")
+
+
+def test_16_calls_and_results_stay_together(bench: Bench, told: Told) -> None:
+    """No tool call is ever separated from its results, over an agent's twenty turns."""
+    watch = bench.watch("local")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Read all of it."}]
+    actions = []
+    for turn in range(20):
+        round_ = tool_round("read_file", prose(f"file {turn}", 420), f"{2 * turn:09d}")
+        other = tool_round("read_file", prose(f"other {turn}", 60), f"{2 * turn + 1:09d}")
+        round_[0]["tool_calls"] += other[0]["tool_calls"]
+        messages += [*round_, other[1]]
+        answer = bench.proxy.chat("local", messages)
+        assert answer.status_code == 200
+        assert watch.problems(messages) == []
+        actions.append(answer.headers["x-litellm-compaction"])
+    assert actions.count("compacted") >= 2
+    assert actions[0] == "none"
+    told(f"20 valid lists, {actions.count('compacted')} compactions", "20 answers")
+
+
+def test_17_conversations_and_tenants_never_meet(bench: Bench, told: Told) -> None:
+    """Conversations at the same time, and the same one of another tenant, never share a word or a summary."""
+    names = [f"CANARY-{name}" for name in ("ash", "birch", "cedar", "elm", "fir", "oak")]
+    keys = ("sk-anna", "sk-bert", "sk-carl")
+
+    def script(call: ChatCall) -> Reply | None:
+        seen = sorted(set(re.findall("CANARY-[a-z]+", call.sent_text)))
+        return Reply(f"### Current state\n{seen}") if is_summary_call(call.body) else Reply(f"{seen}")
+
+    watch = bench.watch("shared", script)
+
+    def ask(number: int) -> str:
+        headers = {"Authorization": f"Bearer {keys[number % 3]}"}
+        body = {"model": "shared", "messages": talk(names[number], ONE_ROUND, system=names[number])}
+        answer = bench.proxy.post(body, headers=headers)
+        assert answer.headers["x-litellm-compaction"] == "compacted"
+        text: str = answer.json()["choices"][0]["message"]["content"]
+        return text
+
+    with ThreadPoolExecutor(6) as pool:
+        said = list(pool.map(ask, range(6)))
+    assert said == [f"['{name}']" for name in names]
+    asked = [str(record.body) for record in watch.records if record.body is not None]
+    assert {len(set(re.findall("CANARY-[a-z]+", body))) for body in asked} == {1}
+    calls = len(watch.summaries)
+    same = {"model": "shared", "messages": talk(names[0], ONE_ROUND, system=names[0])}
+    done = [
+        bench.proxy.post(same, headers={"Authorization": f"Bearer {key}"}).headers["x-litellm-compaction"]
+        for key in ("sk-anna", "sk-arno", "sk-bert", "sk-carl")
+    ]
+    # Anna and Arno are of one team.
+    assert done == ["reused", "reused", "compacted", "compacted"]
+    assert len(watch.summaries) == calls + 2
+    told(f"{len(watch.records)} requests, one canary in each", "each its own; team mates reuse, others do not")
+
+
+def test_18_compactions_outlive_the_proxy(later: Bench, kept: dict[str, Any], told: Told, capsys: Any) -> None:
+    """After a restart of the proxy compactions are reused, and its history is still there."""
+    watch = later.watch("shared")
+    answer = later.proxy.chat("shared", kept["messages"])
+    assert answer.headers["x-litellm-compaction"] == "reused"
+    assert (watch.sent(), watch.summaries) == (kept["sent"], [])
+    store = f"sqlite:///{later.folder / 'litellm_compaction' / 'store.sqlite3'}"
+    capsys.readouterr()
+    assert main(["events", "--json", "--last", "500", "--store", store]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    outcomes = {event.get("outcome") for event in events}
+    assert {"compacted", "reused"} <= outcomes
+    assert "kept over night" not in str(events)
+    # The file is the user's alone. Uvicorn ends itself by the signal that it got, so nothing was closed.
+    files = list((later.folder / "litellm_compaction").glob("store.sqlite3*"))
+    assert files
+    assert os.name != "posix" or {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
+    told("the same bytes, no summary", f"reused; {len(events)} events in the history")
+
+
+def test_what_pictures_cost_outlives_the_proxy(later: Bench, kept: dict[str, Any]) -> None:
+    """The server's price, learned from one answer, is known in the next process before its first picture."""
+    assert kept["picture_error"] > 0.4
+    # The first request of a process begins to read what is known, and does not wait for it; the others give it time.
+    text = [{"role": "user", "content": "Hi."}]
+    for _ in range(50):
+        assert later.proxy.chat("lm_studio/qwen2.5-vl-7b", text).status_code == 200
+    assert abs(_picture_error(later, "second")) < 0.05
+
+
+_TOOL = {"name": "screenshot", "description": "Takes one.", "parameters": {"type": "object", "properties": {}}}
+
+
+def _pictured(route: str, name: str) -> Any:
+    """A picture that can be told from others, as a route has it."""
+    data = f"{_PICTURE}{name}"
+    if route == "/v1/messages":
+        return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    url = f"data:image/png;base64,{data}"
+    if route == "/v1/responses":
+        return {"type": "input_image", "image_url": url}
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _screenshots(route: str, shots: int) -> dict[str, Any]:
+    """A photo of the person's and so many screenshots of an agent's behind it, as the body of a request."""
+    text = "input_text" if route == "/v1/responses" else "text"
+    task = {"type": text, "text": f"Make the page look like this, by {route}."}
+    said: list[Any] = [{"role": "user", "content": [task, _pictured(route, "photo")]}]
+    for number in range(shots):
+        call_id, shown = f"call{number:05}", [{"type": text, "text": "Taken."}, _pictured(route, f"shot{number}")]
+        if route == "/v1/messages":
+            call = {"type": "tool_use", "id": call_id, "name": "screenshot", "input": {"n": number}}
+            answer = {"type": "tool_result", "tool_use_id": call_id, "content": shown}
+            said += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [answer]}]
+        elif route == "/v1/responses":
+            arguments = json.dumps({"n": number})
+            said += [
+                {"type": "function_call", "call_id": call_id, "name": "screenshot", "arguments": arguments},
+                {"type": "function_call_output", "call_id": call_id, "output": shown},
+            ]
+        else:
+            function = {"name": "screenshot", "arguments": json.dumps({"n": number})}
+            said += [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+                },
+                {"role": "tool", "tool_call_id": call_id, "content": shown},
+            ]
+    if route == "/v1/messages":
+        return {
+            "messages": said,
+            "max_tokens": 50,
+            "tools": [{**{k: _TOOL[k] for k in ("name", "description")}, "input_schema": _TOOL["parameters"]}],
+        }
+    if route == "/v1/responses":
+        return {"input": said, "tools": [{"type": "function", **_TOOL}]}
+    return {"messages": said, "tools": [{"type": "function", "function": _TOOL}]}
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_images_of_old_results_go_first(later: Bench, route: str) -> None:
+    """Of twelve screenshots the newest stay, and the person's photo; the next turn sends the same bytes."""
+    bodies = []
+    # What a picture costs is learned from the first answer.
+    for shots in (2, 12, 13):
+        watch = later.watch("pictures")
+        body = {"model": "pictures", **_screenshots(route, shots)}
+        answer = later.proxy.client.post(route, json=body, headers=later.proxy.headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        [sent] = watch.bodies
+        bodies.append(json.dumps(sent["messages"]))
+    shown = [name for name in ("photo", *(f"shot{number}" for number in range(13))) if f'{name}"' in bodies[1]]
+    assert shown == ["photo", "shot10", "shot11"]
+    assert bodies[1].count("[An image was here; it was removed.]") == 10
+    assert bodies[2].startswith(bodies[1][:-1])
+
+
+def test_19_oversized_result_as_an_excerpt(later: Bench, told: Told) -> None:
+    """Where the operator allows it, a result that cannot fit is sent as its head and its tail."""
+    watch = later.watch("local")
+    huge = f"HEAD {prose('huge', 12_000)} TAIL"
+    messages = [*talk("excerpt", 900), *tool_round("read_file", huge)]
+    answer = later.proxy.chat("local", messages)
+    assert answer.status_code == 200
+    sent = watch.sent()[-1]
+    assert (sent["role"], sent["tool_call_id"]) == ("tool", messages[-1]["tool_call_id"])
+    assert sent["content"].startswith("HEAD")
+    assert sent["content"].endswith("TAIL")
+    left_out = re.search(r"\[… (\d+) tokens left out …\]", sent["content"])
+    assert left_out is not None
+    told(f"head and tail, {left_out[1]} tokens left out", "answer")
+
+
+def test_20_observe_off_and_opting_out(bench: Bench, later: Bench, told: Told) -> None:
+    """Modes observe and off, and a request that may opt out and does, leave the request as it is."""
+    messages = talk("left alone", 3700)
+    for name in ("observed", "off", "opted out"):
+        watch = later.watch(name)
+        answer = later.proxy.chat(name, messages, metadata={"compaction": "off"} if name == "opted out" else {})
+        assert answer.status_code == 200
+        assert watch.sent() == messages
+        assert "max_tokens" not in watch.bodies[0]
+        assert watch.summaries == []
+    assert later.proxy.expect_logged(r"observed model=observed .*reason=summarize")
+    told("3 times the client's own list", "3 answers, one line about what would have been done")
+
+
+def test_the_table(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every scenario has its line."""
+    asked_for = [item.name for item in request.session.items if re.match(r"test_\d\d_", item.name)]
+    with capsys.disabled():
+        print()
+        for name, (scenario, upstream, client) in _TABLE.items():
+            print(f"{name[5:7]}  {scenario}.\n    upstream: {upstream}\n    client:   {client}")
+    assert sorted(_TABLE) == sorted(asked_for)

@@ -1,0 +1,294 @@
+"""Two real proxies that share one store, in front of the same models: one summary, one context."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from math import inf
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.simulator import ChatCall, Gate, Reply
+from tests.builders import ONE_ROUND, prose, talk
+from tests.integration.bench import SUMMARY, Bench, Group, Watch, is_summary_call, open_bench
+from tests.integration.harness import CHAT, Proxy, Streamed, proxy
+from tests.integration.restart_bench import shut, stream_problems, without_restarts
+from tests.stores.servers import Server, any_program, running
+
+pytestmark = pytest.mark.proxy
+
+_WINDOW = 4096
+# In the middle of a rolling restart: contexts that answers share, and models whose conversations are compacted.
+_POOLS = tuple(f"rolling-pool-{number}" for number in range(4))
+_LONG = tuple(f"rolling-long-{number}" for number in range(4))
+_GROUPS = [
+    # Far ahead of a busy proxy that reads four answers.
+    Group("pool", _WINDOW, simulator={"tokens_per_second": 1000.0, "chunk_tokens": 4}),
+    Group("alike", 8192),
+    *(Group(name, _WINDOW, simulator={"chunk_tokens": 48}) for name in _POOLS),
+    *(Group(name, 8192, slots=1, simulator={"chunk_tokens": 48}) for name in _LONG),
+]
+_TAGS = ("alpha", "beta", "gamma", "delta")
+_WORDS = 600
+
+
+@dataclass
+class Fleet:
+    """Two proxies with the same configuration and the same data folder."""
+
+    bench: Bench
+    proxies: tuple[Proxy, Proxy]
+    redis: Server | None
+
+    def leases_s(self) -> list[float]:
+        """For how long the processes hold what they hold right now, of a fleet with a Redis.
+
+        For what one has read of a server, a digest, nobody waits.
+        """
+        assert self.redis is not None
+        keys = re.findall(rb"compaction:\S+:board", self.redis.says("KEYS", "*:board"))
+        ends_ms = [re.findall(rb"\n(\d{13}) (?![0-9a-f]{64} )", self.redis.says("HVALS", key.decode())) for key in keys]
+        return [int(end_ms) / 1000 - time.time() for note in ends_ms for end_ms in note]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Both ended by their own handles."""
+    settings: dict[str, Any] = {"summary_timeout_s": 300, "admission_timeout_s": 300}
+    with ExitStack() as stack:
+        redis = stack.enter_context(running(any_program())) if request.param == "redis" else None
+        if redis is not None:
+            settings["store"] = redis.url
+        folder = tmp_path_factory.mktemp("fleet")
+        router = {"num_retries": 0, "disable_cooldowns": True}
+        bench = stack.enter_context(open_bench(folder, _GROUPS, settings, router_settings=router, process=True))
+        second = stack.enter_context(proxy(folder / "config.yaml"))
+        yield Fleet(bench, (bench.proxy, second), redis)
+
+
+@dataclass(frozen=True)
+class _Conversation:
+    """One client's, in the middle of a rolling restart."""
+
+    group: str
+    tag: str
+    messages: list[dict[str, Any]]
+
+    @property
+    def is_long(self) -> bool:
+        return self.group in _LONG
+
+    def problems(self, answer: Streamed) -> list[str]:
+        """Why an answer is not whole, as one that just ends would not be."""
+        text = without_restarts(answer.text)
+        is_whole = text.endswith("Fine.") if self.is_long else text.split() == _words(self.tag)
+        return [*stream_problems(answer), *([] if is_whole else [f"{self.tag}: {text[-200:]!r}"])]
+
+
+def _conversations() -> list[_Conversation]:
+    counted = [(group, f"c{at}x{number}") for at, group in enumerate(_POOLS) for number in range(4)]
+    talked = [(group, f"{group}-{number}") for group in _LONG for number in range(4)]
+    return [
+        *(_Conversation(group, tag, [{"role": "user", "content": f"count {tag}"}]) for group, tag in counted),
+        *(_Conversation(group, tag, talk(tag, ONE_ROUND)) for group, tag in talked),
+    ]
+
+
+def _words(tag: str) -> list[str]:
+    return [f"{tag}{number}" for number in range(1, _WORDS + 1)]
+
+
+def _counting(call: ChatCall) -> Reply:
+    """Counts in the client's own words, and goes on after the last word that it sees."""
+    if is_summary_call(call.body):
+        return Reply(SUMMARY)
+    tag = re.findall(r"count (\w+)", call.sent_text)[0]
+    done = re.findall(rf"{tag}(\d+)", call.sent_text)
+    return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_long_answers_through_both_proxies_never_overflow_the_context(fleet: Fleet, stream: bool) -> None:
+    """Four, two through each, together more than the window: all complete, and at no time could they have outgrown it.
+
+    When each proxy knew of its own only, all four were ended by an overflow and begun again (2026-11-23).
+    """
+    fleet.bench.watch("pool", lambda _: Reply("Warm."))
+    for each in fleet.proxies:
+        # So that all begin at the same moment.
+        assert each.chat("pool", [{"role": "user", "content": "Hello."}], max_tokens=16).status_code == 200
+    watch = fleet.bench.watch("pool", _counting)
+
+    def answer(at: int) -> str:
+        tag, through = _TAGS[at], fleet.proxies[at % 2]
+        messages = [{"role": "user", "content": f"count {tag}"}]
+        if stream:
+            return without_restarts(through.stream("pool", messages).text)
+        content: str = through.chat("pool", messages).json()["choices"][0]["message"]["content"]
+        return content
+
+    with ThreadPoolExecutor(len(_TAGS)) as clients:
+        answers = list(clients.map(answer, range(len(_TAGS))))
+    assert [text.split() for text in answers] == [_words(tag) for tag in _TAGS]
+    assert "pool_overflow" not in {record.outcome for record in watch.records}
+    assert max(_held_tokens(watch, at.started_s) for at in watch.chats) <= _WINDOW
+
+
+def _held_tokens(watch: Watch, at_s: float) -> int:
+    """What the prompts and bounds of all that ran at a time could have come to together."""
+    running = [each for each in watch.chats if each.started_s <= at_s < (each.ended_s or inf)]
+    return sum(each.prompt_tokens + (each.body or {})["max_tokens"] for each in running)
+
+
+def test_the_same_request_through_both_proxies_makes_one_summary(fleet: Fleet) -> None:
+    """The second waits for the first one's, and both go on with the same bytes."""
+    writing = shut()
+
+    def script(call: ChatCall) -> Reply:
+        return Reply(SUMMARY, gate=writing) if is_summary_call(call.body) else Reply("Fine.")
+
+    watch = fleet.bench.watch("alike", script)
+    messages = talk("fleet", ONE_ROUND)
+    with ThreadPoolExecutor(2) as clients:
+        first = clients.submit(fleet.proxies[0].stream, "alike", messages)
+        assert writing.reached.wait(120)
+        waits = Event()
+        second = clients.submit(_read, fleet.proxies[1], messages, waits)
+        assert waits.wait(120)
+        assert len(watch.summaries) == 1
+        writing.open()
+        texts = [first.result().text, second.result()]
+    assert all(text.endswith("Fine.") for text in texts)
+    assert len(watch.summaries) == 1
+    asked = [record.body for record in watch.chats if record.body and not is_summary_call(record.body)]
+    assert len(asked) == 2
+    assert asked[0]["messages"] == asked[1]["messages"]
+
+
+@pytest.mark.parametrize("fleet", ["redis"], indirect=True)
+def test_a_rolling_restart_in_the_middle_of_32_streams_costs_nobody_anything(fleet: Fleet) -> None:
+    """Every client gets its whole answer, nobody new is let in, and the next turns go on with what was stored.
+
+    Nothing of the old proxies is left that others would wait for.
+    """
+    middle, conversations, sent = Gate(), _conversations(), Counter[str]()
+
+    def script(call: ChatCall) -> Reply:
+        reply = _counting(call) if "count c" in call.sent_text else Reply("It is. Fine.")
+        return reply if is_summary_call(call.body) else replace(reply, gate=middle, gate_after_tokens=2)
+
+    watches = {name: fleet.bench.watch(name, script) for name in (*_POOLS, *_LONG)}
+    with ExitStack() as stack:
+        old = [stack.enter_context(proxy(fleet.bench.folder / "config.yaml")) for _ in range(2)]
+        clients = stack.enter_context(ThreadPoolExecutor(len(conversations)))
+        stack.callback(middle.open)
+        streams = [clients.submit(_streamed, old[number % 2], each, sent) for number, each in enumerate(conversations)]
+        # Of each model's four some are answered, the others wait for room beside them, or for their summary.
+        _until(lambda: all(_begun(watch) for watch in watches.values()) and sent.total() == len(conversations))
+        for each in old:
+            # Whatever came before this has arrived, too.
+            assert each.client.get("/health/liveliness").is_success
+            each.process.terminate()
+            each.expect_logged("Waiting for connections to close")
+            with pytest.raises(httpx.ConnectError):
+                each.chat("alike", [{"role": "user", "content": "Hello."}])
+        assert not any(stream.done() for stream in streams)
+        middle.open()
+        answers = [stream.result() for stream in streams]
+        for each in old:
+            each.process.wait(60)
+            each.expect_logged("Application shutdown complete")
+    found = [problem for each, answer in zip(conversations, answers, strict=True) for problem in each.problems(answer)]
+    assert found == []
+    # Only that a summary has just been made is told a moment longer.
+    assert [each for each in fleet.leases_s() if each > 1] == []
+    summaries = sum(len(watch.summaries) for watch in watches.values())
+    for number, each in enumerate(conversations):
+        if each.is_long:
+            said = {"role": "assistant", "content": without_restarts(answers[number].text)}
+            known_ways = [*each.messages, said, {"role": "user", "content": "Go on."}]
+            answer = fleet.proxies[number % 2].stream(each.group, known_ways)
+            assert answer.headers["x-litellm-compaction"] == "reused"
+            assert each.problems(answer) == []
+    assert sum(len(watch.summaries) for watch in watches.values()) == summaries
+
+
+def _streamed(through: Proxy, conversation: _Conversation, sent: Counter[str]) -> Streamed:
+    """The answer; `sent` counts the conversation as soon as it is on its way."""
+
+    def trace(event: str, _info: Any) -> None:
+        if event == "http11.send_request_body.complete":
+            sent[conversation.tag] = 1
+
+    body = {"model": conversation.group, "messages": conversation.messages, "stream": True}
+    options = {"json": body, "headers": through.headers, "extensions": {"trace": trace}}
+    with through.client.stream("POST", CHAT, **options) as answer:
+        return Streamed(answer.status_code, answer.headers, answer.read())
+
+
+def _begun(watch: Watch) -> bool:
+    """Whether the first words of an answer are there."""
+    return any(record.first_delta_s is not None for record in watch.chats)
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    """Returns when it is."""
+    for _ in range(6000):
+        if is_so():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it never was")
+
+
+def test_a_proxy_that_is_killed_stops_the_others_for_seconds_only(fleet: Fleet) -> None:
+    """What it held is free when its lease ends; until then nobody comes beside an answer that may still be there."""
+    holding = shut()
+
+    def script(call: ChatCall) -> Reply:
+        return Reply(prose("held", 300), gate=holding) if "HOLD" in call.sent_text else Reply("Served.")
+
+    watch = fleet.bench.watch("pool", script)
+
+    def held(through: Proxy) -> None:
+        # Its client is told: the answer has no end.
+        with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+            through.stream("pool", _large("HOLD"))
+
+    with ThreadPoolExecutor(1) as clients:
+        with proxy(fleet.bench.folder / "config.yaml") as third:
+            holder = clients.submit(held, third)
+            assert holding.reached.wait(120)
+            third.process.kill()
+            answer = fleet.proxies[0].chat("pool", _large("second"), max_tokens=60)
+            assert answer.json()["choices"][0]["message"]["content"] == "Served."
+        holder.result()
+    assert {record.outcome for record in watch.chats} == {"disconnected", "ok"}
+
+
+def _large(word: str) -> list[dict[str, Any]]:
+    """Two of them do not fit beside each other."""
+    return [{"role": "user", "content": f"{word} {prose(word, 2200)}"}]
+
+
+def _read(through: Proxy, messages: Any, begun: Event) -> str:
+    """The text of an answer; `begun` when its first words are there, which is when it has to wait."""
+    body = {"model": "alike", "messages": messages, "stream": True}
+    with through.client.stream("POST", "/v1/chat/completions", json=body, headers=through.headers) as answer:
+        lines: list[str] = []
+        for line in answer.iter_lines():
+            lines.append(line)
+            if line.startswith("data:"):
+                begun.set()
+    return _text(lines)
+
+
+def _text(lines: list[str]) -> str:
+    return "".join(re.findall(r'"content":"((?:[^"\\]|\\.)*)"', "\n".join(lines)))

@@ -1,0 +1,124 @@
+"""A real proxy compacts conversations, and their owners find what was dropped: over HTTP, and in the shell."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from litellm_compaction.cli import main
+from litellm_compaction.simulator import Model, Simulator, serve
+from tests.builders import ONE_ROUND, talk
+from tests.integration.bench import KEY, answers
+from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
+from tests.integration.page_forms import ANNA, ARNO, BERT, KEYS
+
+_LIMIT_S = 60
+
+
+@dataclass
+class Running:
+    proxy: Proxy
+    folder: Path
+    ending: ExitStack
+
+    def get(self, path: str, key: str = ANNA, **params: str) -> httpx.Response:
+        return self.proxy.client.get(path, params=params, headers={"Authorization": f"Bearer {key}"})
+
+    def compact(self, messages: list[dict[str, Any]], key: str = ANNA, model: str = "small") -> None:
+        body = {"model": model, "messages": messages, "max_tokens": 32}
+        answer = self.proxy.post(body, headers={"Authorization": f"Bearer {key}"})
+        answer.raise_for_status()
+        assert answer.headers["x-litellm-compaction"] == "compacted"
+
+    def found(self, query: str, key: str = ANNA) -> list[dict[str, Any]]:
+        """The hits as soon as there are any: originals are kept behind the answer."""
+        deadline_s = time.monotonic() + _LIMIT_S
+        while not (hits := self.get("/compaction/recall", key, q=query).raise_for_status().json()["hits"]):
+            assert time.monotonic() < deadline_s, "nothing was kept"
+        return list(hits)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    shutil.copy(KEYS, tmp_path)
+    simulator = Simulator([Model(KEY)])
+    simulator.script = answers()
+    simulator.load(KEY, 8192)
+    with ExitStack() as stack:
+        base_url = stack.enter_context(serve(simulator)).base_url
+        entries = [
+            lm_studio("small", KEY, base_url),
+            lm_studio("quiet", KEY, base_url, compaction={"keep_originals": "off"}),
+        ]
+        auth = {"custom_auth": "page_keys.user_api_key_auth"}
+        config = write_config(tmp_path, entries, {"keep_originals": "compacted"}, general_settings=auth)
+        ending = stack.enter_context(ExitStack())
+        yield Running(ending.enter_context(proxy(config)), tmp_path, ending)
+
+
+def told(topic: str, said: str) -> list[dict[str, Any]]:
+    """A long conversation with an exchange near its beginning that nothing later repeats."""
+    first, *rest = talk(topic, ONE_ROUND)
+    return [first, {"role": "user", "content": said}, {"role": "assistant", "content": "Noted."}, *rest]
+
+
+def test_what_was_dropped_is_found_by_its_owner_alone(
+    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By HTTP and in the shell; a stranger gets the same 404 as for a forged handle; no log has a word of it."""
+    # First: had it kept something, that would stand there before the others.
+    running.compact(told("quiet work", "The walrus is called Quentin."), model="quiet")
+    running.compact(told("anna's work", "The walrus is called Archibald."))
+    running.compact(told("bert's work", "The walrus is called Bartholomew."), BERT)
+    [hit, *_] = running.found("walrus")
+    assert "Archibald" in repr(hit)
+    assert "Bartholomew" in repr(running.found("walrus", BERT))
+    assert "Archibald" in repr(running.found("walrus", ARNO)), "of the same team"
+    message = running.get(f"/compaction/messages/{hit['handle']}").raise_for_status().json()
+    assert message["parts"] == [{"role": "user", "call": "", "text": "The walrus is called Archibald."}]
+    stranger = running.get(f"/compaction/messages/{hit['handle']}", BERT)
+    forged = running.get("/compaction/messages/0123456789ab", BERT)
+    assert (stranger.status_code, stranger.text) == (forged.status_code, forged.text)
+    assert forged.json() == {"error": {"message": "not found", "code": 404}}
+    assert running.get("/compaction/recall", q="Archibald", key=BERT).json()["hits"] == []
+    assert running.get("/compaction/recall", q="walrus", key="sk-wrong").status_code == 401
+    assert running.get("/compaction/recall", q="").status_code == 400
+    running.proxy.expect_logged("GET /compaction/recall")
+    assert not running.proxy.logged("walrus|Archibald|Bartholomew|failed_open|originals_")
+
+    running.ending.close()
+    monkeypatch.delenv("LITELLM_COMPACTION_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(running.folder))
+    monkeypatch.setenv("LITELLM_MASTER_KEY", MASTER_KEY)
+    assert main(["recall", "--json", "--last", "20", "walrus"]) == 0
+    shown = capsys.readouterr().out
+    assert len(json.loads(shown)["hits"]) >= 2
+    assert "Archibald" in shown
+    assert "Bartholomew" in shown
+    assert "Quentin" not in shown
+    files = list(running.folder.rglob("store.sqlite3.originals*"))
+    assert files
+    assert b"Archibald" not in b"".join(path.read_bytes() for path in files)
+
+
+def test_a_query_that_no_server_takes_is_refused(running: Running) -> None:
+    """Of 100 kB: by the HTTP server itself, in a word, and the proxy goes on."""
+    address = urlsplit(running.proxy.base_url)
+    assert address.hostname is not None
+    with socket.create_connection((address.hostname, address.port or 80), timeout=_LIMIT_S) as connection:
+        connection.sendall(b"GET /compaction/recall?q=" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: proxy\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 4")
+    refused = running.get("/compaction/recall", q="x" * 50_000)
+    assert (refused.status_code, "at most 400 are searched" in refused.text) == (400, True)
+    assert running.get("/compaction/recall", q="x" * 400).json()["hits"] == []

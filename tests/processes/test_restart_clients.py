@@ -1,0 +1,217 @@
+"""Real clients read a restarted answer as one message, on every route, also behind another callback's iterator hook.
+
+They are programs: byte for byte what the model wrote, and of the restarts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from litellm_compaction.simulator import Reply
+from tests.builders import prose, tools
+from tests.integration.restart_bench import (
+    TEXTS,
+    Restarting,
+    Teller,
+    asked,
+    calls,
+    shared,
+)
+
+pytestmark = pytest.mark.proxy
+
+WANTED = calls("tool_0", words=40)
+THOUGHTS = prose("client thoughts", 120)
+_NODE = """
+const OpenAI = require('openai').OpenAI;
+const client = new OpenAI({baseURL: process.env.BASE_URL + '/v1', apiKey: process.env.API_KEY, maxRetries: 0});
+async function main() {
+  const stream = client.chat.completions.stream({
+    model: 'local', messages: JSON.parse(process.env.MESSAGES), tools: JSON.parse(process.env.TOOLS)});
+  const completion = await stream.finalChatCompletion();
+  console.log(JSON.stringify(completion.choices[0]));
+}
+main().catch(error => { console.error(error); process.exit(1); });
+"""
+
+
+@pytest.fixture(scope="module", params=["auto", "auto behind another"])
+def restarting(request: pytest.FixtureRequest) -> Restarting:
+    """Both carriers, and the better one with another callback before it."""
+    carrier, _, another = request.param.partition(" ")
+    return shared(request, carrier, behind_another=bool(another), process=True)
+
+
+def _talks(restarting: Restarting, *, thinks: bool = False) -> Any:
+    thoughts = THOUGHTS if thinks else ""
+    return restarting.watch(
+        "local",
+        Teller(
+            Reply(TEXTS["prose"], reasoning=thoughts, tool_calls=WANTED),
+            second_thoughts="I go on." if thinks else "",
+        ),
+    )
+
+
+def _options(restarting: Restarting) -> dict[str, Any]:
+    return {"base_url": f"{restarting.proxy.base_url}/v1", "api_key": restarting.proxy.key, "max_retries": 0}
+
+
+def _made(message: Any) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls]
+
+
+def test_openai_chat_helper(restarting: Restarting) -> None:
+    """The accumulating helper of the official client ends with one message: text, then the call."""
+    watch = _talks(restarting)
+    with (
+        openai.OpenAI(**_options(restarting)) as client,
+        client.chat.completions.stream(model="local", messages=asked("helper"), tools=tools(1)) as stream,  # type: ignore[arg-type]
+    ):
+        for _ in stream:
+            pass
+        choice = stream.get_final_completion().choices[0]
+    assert (choice.message.content or "") == TEXTS["prose"]
+    assert (_made(choice.message), choice.finish_reason) == (WANTED, "tool_calls")
+    assert len(watch.chats) > 1
+
+
+async def test_openai_async_chat(restarting: Restarting) -> None:
+    """The asynchronous client too, with the usage it asks for."""
+    _talks(restarting)
+    text, usages, reasons = "", [], []
+    async with openai.AsyncOpenAI(**_options(restarting)) as client:
+        stream = await client.chat.completions.create(
+            model="local",
+            messages=asked("async"),  # type: ignore[arg-type]
+            tools=tools(1),  # type: ignore[arg-type]
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async for chunk in stream:
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            reasons += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+            usages += [chunk.usage] if chunk.usage else []
+    assert (text, reasons, len(usages)) == (TEXTS["prose"], ["tool_calls"], 1)
+
+
+def test_openai_responses(restarting: Restarting) -> None:
+    """The responses API, streamed and whole: one message item and one function call."""
+    with openai.OpenAI(**_options(restarting)) as client:
+        _skip_where_hooks_cannot(restarting)
+        _talks(restarting)
+        question: Any = {"model": "local", "tools": [{"type": "function", **tools(1)[0]["function"]}]}
+        events = list(client.responses.create(input=asked("responses"), stream=True, **question))
+        _talks(restarting)
+        whole = client.responses.create(input=asked("responses whole"), **question)
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert deltas == TEXTS["prose"]
+    completed = [event for event in events if event.type == "response.completed"]
+    assert len(completed) == 1
+    for response in (completed[0].response, whole):
+        assert response.output_text == TEXTS["prose"]
+        made = [(item.name, item.arguments) for item in response.output if item.type == "function_call"]
+        assert made == WANTED
+
+
+async def test_openai_async_helpers(restarting: Restarting) -> None:
+    """The accumulating helpers of the asynchronous client end with one message, on both routes."""
+    async with openai.AsyncOpenAI(**_options(restarting)) as client:
+        # The helper parses the calls of strict tools only.
+        schema = {**tools(1)[0]["function"], "strict": True}
+        _talks(restarting)
+        question: Any = {"messages": asked("async helper"), "tools": [{"type": "function", "function": schema}]}
+        async with client.chat.completions.stream(model="local", **question) as chat:
+            choice = (await chat.get_final_completion()).choices[0]
+        assert (choice.message.content or "") == TEXTS["prose"]
+        assert (_made(choice.message), choice.finish_reason) == (WANTED, "tool_calls")
+        if restarting.carrier == "hooks":
+            return  # they carry chat completions only
+        _talks(restarting)
+        question = {"input": asked("async responses helper"), "tools": [{"type": "function", **schema}]}
+        async with client.responses.stream(model="local", **question) as stream:
+            response = await stream.get_final_response()
+    assert response.output_text == TEXTS["prose"]
+    assert [(item.name, item.arguments) for item in response.output if item.type == "function_call"] == WANTED
+
+
+def test_anthropic_messages(restarting: Restarting) -> None:
+    """The messages API through Anthropic's client: thinking, text and tool use with their blocks in order."""
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
+    _skip_where_hooks_cannot(restarting)
+    _talks(restarting, thinks=True)
+    schema = tools(1)[0]["function"]
+    system, user = asked("anthropic")
+    client = anthropic.Anthropic(base_url=restarting.proxy.base_url, api_key=restarting.proxy.key, max_retries=0)
+    with (
+        client,
+        client.messages.stream(
+            model="local",
+            max_tokens=8000,
+            system=system["content"],
+            messages=[user],
+            tools=[{"name": schema["name"], "description": "d", "input_schema": schema["parameters"]}],
+        ) as stream,
+    ):
+        message = stream.get_final_message()
+    text = "".join(block.text for block in message.content if block.type == "text")
+    thoughts = "".join(block.thinking for block in message.content if block.type == "thinking")
+    assert text == TEXTS["prose"]
+    assert thoughts.startswith(THOUGHTS)
+    uses = [(block.name, block.input) for block in message.content if block.type == "tool_use"]
+    assert uses == [(name, json.loads(arguments)) for name, arguments in WANTED]
+    assert message.stop_reason == "tool_use"
+    kinds = [block.type for block in message.content]
+    assert (kinds[0], kinds[-1]) == ("thinking", "tool_use")
+
+
+def test_langchain(restarting: Restarting) -> None:
+    """LangChain adds the chunks up to one message with one parsed call."""
+    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    _talks(restarting)
+    model = langchain.ChatOpenAI(model="local", streaming=True, **_options(restarting)).bind_tools(tools(1))
+    messages = [(message["role"], message["content"]) for message in asked("langchain")]
+    joined = None
+    for chunk in model.stream(messages):
+        joined = chunk if joined is None else joined + chunk
+    assert joined is not None
+    assert joined.content == TEXTS["prose"]
+    assert [(call["name"], call["args"]) for call in joined.tool_calls] == [
+        (name, json.loads(arguments)) for name, arguments in WANTED
+    ]
+    assert joined.invalid_tool_calls == []
+
+
+def test_node_client(restarting: Restarting) -> None:
+    """OpenAI's client for Node reads one choice; `OPENAI_NODE_MODULES` names the folder that holds the package."""
+    node, modules = shutil.which("node"), os.environ.get("OPENAI_NODE_MODULES", "")
+    if node is None or not (Path(modules) / "openai").is_dir():
+        pytest.skip("node, or the openai package in $OPENAI_NODE_MODULES, is not there")
+    _talks(restarting)
+    environ = {
+        "PATH": os.environ["PATH"],
+        "NODE_PATH": modules,
+        "BASE_URL": restarting.proxy.base_url,
+        "API_KEY": restarting.proxy.key,
+        "MESSAGES": json.dumps(asked("node")),
+        "TOOLS": json.dumps(tools(1)),
+    }
+    done = subprocess.run([node, "-e", _NODE], env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    choice = json.loads(done.stdout)
+    assert choice["message"]["content"] == TEXTS["prose"]
+    made = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+    assert (made, choice["finish_reason"]) == (WANTED, "tool_calls")
+
+
+def _skip_where_hooks_cannot(restarting: Restarting) -> None:
+    if restarting.carrier == "hooks":
+        pytest.skip("LiteLLM's hooks carry chat completions only")
