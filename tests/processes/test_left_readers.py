@@ -64,6 +64,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         tmp_path_factory.mktemp("left"),
         [Group(route.group, 8192, slots=4, simulator=simulator) for route in _ROUTES],
         {},
+        process=True,
         litellm_settings={"callbacks": ["prometheus"]},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
