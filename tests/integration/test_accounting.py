@@ -132,5 +132,3 @@ def test_key_without_access_to_the_pruning_model_uses_its_own(office: Bench) -> 
     assert (len(pruner.summaries), len(watch.summaries)) == (0, 1)
     assert _ask(office, "sk-anna", "pruned", talk("access", ONE_ROUND)).status_code == 200
     assert (len(pruner.summaries), len(watch.summaries)) == (1, 1)
-
-

@@ -37,8 +37,18 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield opened
 
 
+def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As a model that reads text only has them: it refuses others, where its stand-in charges as any other's."""
+    return [
+        {**each, "content": [part for part in each["content"] if part["type"] == "text"]}
+        if isinstance(each.get("content"), list)
+        else each
+        for each in messages
+    ]
+
+
 @given(
-    messages=raw_conversations(repeats=200) | agent_conversations(),
+    messages=(raw_conversations(repeats=200) | agent_conversations()).map(_without_pictures),
     group=st.sampled_from(_GUARDED),
     stream=st.booleans(),
 )
@@ -59,7 +69,9 @@ def test_any_conversation_fits_and_keeps_what_is_protected(
     elif answer.headers["x-litellm-compaction"] in ("compacted", "reused"):
         # LiteLLM itself makes `developer` a `system` message for LM Studio.
         roles = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
-        assert broken_promises(parsed(roles), parsed(watch.sent())) == []
+        original = parsed(roles)
+        was_broken = broken_promises(original, original)
+        assert [each for each in broken_promises(original, parsed(watch.sent())) if each not in was_broken] == []
 
 
 @given(
