@@ -130,6 +130,7 @@ def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Rou
         assert sum(record.path.endswith("completions") for record in watch.records) > _POINTS
 
 
+@pytest.mark.full
 def test_five_hundred_that_leave_at_once_give_all_back(fast: Bench) -> None:
     """Those that run, and those that wait for room."""
     routes = [route for route in _ROUTES if route.stream]
