@@ -372,5 +372,6 @@ def open_matrix(clients: Sequence[Client], folder: Path, data: Path) -> Iterator
         groups,
         {"keep_originals": "compacted", "background": "idle"},
         general_settings={"cancel_on_disconnect": True},
+        process=True,
     ) as bench:
         yield Matrix(bench, folder)

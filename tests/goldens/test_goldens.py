@@ -1,4 +1,4 @@
-"""What a server is asked and a client reads in twelve conversations, as text: a change shows what changed.
+"""What a server is asked and a client reads in ten conversations, as text: a change shows what changed.
 
 `GOLDENS=write pytest tests/goldens` writes the files anew; their diff belongs into the commit that changes them.
 """

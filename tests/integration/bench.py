@@ -184,7 +184,7 @@ class Watch:
         return problems(original, sent[:-1] if goes_on else sent)
 
 
-@dataclass(repr=False)
+@dataclass
 class Bench:
     """A proxy and its simulators; `folder` is the one that its data is in."""
 
@@ -193,6 +193,10 @@ class Bench:
     simulators: dict[str, Simulator]
     folder: Path = field(default_factory=Path)
     _checked: dict[str, int] = field(default_factory=dict)
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """What Hypothesis shows of it: all that simulators have seen is too long."""
+        printer.text(type(self).__name__)
 
     def watch(self, name: str, script: Script | None = None) -> Watch:
         """Begins to look at a group's simulator, which answers by `script` from now on."""

@@ -89,7 +89,7 @@ _GROUPS = [
 _OPENED = pytest.StashKey[dict[str, "Restarting"]]()
 
 
-@dataclass(repr=False)
+@dataclass
 class Restarting(Bench):
     """A bench with the carrier that its answers are carried by, and the rows that were billed."""
 

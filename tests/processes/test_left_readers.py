@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(not HAS_PROMETHEUS, reason="prometheus_client is not installed"),
 ]
 _LIMIT_S = 400
-_POINTS = 40
 # The simulator alone writes the answer in this time; the proxy needs much longer to hand it on.
 _ANSWER_TOKENS, _TOKENS_PER_SECOND = 1500, 6000.0
 _TEXT = prose("long", _ANSWER_TOKENS)
@@ -64,6 +63,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         tmp_path_factory.mktemp("left"),
         [Group(route.group, 8192, slots=4, simulator=simulator) for route in _ROUTES],
         {},
+        process=True,
         litellm_settings={"callbacks": ["prometheus"]},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
@@ -111,12 +111,13 @@ def _leave(bench: Bench, route: _Route, text: str, *, after_s: float, after_byte
             read_bytes += len(piece)
 
 
+@pytest.mark.parametrize("points", [6, pytest.param(40, marks=pytest.mark.full)])
 @pytest.mark.parametrize("route", _ROUTES, ids=lambda route: route.group)
-def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Route) -> None:
-    """At each of forty points of an answer; the next request is served, and nothing is held."""
+def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Route, points: int) -> None:
+    """At each of so many points of an answer; the next request is served, and nothing is held."""
     watch = fast.watch(route.group, _answers)
-    for point in range(_POINTS):
-        part = (point + 1) / _POINTS
+    for point in range(points):
+        part = (point + 1) / points
         if route.stream:
             _leave(fast, route, f"{route.group} {point}", after_s=_LIMIT_S, after_bytes=part * _LAST_POINT_BYTES)
         else:
@@ -126,9 +127,10 @@ def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Rou
     assert "Fine." in answer.text
     assert _held_in_the_end(fast) == (0, 0)
     if route.stream:
-        assert sum(record.path.endswith("completions") for record in watch.records) > _POINTS
+        assert sum(record.path.endswith("completions") for record in watch.records) > points
 
 
+@pytest.mark.full
 def test_five_hundred_that_leave_at_once_give_all_back(fast: Bench) -> None:
     """Those that run, and those that wait for room."""
     routes = [route for route in _ROUTES if route.stream]

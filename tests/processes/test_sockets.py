@@ -67,6 +67,7 @@ def test_anthropics_list_says_what_can_be_done(running: Running, claude: Any) ->
     )
 
 
+@pytest.mark.full
 def test_a_compaction_block_comes_with_the_answer(running: Running, claude: Any) -> None:
     """As Anthropic's own client reads it, streamed and not; the block sent back stands for what came before it."""
     edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 4000}}
