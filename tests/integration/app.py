@@ -21,7 +21,7 @@ import threading
 import warnings
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -39,6 +39,7 @@ from tests.integration.network import Network
 
 T = TypeVar("T")
 _LOGGERS = ("litellm_compaction", "LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+_SHUTDOWN = "litellm.proxy.shutdown.graceful_shutdown_manager"
 # Bounds a hang; on a busy machine a table of requests takes minutes.
 _LIMIT_S = 900
 
@@ -351,6 +352,9 @@ def _put_back() -> Iterator[None]:
         router.routes[:] = [route for route in router.routes if not _is_ours(route)]
         router.middleware_stack = stack
         vars(package).pop("handler", None)
+        # A LiteLLM that knows of its own end must not take the next application for the one that has ended.
+        with suppress(ImportError):
+            importlib.import_module(_SHUTDOWN).GracefulShutdownManager.reset()
         litellm.in_memory_llm_clients_cache.flush_cache()
 
 
