@@ -42,7 +42,7 @@ _PART_RATIO, _LEAST_SAMPLE_TOKENS = 0.95, 200
 # Each part that is asked for narrows what the whole may take.
 _MOST_ROUNDS, _MOST_CUTS = 6, 4
 # The server's count is at least this share of ours: for any text, whatever was learned, and for the rest of a prompt
-# that it has counted in part, which may be images (the matrix of tests/integration/test_replay_foreign.py).
+# that it has counted in part, which may be images (the matrix of tests/integration/test_replay.py).
 _LEAST_RATIO, _LEAST_REST_RATIO = 0.45, 0.7
 # What a number before a text adds to it at most.
 _OTHER_TOKENS = 16
