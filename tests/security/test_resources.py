@@ -33,12 +33,13 @@ _LEAST_TOLD_S = 0.02
 _MOST_GROWTH = 8.0
 
 
-def test_every_pattern_of_the_package_takes_linear_time_on_hostile_text() -> None:
+@pytest.mark.parametrize("each", [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.full)])
+def test_every_pattern_of_the_package_takes_linear_time_on_hostile_text(each: int) -> None:
     """1 MB made of a pattern's own parts, for each of them: four times the text takes about four times as long."""
     code = "from tests.security.patterns import report; print(json.dumps(report(**given)))"
     found = list(map(patterns.as_json, patterns.patterns(litellm_compaction)))
-    rows = in_child(code, {"given": found}, cpu_s=180)
-    assert len(rows) > 60, "the package's patterns are not found any more"
+    assert len(found) > 60, "the package's patterns are not found any more"
+    rows = in_child(code, {"given": found[::each]}, cpu_s=180)
     for name, row in rows.items():
         grows = row["long_s"] > _MOST_GROWTH * max(row["short_s"], _LEAST_TOLD_S)
         assert not grows, f"{name} is worse than linear: {row}"
