@@ -19,10 +19,10 @@ import click
 import httpx
 
 from litellm_compaction.cli.client_files import change_of, rendered
+from litellm_compaction.cli.running import running_up
 from litellm_compaction.cli.servers import listing_of
 from litellm_compaction.cli.shells import content_of, quoted, variable
 from litellm_compaction.cli.stores import confirmed
-from litellm_compaction.cli.up import running_up
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key, known_master_key
 from litellm_compaction.windows.fetch import without_userinfo
@@ -182,7 +182,7 @@ def _place(model: str | None, lm_studio: str | None, root: str, environ: Mapping
     if model is not None and (listed := _listed_tokens(model, root, environ)) is not None:
         return Place(model, listed, root)
     live = running_up(environ)
-    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or (live.api_base if live is not None else DEFAULT_ADDRESS)
+    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or (live and live.api_base) or DEFAULT_ADDRESS
     url = url if "://" in url else f"http://{url}"
     listing = listing_of(url, environ.get("LM_STUDIO_API_KEY"))
     url = without_userinfo(url)

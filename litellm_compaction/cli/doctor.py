@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.running import Running, running_up
 from litellm_compaction.cli.servers import Probe, probe
-from litellm_compaction.cli.up import running_up
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import KnownWays, Standing, shares_context
 from litellm_compaction.errors import (
@@ -90,21 +90,20 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
     """Prints the report; 0 when there is no problem, else 1.
 
     Args:
-        config: None is config.yaml in the current folder if there is one, else the shipped one.
+        config: None is that of an `up` that runs, else config.yaml in the current folder, else the shipped one.
         probe: loaded models are sent two tiny requests, whose tokens are compared with our count.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    file = read_config(config or (_HERE if _HERE.is_file() else shipped_config()))
-    live = running_up(environ) if file.follows_environment and not environ.get(API_BASE_VARIABLE) else None
-    if live is not None:
+    live = running_up(environ)
+    file = read_config(config or _default_config(live))
+    if live is not None and live.api_base and file.models_by_environment and not environ.get(API_BASE_VARIABLE):
         environ = {**environ, API_BASE_VARIABLE: live.api_base}
     rows, from_servers = asyncio.run(_examined(file, environ, probes=probe))
     findings = (*file.findings(environ), *from_servers)
     if live is not None:
-        what = "its simulator, not an LM Studio" if live.is_simulated else "its LM Studio"
-        findings = (*findings, note("up", f"it runs at {live.base_url}: looked at is {what}, at {live.api_base}."))
+        findings = (*findings, *_of_up(live, file))
     has_problem = any(finding.level == "problem" for finding in findings)
     if as_json:
         report = {
@@ -117,6 +116,21 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
     else:
         print("\n".join(map(harmless, _lines(file, rows, findings))))
     return 1 if has_problem else 0
+
+
+def _default_config(live: Running | None) -> Path:
+    if live is not None:
+        return Path(live.config)
+    return _HERE if _HERE.is_file() else shipped_config()
+
+
+def _of_up(live: Running, file: ConfigFile) -> Iterator[Finding]:
+    """What runs; a file that it does not run, and answers of no model, are told."""
+    yield note("up", f"it runs at {live.base_url} with {live.config}.")
+    if file.path != Path(live.config):
+        yield note("up", f"{file.path} is looked at, and is not what runs.")
+    if live.is_simulated:
+        yield note("up", "a SIMULATOR answers its requests, not LM Studio: the answers are canned, of no real model.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

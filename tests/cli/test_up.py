@@ -10,12 +10,19 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from litellm_compaction.cli.up import RUNNING_FILE, running_up
+from litellm_compaction.cli import up as up_module
+from litellm_compaction.cli.config_file import read_config
+from litellm_compaction.cli.running import RUNNING_FILE, running_up
+from litellm_compaction.cli.up import SIMULATED_MODEL, _upstream
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.windows.lmstudio import Listing
+from tests.cli.conftest import config, deployment
 
 _LIMIT_S = 300.0
 
@@ -88,3 +95,55 @@ def test_a_damaged_note_of_what_runs_is_none(environ: dict[str, str], text: str)
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
     assert running_up(environ) is None
+
+
+_REAL, _ITS_OWN = "lm_studio/qwen/qwen3-8b", f"lm_studio/{SIMULATED_MODEL}"
+
+
+@pytest.mark.parametrize(
+    ("model", "lm_studio", "simulator", "variable", "outcome"),
+    [
+        ("lm_studio/*", None, False, "", "SIMULATOR"),
+        (_ITS_OWN, None, False, "", "SIMULATOR"),
+        ("lm_studio/*", None, True, "http://127.0.0.1:9/v1", "SIMULATOR"),
+        (
+            "lm_studio/*",
+            None,
+            False,
+            "http://127.0.0.1:9/v1",
+            "Waiting for LM Studio at http://127.0.0.1:9, .*BASE is set",
+        ),
+        (_REAL, None, False, "", "Waiting for LM Studio .* names qwen/qwen3-8b"),
+        (_REAL, None, True, "", "has simulated-.* only"),
+        ("lm_studio/*", "http://127.0.0.1:9", False, "", "No LM Studio answers"),
+    ],
+)
+def test_a_simulator_never_stands_for_a_real_model(
+    model: str,
+    lm_studio: str | None,
+    simulator: bool,
+    variable: str,
+    outcome: str,
+    write: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server that somebody has named, and one for a model's real name, is waited for, and used when it comes."""
+    answers = iter([None, None, Listing(models=(), api="v1")])
+    monkeypatch.setattr(up_module, "listing_of", lambda *_: next(answers))
+    monkeypatch.setattr(up_module, "RETRY_S", 0)
+    file = read_config(write(config(deployment(model))))
+    said = ""
+    try:
+        with _upstream(file, simulator, lm_studio, {"LM_STUDIO_API_BASE": variable}) as found:
+            assert found.is_simulated == (outcome == "SIMULATOR")
+            if found.is_simulated:
+                with httpx.Client(base_url=str(found.api_base), trust_env=False) as http:
+                    names = {each["id"] for each in http.get("models").json()["data"]}
+                    asked = {"model": "qwen/qwen3-8b", "messages": [{"role": "user", "content": "Hello!"}]}
+                    assert (names, http.post("chat/completions", json=asked).status_code) == ({SIMULATED_MODEL}, 404)
+    except CompactionError as error:
+        said = str(error)
+    said += capsys.readouterr().out
+    assert re.search(outcome, said), said
+    assert ("LM Studio: http" in said) == outcome.startswith("Waiting")
