@@ -147,7 +147,7 @@ def _only_one_of(options: Mapping[str, object], *names: str) -> None:
 @click.option(
     "--lm-studio", metavar="URL", help="Where LM Studio listens (default: LM_STUDIO_API_BASE, then port 1234)."
 )
-@click.option("--force", is_flag=True, help="Start even where `doctor` finds a problem in the config.")
+@click.option("--force", is_flag=True, help="Start even where `doctor` finds a problem.")
 @click.option("--verbose", is_flag=True, help="Show all that LiteLLM says while it starts.")
 def up(**options: Any) -> int:
     """Starts a stock LiteLLM proxy with the shipped config.yaml in front of LM Studio.

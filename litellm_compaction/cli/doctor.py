@@ -133,6 +133,12 @@ def _of_up(live: Running, file: ConfigFile) -> Iterator[Finding]:
         yield note("up", "a SIMULATOR answers its requests, not LM Studio: the answers are canned, of no real model.")
 
 
+def problems_at_servers(file: ConfigFile, environ: Mapping[str, str]) -> list[Finding]:
+    """The problems that `file.findings` cannot see; each server has a few seconds to answer."""
+    _, findings = asyncio.run(_examined(file, environ, probes=False))
+    return [finding for finding in findings if finding.level == "problem"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """One deployment, or one loaded model of a wildcard.
@@ -162,8 +168,8 @@ class _Row:
         """Its name in findings, with the model if a wildcard has several."""
         return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
 
-    def with_problem(self, message: str) -> _Row:
-        return replace(self, findings=(*self.findings, problem(self.name, message)))
+    def with_problem(self, message: str, *, passes: bool = False) -> _Row:
+        return replace(self, findings=(*self.findings, problem(self.name, message, passes=passes)))
 
     @property
     def parallel(self) -> int | None:
@@ -280,7 +286,7 @@ async def _of_store(store: Store, settings: Settings) -> AsyncIterator[Finding]:
             server = await store.rows.about()
         except StoreError as error:
             todo = "start it, or correct `store`; requests go on with the memory of each process meanwhile"
-            yield problem("store", f"{error}: {todo}.")
+            yield problem("store", f"{error}: {todo}.", passes=True)
             return
         if server.is_too_old:
             yield problem("store", f"Redis {server.version} has no streams: Redis 5 or newer is needed.")
@@ -366,6 +372,10 @@ class _Examiner:
     async def _lm_studio(self, row: _Row, deployment: Deployment) -> list[_Row]:
         api_base, api_key = deployment.target.api_base or "", deployment.target.api_key
         row = replace(row, server=without_userinfo(api_base))
+        below_v1 = api_base.rstrip("/").endswith("/v1")
+        advice = f"api_base is {row.server}, but requests go below /v1: write {server_root(row.server)}/v1."
+        if deployment.kind == "lm_studio" and not below_v1:
+            row = row.with_problem(advice)
         try:
             # Its error tells the reason: no server there, a refused key, or another server.
             listing = await list_models(self.http, api_base, api_key, timeout_s=_LIMIT_S)
@@ -384,11 +394,11 @@ class _Examiner:
             row = row.with_problem(f"{error}: {todo}.")
             return [replace(row, guarded=None, reachable=True, why="its server did not answer as LM Studio")]
         except ServerUnavailable as error:
-            row = row.with_problem(f"{error}: start LM Studio's server (`lms server start`), or correct api_base.")
+            todo = "start LM Studio's server (`lms server start`), or correct api_base"
+            row = row.with_problem(f"{error}: {todo}.", passes=True)
             return [replace(row, guarded=None, reachable=False, why="its server was not reached")]
-        if not api_base.rstrip("/").endswith("/v1"):
-            advice = f"requests go below /v1: write {server_root(row.server)}/v1."
-            row = row.with_problem(f"api_base is {row.server}, but {advice}")
+        if deployment.kind != "lm_studio" and not below_v1:
+            row = row.with_problem(advice)
         why = "it is lm_studio/…" if deployment.kind == "lm_studio" else "its server answers as LM Studio"
         return await self._reported(
             replace(row, guarded=True, why=why, reachable=True, api=listing.api), deployment, listing
@@ -403,7 +413,7 @@ class _Examiner:
         try:
             served = await list_served(self.http, target.api_base, target.api_key, target.apis, timeout_s=_LIMIT_S)
         except ServerUnavailable as error:
-            row = row.with_problem(f"{error}: start the server, or correct api_base.")
+            row = row.with_problem(f"{error}: start the server, or correct api_base.", passes=True)
             return await self._reported(replace(row, reachable=False), deployment, None)
         return await self._reported(replace(row, reachable=True, api=served.api or ""), deployment, served)
 

@@ -24,13 +24,14 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.doctor import problems_at_servers
 from litellm_compaction.cli.running import Running, told
 from litellm_compaction.cli.servers import LISTING_LIMIT_S, listing_of
 from litellm_compaction.cli.shells import IS_WINDOWS, content_of, quoted, variable
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
-from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, CALLBACKS_PLACE, ENVIRONMENT_PREFIX
+from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, CALLBACKS_PLACE, ENVIRONMENT_PREFIX, Finding
 from litellm_compaction.windows.fetch import KeyRefused, without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
@@ -100,15 +101,15 @@ def up(
     file = read_config(path)
     settings = settings_from(file.settings)
     problems = [finding for finding in file.findings(environ) if finding.level == "problem"]
-    for finding in problems:
-        _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
-    if problems and not force:
-        _say("Nothing was started; --force starts it all the same.", to_errors=True)
+    if _are_told(problems) and not force:
         return 1
     port = usable_port(host, port)
     command = proxy_command(path, host, port)
     stopping = _Stopping()
     with signals_to(stopping.on_signal, *_SIGNALS), _upstream(file, simulator, lm_studio, environ) as upstream:
+        reached = environ if upstream.api_base is None else {**environ, API_BASE_VARIABLE: upstream.api_base}
+        if _are_told(problems_at_servers(file, reached)) and not force:
+            return 1
         # Made last, so that a key that is shown only once is never made by a start that fails before.
         key = _key(file, environ)
         _say(key.text)
@@ -138,6 +139,16 @@ def up(
                 _say(f"Settings and history: {base_url}/compaction, opened with the master key.")
             _say(f"Try:\n\n{_request(base_url, upstream.model, key.in_shell, powershell=IS_WINDOWS)}\n")
             return exit_code(proxy) or 0
+
+
+def _are_told(problems: Sequence[Finding]) -> bool:
+    """Shows the problems; True if one of them stays until somebody does something."""
+    for finding in problems:
+        _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
+    stays = any(not finding.passes for finding in problems)
+    if stays:
+        _say("--force starts the proxy all the same.", to_errors=True)
+    return stays
 
 
 class _Folded:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,8 +22,9 @@ from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.cli.running import RUNNING_FILE, running_up
 from litellm_compaction.cli.up import SIMULATED_MODEL, _upstream
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.simulator import Address
 from litellm_compaction.windows.lmstudio import Listing
-from tests.cli.conftest import config, deployment
+from tests.cli.conftest import NOWHERE, QWEN, config, deployment
 
 _LIMIT_S = 300.0
 
@@ -147,3 +149,50 @@ def test_a_simulator_never_stands_for_a_real_model(
     said += capsys.readouterr().out
     assert re.search(outcome, said), said
     assert ("LM Studio: http" in said) == outcome.startswith("Waiting")
+
+
+class _Started(Exception):
+    """In place of a proxy."""
+
+
+@pytest.mark.parametrize(
+    ("model", "api_base", "said"),
+    [
+        (QWEN, "{}/v1", ""),
+        (QWEN, "{}", "requests go below /v1: write {}/v1"),
+        ("qwen/qwen-3-8b", "{}/v1", f"LM Studio has {QWEN}"),
+        (QWEN, "http://127.0.0.1:9", "requests go below /v1"),
+        (QWEN, NOWHERE, "start LM Studio's server"),
+    ],
+)
+def test_what_doctor_calls_a_problem_stops_up(
+    model: str,
+    api_base: str,
+    said: str,
+    address: Address,
+    write: Callable[..., Path],
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Unless it passes by itself when a server comes, or one is to start all the same."""
+
+    def start(*_: object, **__: object) -> None:
+        raise _Started
+
+    monkeypatch.setattr(up_module, "running", start)
+    path = write(config(deployment(f"lm_studio/{model}", params={"api_base": api_base.format(address.base_url)})))
+
+    def run(*, force: bool) -> int:
+        options: dict[str, Any] = {"host": "127.0.0.1", "simulator": False, "lm_studio": None, "verbose": False}
+        return up_module.up(**options, port=0, config=path, force=force, environ=environ)
+
+    if said and api_base != NOWHERE:
+        assert run(force=False) == 1
+        assert "Master key" not in capsys.readouterr().out, "shown once"
+    else:
+        with pytest.raises(_Started):
+            run(force=False)
+    with pytest.raises(_Started):
+        run(force=True)
+    assert said.format(address.base_url) in capsys.readouterr().err

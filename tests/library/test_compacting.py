@@ -269,16 +269,13 @@ def listing(seed: int, lines: int) -> str:
     return "\n".join(f"src/{random.randrange(10**6):x}.py:{random.randrange(999)}: value" for _ in range(lines))
 
 
-async def loop(
-    compactor: Compactor, steps: int, lines: int, *, truth: str, calls_at_once: int = 1
-) -> list[tuple[CompactionResult, int]]:
-    """An agent whose every step brings results; what came of each step, and its prompt's tokens by the true model."""
+async def loop(compactor: Compactor, steps: int, lines: int, *, truth: str) -> list[tuple[CompactionResult, int]]:
+    """An agent whose every step brings a result; what came of each step, and its prompt's tokens by the true model."""
     raw, found = [system(), user(TASK)], []
     for step in range(steps):
         done = await compactor(raw)
         found.append((done, await count_tokens(done.messages, model=truth)))
-        ids = [f"{step}-{number}" for number in range(calls_at_once)]
-        raw = [*done.messages, calls(*ids), *(result(each, listing(step, lines)) for each in ids)]
+        raw = [*done.messages, calls(str(step)), result(str(step), listing(step, lines))]
     return found
 
 
