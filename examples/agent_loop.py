@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from litellm_compaction import CompactionConfig, Compactor
+from litellm_compaction import CompactionConfig, Compactor, DoesNotFit
 
 SYSTEM = "You are an agent. Use the tools until the task is done, then answer in one sentence."
 LIST_FILES = {
@@ -70,6 +70,9 @@ async def prepare_step(
 ) -> list[dict[str, Any]]:
     """The messages of the next step: as they are, or with a summary in place of the older ones."""
     result = await compactor(messages, tools=schemas)
+    if isinstance(result.error, DoesNotFit):
+        # A server would cut the prompt, or refuse it.
+        raise result.error
     if result.compacted:
         print(f"compacted, round {result.round}: {result.tokens_before:,} → {result.tokens_after:,} tokens")
     elif result.error:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from litellm_compaction.errors import ConfigError, SummaryFailed, WindowUnknown
+    from litellm_compaction.errors import ConfigError, DoesNotFit, SummaryFailed, WindowUnknown
     from litellm_compaction.library import (
         CompactionConfig,
         CompactionResult,
@@ -38,6 +38,7 @@ __all__ = [
     "CompactionSelection",
     "Compactor",
     "ConfigError",
+    "DoesNotFit",
     "SummaryFailed",
     "WindowUnknown",
     "__version__",
@@ -53,7 +54,7 @@ __all__ = [
     "should_compact",
 ]
 
-_ERRORS = ("ConfigError", "SummaryFailed", "WindowUnknown")
+_ERRORS = ("ConfigError", "DoesNotFit", "SummaryFailed", "WindowUnknown")
 
 
 def __getattr__(name: str) -> object:

@@ -147,12 +147,13 @@ def _only_one_of(options: Mapping[str, object], *names: str) -> None:
 @click.option(
     "--lm-studio", metavar="URL", help="Where LM Studio listens (default: LM_STUDIO_API_BASE, then port 1234)."
 )
-@click.option("--force", is_flag=True, help="Start even where `doctor` finds a problem in the config.")
+@click.option("--force", is_flag=True, help="Start even where `doctor` finds a problem.")
 @click.option("--verbose", is_flag=True, help="Show all that LiteLLM says while it starts.")
 def up(**options: Any) -> int:
     """Starts a stock LiteLLM proxy with the shipped config.yaml in front of LM Studio.
 
-    Where no LM Studio answers, a simulator takes its place.
+    Where no LM Studio answers, a simulator takes its place; one that LM_STUDIO_API_BASE or a model's name asks for is
+    waited for.
     """
     from litellm_compaction.cli.up import up
 
@@ -174,7 +175,12 @@ def demo(no_color: bool, context: int, **options: Any) -> int:
 
 
 @program.command(short_help="Check a config.yaml and the servers that it names.")
-@click.option("--config", type=_PATH, metavar="PATH", help="Default: config.yaml in this folder, else the shipped one.")
+@click.option(
+    "--config",
+    type=_PATH,
+    metavar="PATH",
+    help="Default: that of an `up` that runs, config.yaml here, the shipped one.",
+)
 @click.option("--probe", is_flag=True, help="Compare our count with each loaded model's, by two 16-token requests.")
 @_json("the report")
 def doctor(**options: Any) -> int:

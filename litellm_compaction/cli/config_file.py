@@ -48,14 +48,16 @@ class ConfigFile:
         return entries_of(self.data)
 
     @property
-    def follows_environment(self) -> bool:
-        """Returns True if `LM_STUDIO_API_BASE` is the address of some deployment."""
+    def models_by_environment(self) -> Sequence[str]:
+        """The models of the deployments whose address is `LM_STUDIO_API_BASE`, without their provider's prefix."""
         places = [as_entry(entry.get("litellm_params")) for entry in self.deployments]
-        return any(
-            params.get("api_base") == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"
-            or (params.get("api_base") is None and str(params.get("model", "")).startswith("lm_studio/"))
+        return [
+            model.partition("/")[2]
             for params in places
-        )
+            if params.get("api_base") == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"
+            or (params.get("api_base") is None and str(params.get("model", "")).startswith("lm_studio/"))
+            for model in [str(params.get("model", ""))]
+        ]
 
     def findings(self, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield from check_config(self.data, environ)

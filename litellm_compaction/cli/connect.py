@@ -19,10 +19,10 @@ import click
 import httpx
 
 from litellm_compaction.cli.client_files import change_of, rendered
+from litellm_compaction.cli.running import running_up
 from litellm_compaction.cli.servers import listing_of
 from litellm_compaction.cli.shells import content_of, quoted, variable
 from litellm_compaction.cli.stores import confirmed
-from litellm_compaction.cli.up import running_up
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key, known_master_key
 from litellm_compaction.windows.fetch import without_userinfo
@@ -37,13 +37,14 @@ CLIENTS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     resources.files(__package__).joinpath("connect.toml").read_text(encoding="utf-8")
 )
 # Clients keep so much of the window for an answer; the proxy bounds answers by what is really free.
-_MOST_ANSWER_TOKENS = 8192
+_KEPT_ANSWER_TOKENS = 8192
+_MOST_ANSWER_TOKENS = 16_384
 _SET = ("export {}={}", "$env:{} = {}")
 _VARIABLE = re.compile(r"\$\{(\w{1,40}):-([^}]{0,200})\}")
 _DEFAULT_PROXY = "http://127.0.0.1:4000"
 _SHOWN = ("environment", "command", "lines", "code", "note")
 _LIMIT_S = 2.0
-_NAMES = re.compile(r"\{(model|url|root|window|answer|prompt)\}")
+_NAMES = re.compile(r"\{(model|url|root|window|answer|prompt|most)\}")
 
 
 class Place(NamedTuple):
@@ -97,11 +98,15 @@ def connect(
         print(json.dumps(report, indent=2, ensure_ascii=False))
         return 0
     print(f"# {table['title']} with {place.model}, {place.window_tokens:,} tokens")
+    key = variable(KEY_VARIABLE, powershell=powershell)
     if not environ.get(KEY_VARIABLE, "").strip() and known_master_key(environ) is not None:
-        kept = ensure_master_key(dict(environ)).path
-        read = f'"{content_of(str(kept), powershell=powershell)}"'
-        print(_SET[powershell].format(KEY_VARIABLE, read))
-    for heading, _, text in sections(table, str(path), powershell=powershell):
+        read = content_of(str(ensure_master_key(dict(environ)).path), powershell=powershell)
+        if KEY_VARIABLE in json.dumps([table.get("lines"), table.get("code")]):
+            print(_SET[powershell].format(KEY_VARIABLE, f'"{read}"'))
+        else:
+            # What else runs in the shell need not know it by that name.
+            key = read
+    for heading, _, text in sections(table, str(path), key=key, powershell=powershell):
         print("\n".join(filter(None, (heading and f"# {heading}", text))))
     for warning in warnings:
         print(f"litellm-compaction: {warning}", file=sys.stderr)
@@ -122,7 +127,8 @@ def connect(
 
 def filled(client: str, place: Place) -> dict[str, Any]:
     """A client's table with the values of a place."""
-    answer_tokens = min(_MOST_ANSWER_TOKENS, place.window_tokens // 4)
+    answer_tokens = min(_KEPT_ANSWER_TOKENS, place.window_tokens // 4)
+    free_tokens = min(_MOST_ANSWER_TOKENS, place.window_tokens - CLIENTS[client].get("prompt_tokens", 0))
     values: dict[str, str | int] = {
         "model": place.model,
         "url": f"{place.base_url}/v1",
@@ -130,6 +136,7 @@ def filled(client: str, place: Place) -> dict[str, Any]:
         "window": place.window_tokens,
         "answer": answer_tokens,
         "prompt": place.window_tokens - answer_tokens,
+        "most": max(free_tokens, answer_tokens),
     }
 
     def fill(part: Any, *, in_code: bool = False) -> Any:
@@ -147,19 +154,28 @@ def filled(client: str, place: Place) -> dict[str, Any]:
 
     table: dict[str, Any] = fill(CLIENTS[client])
     told = table.pop("told_environment", {})
-    if place.window_tokens - answer_tokens >= table.get("told_from_tokens", 0):
+    if place.window_tokens >= table.get("told_from_tokens", 0):
         table["environment"] = {**table.get("environment", {}), **told}
     return table
 
 
-def sections(table: Mapping[str, Any], path: str, *, powershell: bool = False) -> Iterator[tuple[str, str, str]]:
-    """The parts of what a user enters: a heading, the language, and the text of each."""
-    lines = [
-        _SET[powershell].format(name, _word(str(value), powershell))
-        for name, value in table.get("environment", {}).items()
-    ]
+def sections(
+    table: Mapping[str, Any], path: str, *, key: str = "", powershell: bool = False
+) -> Iterator[tuple[str, str, str]]:
+    """The parts of what a user enters: a heading, the language, and the text of each.
+
+    `key` is how the shell gets it; "" is by its variable.
+    """
+    key = key or variable(KEY_VARIABLE, powershell=powershell)
+
+    def word(text: str) -> str:
+        if text != f"${KEY_VARIABLE}":
+            return quoted(text, powershell=powershell)
+        return key if powershell and key.startswith("$env:") else f'"{key}"'
+
+    lines = [_SET[powershell].format(name, word(str(value))) for name, value in table.get("environment", {}).items()]
     if "command" in table:
-        lines.append(" ".join(_word(each, powershell) for each in table["command"]))
+        lines.append(" ".join(map(word, table["command"])))
     if lines:
         yield "", "sh", "\n".join(lines)
     if "lines" in table:
@@ -171,18 +187,11 @@ def sections(table: Mapping[str, Any], path: str, *, powershell: bool = False) -
         yield table["note"], "", ""
 
 
-def _word(text: str, powershell: bool) -> str:
-    if text == f"${KEY_VARIABLE}":
-        value = variable(KEY_VARIABLE, powershell=powershell)
-        return value if powershell else f'"{value}"'
-    return quoted(text, powershell=powershell)
-
-
 def _place(model: str | None, lm_studio: str | None, root: str, environ: Mapping[str, str]) -> Place:
     if model is not None and (listed := _listed_tokens(model, root, environ)) is not None:
         return Place(model, listed, root)
     live = running_up(environ)
-    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or (live.api_base if live is not None else DEFAULT_ADDRESS)
+    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or (live and live.api_base) or DEFAULT_ADDRESS
     url = url if "://" in url else f"http://{url}"
     listing = listing_of(url, environ.get("LM_STUDIO_API_KEY"))
     url = without_userinfo(url)

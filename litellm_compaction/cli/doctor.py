@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.running import Running, running_up
 from litellm_compaction.cli.servers import Probe, probe
-from litellm_compaction.cli.up import running_up
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import KnownWays, Standing, shares_context
 from litellm_compaction.errors import (
@@ -90,21 +90,20 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
     """Prints the report; 0 when there is no problem, else 1.
 
     Args:
-        config: None is config.yaml in the current folder if there is one, else the shipped one.
+        config: None is that of an `up` that runs, else config.yaml in the current folder, else the shipped one.
         probe: loaded models are sent two tiny requests, whose tokens are compared with our count.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    file = read_config(config or (_HERE if _HERE.is_file() else shipped_config()))
-    live = running_up(environ) if file.follows_environment and not environ.get(API_BASE_VARIABLE) else None
-    if live is not None:
+    live = running_up(environ)
+    file = read_config(config or _default_config(live))
+    if live is not None and live.api_base and file.models_by_environment and not environ.get(API_BASE_VARIABLE):
         environ = {**environ, API_BASE_VARIABLE: live.api_base}
     rows, from_servers = asyncio.run(_examined(file, environ, probes=probe))
     findings = (*file.findings(environ), *from_servers)
     if live is not None:
-        what = "its simulator, not an LM Studio" if live.is_simulated else "its LM Studio"
-        findings = (*findings, note("up", f"it runs at {live.base_url}: looked at is {what}, at {live.api_base}."))
+        findings = (*findings, *_of_up(live, file))
     has_problem = any(finding.level == "problem" for finding in findings)
     if as_json:
         report = {
@@ -117,6 +116,27 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
     else:
         print("\n".join(map(harmless, _lines(file, rows, findings))))
     return 1 if has_problem else 0
+
+
+def _default_config(live: Running | None) -> Path:
+    if live is not None:
+        return Path(live.config)
+    return _HERE if _HERE.is_file() else shipped_config()
+
+
+def _of_up(live: Running, file: ConfigFile) -> Iterator[Finding]:
+    """What runs; a file that it does not run, and answers of no model, are told."""
+    yield note("up", f"it runs at {live.base_url} with {live.config}.")
+    if file.path != Path(live.config):
+        yield note("up", f"{file.path} is looked at, and is not what runs.")
+    if live.is_simulated:
+        yield note("up", "a SIMULATOR answers its requests, not LM Studio: the answers are canned, of no real model.")
+
+
+def problems_at_servers(file: ConfigFile, environ: Mapping[str, str]) -> list[Finding]:
+    """The problems that `file.findings` cannot see; each server has a few seconds to answer."""
+    _, findings = asyncio.run(_examined(file, environ, probes=False))
+    return [finding for finding in findings if finding.level == "problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +168,8 @@ class _Row:
         """Its name in findings, with the model if a wildcard has several."""
         return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
 
-    def with_problem(self, message: str) -> _Row:
-        return replace(self, findings=(*self.findings, problem(self.name, message)))
+    def with_problem(self, message: str, *, passes: bool = False) -> _Row:
+        return replace(self, findings=(*self.findings, problem(self.name, message, passes=passes)))
 
     @property
     def parallel(self) -> int | None:
@@ -266,7 +286,7 @@ async def _of_store(store: Store, settings: Settings) -> AsyncIterator[Finding]:
             server = await store.rows.about()
         except StoreError as error:
             todo = "start it, or correct `store`; requests go on with the memory of each process meanwhile"
-            yield problem("store", f"{error}: {todo}.")
+            yield problem("store", f"{error}: {todo}.", passes=True)
             return
         if server.is_too_old:
             yield problem("store", f"Redis {server.version} has no streams: Redis 5 or newer is needed.")
@@ -352,6 +372,10 @@ class _Examiner:
     async def _lm_studio(self, row: _Row, deployment: Deployment) -> list[_Row]:
         api_base, api_key = deployment.target.api_base or "", deployment.target.api_key
         row = replace(row, server=without_userinfo(api_base))
+        below_v1 = api_base.rstrip("/").endswith("/v1")
+        advice = f"api_base is {row.server}, but requests go below /v1: write {server_root(row.server)}/v1."
+        if deployment.kind == "lm_studio" and not below_v1:
+            row = row.with_problem(advice)
         try:
             # Its error tells the reason: no server there, a refused key, or another server.
             listing = await list_models(self.http, api_base, api_key, timeout_s=_LIMIT_S)
@@ -370,11 +394,11 @@ class _Examiner:
             row = row.with_problem(f"{error}: {todo}.")
             return [replace(row, guarded=None, reachable=True, why="its server did not answer as LM Studio")]
         except ServerUnavailable as error:
-            row = row.with_problem(f"{error}: start LM Studio's server (`lms server start`), or correct api_base.")
+            todo = "start LM Studio's server (`lms server start`), or correct api_base"
+            row = row.with_problem(f"{error}: {todo}.", passes=True)
             return [replace(row, guarded=None, reachable=False, why="its server was not reached")]
-        if not api_base.rstrip("/").endswith("/v1"):
-            advice = f"requests go below /v1: write {server_root(row.server)}/v1."
-            row = row.with_problem(f"api_base is {row.server}, but {advice}")
+        if deployment.kind != "lm_studio" and not below_v1:
+            row = row.with_problem(advice)
         why = "it is lm_studio/…" if deployment.kind == "lm_studio" else "its server answers as LM Studio"
         return await self._reported(
             replace(row, guarded=True, why=why, reachable=True, api=listing.api), deployment, listing
@@ -389,7 +413,7 @@ class _Examiner:
         try:
             served = await list_served(self.http, target.api_base, target.api_key, target.apis, timeout_s=_LIMIT_S)
         except ServerUnavailable as error:
-            row = row.with_problem(f"{error}: start the server, or correct api_base.")
+            row = row.with_problem(f"{error}: start the server, or correct api_base.", passes=True)
             return await self._reported(replace(row, reachable=False), deployment, None)
         return await self._reported(replace(row, reachable=True, api=served.api or ""), deployment, served)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -25,24 +24,24 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.doctor import problems_at_servers
+from litellm_compaction.cli.running import Running, told
 from litellm_compaction.cli.servers import LISTING_LIMIT_S, listing_of
 from litellm_compaction.cli.shells import IS_WINDOWS, content_of, quoted, variable
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
-from litellm_compaction.places import data_folder
-from litellm_compaction.proxy.config_check import CALLBACKS_PLACE, ENVIRONMENT_PREFIX
-from litellm_compaction.windows.fetch import KeyRefused
+from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, CALLBACKS_PLACE, ENVIRONMENT_PREFIX, Finding
+from litellm_compaction.windows.fetch import KeyRefused, without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
 if TYPE_CHECKING:
     from litellm_compaction.simulator import Simulator
     from litellm_compaction.simulator.script import Script
 
-SIMULATED_MODEL = "qwen/qwen3-8b"
+# No model of LM Studio's has such a name, so nobody takes its answers for a real model's.
+SIMULATED_MODEL = "simulated-qwen3-8b"
 _SIMULATED_TOKENS = 8192
-# Written while `up` runs.
-RUNNING_FILE = "up.json"
 _MOST_NAMED = 3
 # As the plug-in writes them (`proxy/callback.py`).
 _OWN_WARNING = re.compile("litellm_compaction:(?:WARNING|ERROR|CRITICAL):")
@@ -50,6 +49,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # LiteLLM's imports take 6–8 s on two cores (measured 2026-11), several times that on a cold or busy disk.
 PROXY_START_LIMIT_S = 180.0
 _POLL_S = 0.2
+# Between two questions to an LM Studio that is waited for.
+RETRY_S = 1.0
 _GRACE_S = 10.0
 _RUN_LITELLM = "import sys; from litellm import run_server; sys.argv[0] = 'litellm'; sys.exit(run_server())"
 
@@ -60,14 +61,6 @@ class _Upstream(NamedTuple):
     # One to try, "" if none is known.
     model: str
     is_simulated: bool = False
-
-
-class Running(NamedTuple):
-    """A proxy that `up` has started, and the server behind it."""
-
-    base_url: str
-    api_base: str
-    is_simulated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +90,7 @@ def up(
         port: 0 takes a free one.
         config: None is the shipped one.
         simulator: use the simulator, even if LM Studio answers.
-        lm_studio: the address that must answer; None looks at `LM_STUDIO_API_BASE`, then at port 1234.
+        lm_studio: the address that must answer; None waits for that in `LM_STUDIO_API_BASE`, else looks at port 1234.
         force: start in spite of a problem: a proxy without the handler, say, starts and guards nothing.
         verbose: show what LiteLLM says while it starts; else only if it does not.
 
@@ -108,15 +101,15 @@ def up(
     file = read_config(path)
     settings = settings_from(file.settings)
     problems = [finding for finding in file.findings(environ) if finding.level == "problem"]
-    for finding in problems:
-        _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
-    if problems and not force:
-        _say("Nothing was started; --force starts it all the same.", to_errors=True)
+    if _are_told(problems) and not force:
         return 1
     port = usable_port(host, port)
     command = proxy_command(path, host, port)
     stopping = _Stopping()
     with signals_to(stopping.on_signal, *_SIGNALS), _upstream(file, simulator, lm_studio, environ) as upstream:
+        reached = environ if upstream.api_base is None else {**environ, API_BASE_VARIABLE: upstream.api_base}
+        if _are_told(problems_at_servers(file, reached)) and not force:
+            return 1
         # Made last, so that a key that is shown only once is never made by a start that fails before.
         key = _key(file, environ)
         _say(key.text)
@@ -127,7 +120,7 @@ def up(
         with (
             running("proxy", command, environment, output=output) as proxy,
             _folded(proxy) as said,
-            _told_to_doctor(environ, base_url, upstream),
+            told(Running(base_url, str(file.path), upstream.api_base, upstream.is_simulated), environ),
         ):
             stopping.proxy = proxy
             try:
@@ -146,6 +139,16 @@ def up(
                 _say(f"Settings and history: {base_url}/compaction, opened with the master key.")
             _say(f"Try:\n\n{_request(base_url, upstream.model, key.in_shell, powershell=IS_WINDOWS)}\n")
             return exit_code(proxy) or 0
+
+
+def _are_told(problems: Sequence[Finding]) -> bool:
+    """Shows the problems; True if one of them stays until somebody does something."""
+    for finding in problems:
+        _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
+    stays = any(not finding.passes for finding in problems)
+    if stays:
+        _say("--force starts the proxy all the same.", to_errors=True)
+    return stays
 
 
 class _Folded:
@@ -214,42 +217,11 @@ def _folded(proxy: subprocess.Popen[bytes]) -> Iterator[_Folded | _Shown]:
 
 
 @contextlib.contextmanager
-def _told_to_doctor(environ: Mapping[str, str], base_url: str, upstream: _Upstream) -> Iterator[None]:
-    """Writes down what runs, so that `doctor` looks at the same server; without it all goes well, too."""
-    path: Path | None = None
-    if upstream.api_base is not None:
-        with contextlib.suppress(OSError, ConfigError):
-            path = data_folder(environ) / RUNNING_FILE
-            path.parent.mkdir(parents=True, exist_ok=True)
-            running_now = {"pid": os.getpid(), "base_url": base_url, **upstream._asdict()}
-            path.write_text(json.dumps(running_now), encoding="utf-8")
-    try:
-        yield
-    finally:
-        # Another `up` may have begun since.
-        if path is not None and (live := running_up(environ)) is not None and live.base_url == base_url:
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def running_up(environ: Mapping[str, str]) -> Running | None:
-    """Returns what an `up` of this user serves now; None if none runs with a server of its choice."""
-    try:
-        said = json.loads((data_folder(environ) / RUNNING_FILE).read_text(encoding="utf-8"))
-        found = Running(str(said["base_url"]), str(said["api_base"]), said["is_simulated"] is True)
-        # Asks, and sends nothing. Windows has no such question.
-        if os.name == "posix":
-            os.kill(int(said["pid"]), 0)
-    except (OSError, ConfigError, ValueError, KeyError, TypeError):
-        return None
-    return found
-
-
-@contextlib.contextmanager
 def _upstream(
     file: ConfigFile, simulator: bool, lm_studio: str | None, environ: Mapping[str, str]
 ) -> Iterator[_Upstream]:
-    if not file.follows_environment:
+    models = file.models_by_environment
+    if not models:
         if simulator or lm_studio is not None:
             raise ConfigError(
                 f"{file.path} names its servers itself, so --simulator and --lm-studio would have no effect. "
@@ -258,26 +230,36 @@ def _upstream(
         _say(f"Servers: those that {file.path} names.")
         yield _Upstream(None, "")
         return
-    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or DEFAULT_ADDRESS
+    real = next((model for model in models if "*" not in model and model != SIMULATED_MODEL), None)
+    if simulator and real is not None:
+        raise ConfigError(
+            f"The simulator has {SIMULATED_MODEL} only, and {file.path} names {real}. Leave --simulator out: "
+            "then LM Studio is waited for."
+        )
+    url = lm_studio or environ.get(API_BASE_VARIABLE) or DEFAULT_ADDRESS
     url = url if "://" in url else f"http://{url}"
-    try:
-        listing = None if simulator else listing_of(url, environ.get("LM_STUDIO_API_KEY"))
-    except KeyRefused as error:
-        raise ServerUnavailable(
-            f"{error}. Set LM_STUDIO_API_KEY to a token of that server, or use --simulator."
-        ) from error
+    root = server_root(url)
+    listing = None if simulator else _listing(url, environ)
+    why = f"{API_BASE_VARIABLE} is set" if environ.get(API_BASE_VARIABLE) else real and f"{file.path} names {real}"
+    if listing is None and why and lm_studio is None and not simulator:
+        _say(
+            f"Waiting for LM Studio at {without_userinfo(root)}, because {why}: start its server "
+            "(`lms server start`). Ctrl-C ends this."
+        )
+        while listing is None:
+            time.sleep(RETRY_S)
+            listing = _listing(url, environ)
     if listing is not None:
-        root = server_root(url)
         model, text = _loaded(listing)
-        _say(f"LM Studio: {root} (API {listing.api}), {text}.")
+        _say(f"LM Studio: {without_userinfo(root)} (API {listing.api}), {text}.")
         yield _Upstream(f"{root}/v1", model)
         return
     if lm_studio is not None:
         raise ServerUnavailable(
-            f"No LM Studio answers at {url} ({LISTING_LIMIT_S} s limit). Start its server (`lms server start`), or use "
-            "--simulator."
+            f"No LM Studio answers at {without_userinfo(root)} ({LISTING_LIMIT_S} s limit). Start its server "
+            "(`lms server start`), or use --simulator."
         )
-    reason = "as asked" if simulator else f"because no LM Studio answers at {url}"
+    reason = "as asked" if simulator else f"because no LM Studio answers at {root}"
     from litellm_compaction.simulator import serve
 
     with serve(simulated(_SIMULATED_TOKENS)) as address:
@@ -288,6 +270,15 @@ def _upstream(
         yield _Upstream(f"{address.base_url}/v1", SIMULATED_MODEL, is_simulated=True)
 
 
+def _listing(url: str, environ: Mapping[str, str]) -> Listing | None:
+    try:
+        return listing_of(url, environ.get("LM_STUDIO_API_KEY"))
+    except KeyRefused as error:
+        raise ServerUnavailable(
+            f"{error}. Set LM_STUDIO_API_KEY to a token of that server, or use --simulator."
+        ) from error
+
+
 def simulated(context_tokens: int, *, script: Script | None = None, chunk_tokens: int = 1) -> Simulator:
     """Returns a simulator with `SIMULATED_MODEL` loaded, which counts by the vocabulary of the model's family."""
     from litellm_compaction.simulator import Model, Simulator, count_by
@@ -295,7 +286,7 @@ def simulated(context_tokens: int, *, script: Script | None = None, chunk_tokens
     from litellm_compaction.tokenizers.registry import vocabulary
 
     count_by(lambda: vocabulary(family_of("", SIMULATED_MODEL).vocabulary).encoding)
-    simulator = Simulator([Model(SIMULATED_MODEL)], script=script, chunk_tokens=chunk_tokens)
+    simulator = Simulator([Model(SIMULATED_MODEL)], script=script, chunk_tokens=chunk_tokens, takes_any_name=False)
     simulator.load(SIMULATED_MODEL, context_tokens)
     return simulator
 

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, cast
 
 from litellm_compaction.concurrency import off_loop
+from litellm_compaction.core.budget import itemized
 from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, kept_tokens
@@ -19,10 +21,11 @@ from litellm_compaction.core.messages import JsonObject, JsonValue, Message
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Level, Prune, Summarize
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.core.record import Record, taken_out, write_record
+from litellm_compaction.core.refusal import protected_shares
 from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
 from litellm_compaction.engine.ask import REQUEST_TOKENS
 from litellm_compaction.engine.context import Effort, MeasuredRequest
-from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.errors import CompactionError, DoesNotFit, ServerUnavailable, SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.context import Call, Completion, begin
 from litellm_compaction.library.selection import Selected, Unselected, select
@@ -33,6 +36,7 @@ logger = logging.getLogger("litellm_compaction")
 
 # A pruning aims at half of the prompt, as in the proxy.
 _PRUNED_SHARE = 0.5
+_LEAST_SUMMARY_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +47,8 @@ class CompactionResult:
         messages: to be sent; the caller's own dicts unless `compacted`.
         reason: why nothing changed, else "": as `CompactionSelection.reason`, `no_gain` if less than 10 % would
             have been saved, `below_trigger` (if asked for), or `error` (`safe_compact` and `Compactor`).
-        strategy: the one that made it, "" if nothing changed: the configured one, or `summary` after a pruning that
-            could not be used.
+        strategy: the one that made it, "" if nothing changed: the configured one, `summary` after a pruning that
+            could not be used, or `truncate` if no model's text could be: the ledger stands alone.
         round: of the summary in front, 0 for none.
         summary: the model's text, without secrets, "" if it was not asked; a pruning's follows what earlier ones said.
         summarized_messages: the number of messages that are not sent any more, without those of earlier rounds.
@@ -52,7 +56,7 @@ class CompactionResult:
             earlier record and nothing else is one of them.
         tokens_before: of the prompt as it came, tools included; 0 if it was not counted (`empty`, `error`).
         tokens_after: of the prompt with `messages`.
-        error: of `safe_compact` and `Compactor`.
+        error: of `safe_compact` and `Compactor`; with `truncate` the reason for it.
     """
 
     messages: list[dict[str, JsonValue]] = field(repr=False)
@@ -82,7 +86,8 @@ async def compact(
     It compacts whenever there is something to condense; `should_compact` says when that is worth it. The record stands
     in the first user message, framed as data: the heading `## Session Summary (round N)`, the model's text, and, copied
     without a model, the user's own words, paths, numbers, commands and errors. A record that the messages carry already
-    is integrated (a pruning goes on from it), and its round counted up.
+    is integrated (a pruning goes on from it), and its round counted up. What comes back fits the window. Above the
+    trigger a summary that fails is done without.
 
     Args:
         messages: n, oldest first, as in a chat completion request; neither the list nor a dict in it is changed.
@@ -92,7 +97,8 @@ async def compact(
         above_trigger_only: leaves a prompt that is not above the trigger as it is, with `reason` "below_trigger".
 
     Raises:
-        SummaryFailed: the summariser gave nothing usable.
+        DoesNotFit: what no compaction changes is longer than the window; says what takes how many tokens.
+        SummaryFailed: the summariser gave nothing usable, and the prompt is not above the trigger.
         ValueError: an entry is not a message, or `focus` has more than 500 characters.
     """
     topic = one_line_topic(focus)
@@ -114,14 +120,18 @@ async def compact(
 
     if above_trigger_only and tokens_before <= config.trigger_tokens:
         return unchanged("below_trigger")
-    if selected.reason:
+    is_too_long = tokens_before > config.limit_tokens
+    if selected.reason and not is_too_long:
         return unchanged(selected.reason)
     call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic, earlier=selected.earlier)
-    if _best_gain_tokens(selected, call.measured) < tokens_before * MIN_GAIN_RATIO:
+    # A prompt that is too long has to fit; another has to gain.
+    enough_tokens = max(int(tokens_before * (1 - MIN_GAIN_RATIO)), config.limit_tokens if is_too_long else 0)
+    if selected.reason or tokens_before - _best_gain_tokens(selected, call.measured) > enough_tokens:
         # No model is asked for what could not be used: an agent would ask again in every step.
+        if is_too_long:
+            raise _does_not_fit(config, call.measured)
         return unchanged("no_gain")
     levels = await off_loop(selected.messages, lambda: _levels(selected, config, call.measured, tokens_before))
-    enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
     built = await _built(call, levels, selected)
     tokens_after = await prompt_tokens(built.messages, config.model, tools)
     is_chosen = chooses(built.compaction.level)
@@ -129,6 +139,14 @@ async def compact(
         # Counted as it is sent it saves too little, or leaves too much: the summary's turn, as in the proxy.
         built = await _built(call, levels[1:], selected)
         tokens_after = await prompt_tokens(built.messages, config.model, tools)
+    if built.failure is not None and tokens_before <= config.trigger_tokens:
+        # The caller's messages say more than a record without a summary, and may stay.
+        raise built.failure
+    if tokens_after > config.limit_tokens:
+        built = await _without_words(built, selected)
+        tokens_after = await prompt_tokens(built.messages, config.model, tools)
+        if tokens_after > config.limit_tokens:
+            raise _does_not_fit(config, call.measured)
     if tokens_after > enough_tokens:
         return unchanged("no_gain")
     compaction = built.compaction
@@ -151,6 +169,7 @@ async def compact(
         replaced=selected.replaced(built.gone),
         tokens_before=tokens_before,
         tokens_after=tokens_after,
+        error=built.failure,
     )
 
 
@@ -259,21 +278,24 @@ def _levels(
     earlier = selected.earlier
     covered_messages = len(selected.covered)
     kept = kept_tokens(measured.conversation, covered_messages, selected.pinned)
-    ledger_tokens = config.ledger_tokens
+    room_tokens = max(config.limit_tokens - kept - RECORD_TOKENS, 0)
+    summary_tokens, ledger_tokens = min(config.summary_tokens, room_tokens), config.ledger_tokens
     if tokens_before > config.trigger_tokens:
-        spare_tokens = config.target_tokens(tokens_before) - kept - RECORD_TOKENS - config.summary_tokens
+        spare_tokens = config.target_tokens(tokens_before) - kept - RECORD_TOKENS - summary_tokens
         ledger_tokens = min(ledger_tokens, max(spare_tokens, config.least_ledger_tokens))
+    ledger_tokens = min(ledger_tokens, room_tokens - summary_tokens)
     summarize = Summarize(
         covered_messages=covered_messages,
         pinned=selected.pinned,
         base=_base(earlier, measured) if earlier else None,
         integrates=earlier is not None,
-        provisional=False,
-        summary_tokens=config.summary_tokens,
+        # A summary of a few words says nothing.
+        provisional=summary_tokens < _LEAST_SUMMARY_TOKENS,
+        summary_tokens=summary_tokens,
         ledger_tokens=ledger_tokens,
         ledger_max_tokens=ledger_tokens,
         ledger_min_tokens=ledger_tokens // 2,
-        predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + ledger_tokens,
+        predicted_tokens=kept + RECORD_TOKENS + summary_tokens + ledger_tokens,
         strategy=writer_of(config.strategy),
     )
     said_tokens = measured.count_text(earlier.summary) if earlier else 0
@@ -318,25 +340,54 @@ def _base(earlier: Record, measured: MeasuredRequest) -> Compaction:
 
 
 class _Built(NamedTuple):
-    """A compaction, the conversation with it, and the positions of covered messages that are not sent any more."""
+    """A compaction, the conversation with it, and the positions of covered messages that are not sent any more.
+
+    `failure` says why it has no model's text.
+    """
 
     compaction: Compaction
     messages: tuple[Message, ...]
     gone: Collection[int]
+    failure: CompactionError | None = None
 
 
 async def _built(call: Call, levels: Sequence[Level], selected: Selected) -> _Built:
     compaction, _, effort = await call.builder.make(call.measured, levels)
+    failure = None
     if compaction.level == "truncate":
-        # The caller's messages say more than a record without a summary.
-        raise effort.failure or SummaryFailed(effort.reason)
+        failure = effort.failure or SummaryFailed(effort.reason)
+        if isinstance(failure, ServerUnavailable):
+            # To be put right, not to be gone round.
+            raise failure
     if isinstance(levels[0], Prune) and not chooses(compaction.level) and effort.reason != "no_gain":
         logger.warning(
             "library_pruning_failed model=%s reason=%s; a summary is made", effort.pruning_model, effort.reason
         )
     gone = compaction.dropped if chooses(compaction.level) else selected.fresh_at
     messages = await off_loop(selected.messages, lambda: _sent(selected, compaction))
-    return _Built(compaction, messages, gone)
+    return _Built(compaction, messages, gone, failure)
+
+
+async def _without_words(built: _Built, selected: Selected) -> _Built:
+    """The same with a record that says nothing: all that may go is gone."""
+    bare = replace(built.compaction, segments=(), ledger="", level="truncate")
+    messages = await off_loop(selected.messages, lambda: _sent(selected, bare))
+    return _Built(bare, messages, selected.fresh_at, built.failure or SummaryFailed("no_room"))
+
+
+def _does_not_fit(config: CompactionConfig, measured: MeasuredRequest) -> DoesNotFit:
+    shares = protected_shares(measured.conversation, measured.count.tools_tokens)
+    tokens = sum(share.tokens for share in shares)
+    reserved_tokens = config.context_window_tokens - config.limit_tokens
+    needed_tokens = math.ceil((tokens + reserved_tokens) / 256) * 256
+    return DoesNotFit(
+        f"{config.model}'s context length is {config.context_window_tokens} tokens, of which a prompt may have "
+        f"{config.limit_tokens}, and {tokens} tokens of the messages cannot be compacted (context_length_exceeded). "
+        f"They are: {itemized(shares)}. Shorten them, or load the model with {needed_tokens} tokens or more.",
+        shares=shares,
+        window_tokens=config.context_window_tokens,
+        needed_tokens=needed_tokens,
+    )
 
 
 def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:

@@ -83,6 +83,12 @@ class CompactionConfig:
     def trigger_tokens(self) -> int:
         return math.floor(self.trigger_ratio * self._usable_tokens)
 
+    @property
+    def limit_tokens(self) -> int:
+        """The longest prompt: the window without what is reserved for the answer and kept free."""
+        reserves = self.output_reserve_tokens + self.safety_buffer_tokens
+        return self.context_window_tokens - self._reserved(reserves)
+
     def target_tokens(self, prompt_tokens: int) -> int:
         """The bound to which a prompt above the trigger is compacted."""
         return min(math.floor(self.target_ratio * self._usable_tokens), prompt_tokens // 2)
@@ -103,7 +109,10 @@ class CompactionConfig:
     @property
     def _usable_tokens(self) -> int:
         reserves = self.system_reserve_tokens + self.output_reserve_tokens + self.safety_buffer_tokens
-        return self.context_window_tokens - min(reserves, math.floor(RESERVES_MAX_RATIO * self.context_window_tokens))
+        return self.context_window_tokens - self._reserved(reserves)
+
+    def _reserved(self, tokens: int) -> int:
+        return min(tokens, math.floor(RESERVES_MAX_RATIO * self.context_window_tokens))
 
 
 @functools.cache

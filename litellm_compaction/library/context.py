@@ -21,6 +21,7 @@ from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import counter
 from litellm_compaction.stores import memory_store
 from litellm_compaction.summarizer import Ask, IsEnough, SummaryAnswer
+from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.windows.windows import Target, Windows
 
@@ -153,9 +154,18 @@ def _asking(model: str, acompletion: Completion, temperature: float) -> Ask:
             raise
         except Exception as error:
             raise SummaryFailed("error", f"the summariser raised {type(error).__name__}") from error
+        await _learn(model, messages, response)
         return _answer(response)
 
     return ask
+
+
+async def _learn(model: str, messages: Sequence[Message], response: object) -> None:
+    """Corrects later counts for the model by the server's own number, if the answer says it."""
+    told = _field(_field(response, "usage"), "prompt_tokens")
+    if isinstance(told, int):
+        count = await counter().count(model, family_of("", model), Request(messages=tuple(messages)))
+        counter().learn(model, count, told)
 
 
 def _answer(response: object) -> SummaryAnswer:

@@ -49,6 +49,7 @@ _MAX_CALLS = 1024
 # Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
 _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
 _DETAILS = "model_call_details"
+_OWNERS = ("user_api_key_metadata", "user_api_key_team_metadata")
 
 
 class Wish(NamedTuple):
@@ -89,6 +90,17 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
             f'A focus is only used where the conversation is compacted now: add "now": true, or {NOW_HEADER}.'
         )
     return found
+
+
+def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
+    """Returns True if the operator has switched the guard off for the key, else for its team: `{"mode": "off"}`."""
+    for owner in _OWNERS:
+        written = metadata.get(owner)
+        section = written.get("compaction") if isinstance(written, Mapping) else None
+        mode = section.get("mode") if isinstance(section, Mapping) else section
+        if mode is not None:
+            return mode in ("off", False)
+    return False
 
 
 def _sent(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:

@@ -61,16 +61,20 @@ _PERHAPS_OURS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem makes `doctor` fail, and its message names the remedy; with an `error` the proxy refuses to start."""
+    """A problem makes `doctor` fail, and its message names the remedy; with an `error` the proxy refuses to start.
+
+    One that `passes` does so when a server comes: `up` starts with it.
+    """
 
     level: Literal["problem", "note"]
     place: str
     message: str
     error: ConfigError | None = None
+    passes: bool = False
 
 
-def problem(place: str, message: str, error: ConfigError | None = None) -> Finding:
-    return Finding(level="problem", place=place, message=message, error=error)
+def problem(place: str, message: str, error: ConfigError | None = None, *, passes: bool = False) -> Finding:
+    return Finding(level="problem", place=place, message=message, error=error, passes=passes)
 
 
 def note(place: str, message: str) -> Finding:

@@ -36,7 +36,16 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
 from litellm_compaction.proxy.answer.upstream import Unsupported
-from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, sent_body, told_headers, wish_of
+from litellm_compaction.proxy.call import (
+    NONE,
+    Call,
+    Calls,
+    ClientRequest,
+    is_off_for_owner,
+    sent_body,
+    told_headers,
+    wish_of,
+)
 from litellm_compaction.proxy.deployments import (
     DeploymentSelector,
     FormerAnswers,
@@ -90,7 +99,7 @@ class Intake:
         # Told once: an agent sends the same tools with every request.
         self._slimmed: Bounded[tuple[str, int], None] = Bounded(_MOST_TOLD)
         self.guards = DeploymentSelector(source, compactor.windows, self._publisher, FormerAnswers(store))
-        self.preparing = Preparing(compactor, self.guards, self._publisher)
+        self.preparing = Preparing(compactor, self.guards, self._publisher, self._settings)
         self.discovery = Discovery(compactor.windows, self.guards, self._publisher)
 
     async def read_orders(self, router: Any, data: dict[str, Any], call_type: str) -> None:
@@ -526,7 +535,7 @@ class Intake:
             tenant=tenant_of(metadata),
             client_text=wire.client_texts(body),
             is_chat=is_chat,
-            opted_out=self._settings.allow_opt_out and wish.off,
+            opted_out=(self._settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
             wish=wish,
             bad_wish=bad_wish,
             is_client_summary=acts and asks_for_summary(messages, told_headers(body)),

@@ -32,6 +32,8 @@ from litellm_compaction.windows.windows import Target
 logger = logging.getLogger("litellm_compaction")
 # Names come from LM Studio's list, which is bounded for each server.
 _MAX_PREPARED = 4096
+# More models are counted in the line at the start.
+_MOST_NAMED = 5
 
 
 def load_settings() -> Settings:
@@ -104,7 +106,10 @@ class Preparing:
     Making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream would feel.
     """
 
-    def __init__(self, compactor: Compactor, guards: DeploymentSelector, publisher: Publisher) -> None:
+    def __init__(
+        self, compactor: Compactor, guards: DeploymentSelector, publisher: Publisher, settings: Settings
+    ) -> None:
+        self._settings = settings
         self._compactor = compactor
         self._guards = guards
         self._publisher = publisher
@@ -116,12 +121,20 @@ class Preparing:
     async def start(self, router: Any) -> None:
         """Looks at every guarded deployment's window once, so that trouble shows at start and not at night.
 
-        Then prepares the models that are loaded; last, since a download may take minutes.
+        Then says in one line what is guarded, and prepares the models that are loaded; last, since a download may take
+        minutes.
         """
+        found: list[str] = []
         async for guard in self._guards.guarded(router):
-            for target in await targets_of(self._compactor.windows, guard.deployment):
-                await self._look_at_window(router, guard, target)
+            targets = await targets_of(self._compactor.windows, guard.deployment)
+            found += [await self._look_at_window(router, guard, target) for target in targets]
+            if not targets:
+                found.append(f"{guard.deployment.group} (nothing loaded)")
             await self._look_at_pruning_model(router, guard)
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        page = "/compaction, with the master key" if self._settings.page == "on" else "off"
+        named = ", ".join(found[:_MOST_NAMED]) or "nothing"
+        logger.info("guarding %s%s; mode=%s; page: %s", named, more, self._settings.mode, page)
         await self.prepare(router)
 
     async def prepare(self, router: Any) -> None:
@@ -155,18 +168,18 @@ class Preparing:
             if not self._is_wanted:
                 return
 
-    async def _look_at_window(self, router: Any, guard: GuardedDeployment, target: Target) -> None:
+    async def _look_at_window(self, router: Any, guard: GuardedDeployment, target: Target) -> str:
+        """Returns the model's name with its window, in words."""
         deployment = guard.deployment
         name = target.model if deployment.is_wildcard else deployment.group
         try:
             window = await self._compactor.windows.resolve(target)
         except ModelNotLoaded:
-            logger.info("window model=%s not loaded yet, known after its first request", name)
-            return
+            return f"{name} (not loaded yet)"
         except WindowUnknown as error:
             # The message is the finding, a traceback is noise.
             logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
-            return
+            return f"{name} (window unknown)"
         self._publisher.publish(router, guard, window)
         logger.info(
             "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
@@ -175,6 +188,7 @@ class Preparing:
         is_one_of_several = not self._compactor.is_coordinated and multiprocessing.parent_process() is not None
         if is_one_of_several and shares_context(guard.settings.admission, window.parallel):
             logger.warning("admission model=%s only within each worker: requests to it share one context", name)
+        return f"{name} ({window.tokens:,} tokens)"
 
     async def _look_at_pruning_model(self, router: Any, guard: GuardedDeployment) -> None:
         """Logs once for each name if another model will write the summaries."""

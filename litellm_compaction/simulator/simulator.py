@@ -44,6 +44,7 @@ class Simulator:
     2026-11-22); a streamed one always ends. `echoes_prefill` repeats a final assistant message at the beginning of the
     answer that continues it (bt#2041 in 0.4.16; llama.cpp). `thought_control` is what llama.cpp does when it is told to
     end a thought: end it, refuse, say so and think on, or not know the path (builds before 2026).
+    `takes_any_name` False refuses a model that it does not have, where LM Studio takes a loaded one (bt#1217).
     """
 
     models: Sequence[Model]
@@ -69,6 +70,7 @@ class Simulator:
     runs_on: bool = True
     echoes_prefill: bool = True
     thought_control: ThoughtControl = "ends"
+    takes_any_name: bool = True
     seed: int = 0
     script: Script | None = None
     sdk: Sdk = field(default_factory=Sdk, init=False)
@@ -216,10 +218,9 @@ class Simulator:
             instance = target
         elif target is not None and self.jit:
             instance = await self._load_just_in_time(target, ttl_s)
-        elif target is not None and loaded:
+        elif loaded and (target is not None or not self.takes_any_name):
             raise model_not_found(name)
         elif target is None:
-            # Without a usable name LM Studio takes any loaded model (bt#1217).
             instance = next((one for one in loaded if one.model.type != "embeddings"), None)
         if instance is None:
             raise no_models_loaded()

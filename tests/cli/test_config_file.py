@@ -42,16 +42,19 @@ def test_what_is_no_config_is_refused(write: Callable[[Any], Path], text: str, m
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        (deployment(params={"api_base": "os.environ/LM_STUDIO_API_BASE"}), True),
-        (deployment(), True),
-        (deployment(params={"api_base": "http://127.0.0.1:1/v1"}), False),
-        (deployment("openai/gpt-5"), False),
+        (deployment(params={"api_base": "os.environ/LM_STUDIO_API_BASE"}), ["qwen/qwen3-8b"]),
+        (deployment("openai/local", params={"api_base": "os.environ/LM_STUDIO_API_BASE"}), ["local"]),
+        (deployment(), ["qwen/qwen3-8b"]),
+        (deployment(params={"api_base": "http://127.0.0.1:1/v1"}), []),
+        (deployment("openai/gpt-5"), []),
     ],
 )
-def test_whether_the_environment_decides(write: Callable[[Any], Path], entry: dict[str, Any], expected: bool) -> None:
+def test_which_models_the_environment_places(
+    write: Callable[[Any], Path], entry: dict[str, Any], expected: list[str]
+) -> None:
     """LiteLLM reads LM_STUDIO_API_BASE where a deployment says so, or says nothing."""
-    assert read_config(write(config(entry))).follows_environment is expected
-    assert read_config(shipped_config()).follows_environment
+    assert read_config(write(config(entry))).models_by_environment == expected
+    assert read_config(shipped_config()).models_by_environment == ["*"]
 
 
 def problems(path: Path, environ: dict[str, str] | None = None) -> list[tuple[str, str]]:

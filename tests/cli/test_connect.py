@@ -83,18 +83,31 @@ def test_every_client_gets_address_model_and_a_name_for_the_key(name: str, conne
     assert f"lm_studio/{QWEN}" in output
     assert "http://127.0.0.1:9" in output
     assert "LITELLM_MASTER_KEY" in output
-    assert not re.search(r"\{(model|url|root|window|answer|prompt)\}", output)
+    assert not re.search(r"\{(model|url|root|window|answer|prompt|most)\}", output)
 
 
 def test_a_small_window_is_warned_of(connect: Connect, simulator: Simulator) -> None:
     """By the client's own prompt: too small to work with, small, and large enough."""
-    assert "18,900 of the 8,192 tokens: too little is left to work with" in connect("claude")[2]
+    assert "11,600 of the 8,192 tokens: too little is left to work with" in connect("claude")[2]
     assert connect("continue")[2] == ""
     reload(simulator, 16_384)
     assert "8,500 of the 16,384 tokens: compactions will be frequent" in connect("codex")[2]
     assert "Load the model with 32,768 or more (16,384 at least)" in connect("codex")[2]
     reload(simulator, 32_768)
     assert connect("codex")[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("window_tokens", "longest", "is_told"), [(8192, 2048, False), (32_768, 16_384, False), (65_536, 16_384, True)]
+)
+def test_an_answer_may_take_what_is_free(window_tokens: int, longest: int, is_told: bool) -> None:
+    """Beside Claude Code's own prompt; its own compaction begins behind that prompt, wherever it is told a window."""
+    table = filled("claude", Place("lm_studio/any", window_tokens, "http://127.0.0.1:4000"))
+    environment = table["environment"]
+    assert environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == longest
+    told = environment.get("CLAUDE_CODE_MAX_CONTEXT_TOKENS", 0)
+    assert told == window_tokens * is_told
+    assert not told or told - longest - 13_000 > 2 * table["prompt_tokens"]
 
 
 def test_several_loaded_models_are_a_choice(connect: Connect, simulator: Simulator) -> None:
@@ -158,6 +171,9 @@ def test_a_kept_key_is_read_by_the_shell(connect: Connect, home: Path, monkeypat
     code, output, errors = connect("aider")
     assert (code, errors) == (0, "")
     assert exported(output, key="")["OPENAI_API_KEY"] == KEY
+    # By the master key's own name only where a client's file says that name.
+    assert exported(output, key="").get("LITELLM_MASTER_KEY", "") == ""
+    assert exported(connect("codex")[1].splitlines()[1], key="") == {"LITELLM_MASTER_KEY": KEY}
 
 
 def test_names_are_quoted_for_each_reader() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from litellm_compaction.cli.doctor import _grouped
-from litellm_compaction.cli.up import RUNNING_FILE
+from litellm_compaction.cli.doctor import _grouped, doctor
+from litellm_compaction.cli.running import Running, told
 from litellm_compaction.events import event_to_json
 from litellm_compaction.proxy.config_check import note
 from litellm_compaction.simulator import Address, Model, Simulator, serve
@@ -210,17 +210,29 @@ def test_a_model_whose_summaries_say_nothing_is_named(report: Report, address: A
     assert "max_summary_calls: 0" in said
 
 
-def test_it_looks_at_the_server_of_the_up_that_runs(report: Report, address: Address, environ: dict[str, str]) -> None:
-    """And says so; a proxy that has ended is none."""
-    path = Path(environ["LITELLM_COMPACTION_HOME"]) / RUNNING_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    note = {"pid": os.getpid(), "base_url": "http://127.0.0.1:4000", "api_base": f"{address.base_url}/v1"}
-    path.write_text(json.dumps({**note, "is_simulated": True}), encoding="utf-8")
-    document = config(deployment("lm_studio/*", "lm_studio/*", params={"api_base": "os.environ/LM_STUDIO_API_BASE"}))
-    code, found = report(document)
-    assert code == 0
-    said = f"it runs at http://127.0.0.1:4000: looked at is its simulator, not an LM Studio, at {address.base_url}/v1."
-    assert said in messages(found, "note")
+def test_it_looks_at_what_up_runs(
+    report: Report,
+    address: Address,
+    environ: dict[str, str],
+    write: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its server and its config, and says so; that a simulator answers, and which file does not run."""
+    wildcard = deployment("lm_studio/*", "lm_studio/*", params={"api_base": "os.environ/LM_STUDIO_API_BASE"})
+    runs = write(config(wildcard), "runs.yaml")
+    what = Running("http://127.0.0.1:4000", str(runs), f"{address.base_url}/v1", is_simulated=True)
+    with told(what, environ):
+        assert doctor(config=None, as_json=True, environ=environ) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["config"] == str(runs)
+        assert f"it runs at http://127.0.0.1:4000 with {runs}." in messages(found, "note")
+        assert any("SIMULATOR" in message for message in messages(found, "note"))
+        assert not any("is not what runs" in message for message in messages(found, "note"))
+        code, found = report(config(wildcard))
+        assert code == 0, "at the simulator, too"
+        assert any("is not what runs" in message for message in messages(found, "note"))
+    _, found = report(config(wildcard))
+    assert not any(finding["place"] == "up" for finding in found["findings"])
 
 
 pytestmark = pytest.mark.usefixtures("without_lm_studio")

@@ -26,6 +26,7 @@ def test_an_opted_in_server_is_guarded_by_its_own_window(
     assert body["messages"][-1] == messages[-1]
     assert 256 <= body["max_tokens"] < window
     source = "ollama" if group == "ollama" else r"llama\.cpp"
+    assert routes.proxy.expect_logged(r"INFO: guarding .*\(\d[\d,]* tokens\).* more; mode=guard; page: ")
     assert routes.proxy.expect_logged(rf"window model={group} tokens={window} source={source}")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction import (
+    CompactionResult,
     Compactor,
+    DoesNotFit,
     SummaryFailed,
     compact,
     count_tokens,
@@ -36,7 +39,7 @@ from tests.builders import (
     user,
 )
 from tests.integration.bench import edit_plan
-from tests.library.scripted import SUMMARY, FakeCompletion, config
+from tests.library.scripted import SUMMARY, FakeCompletion, completion, config
 
 TASK = "The task: port the parser to Rust, never touch /etc/passwd."
 
@@ -255,8 +258,65 @@ async def test_a_compactor_never_raises() -> None:
     assert (failed.reason, failed.round, failed.tokens_before, failed.tokens_after) == ("error", 0, 0, 0)
     compactor = Compactor(config(context_window_tokens=4096), FakeCompletion([ConnectionError("secret words")]))
     done = await compactor(chat(20))
-    assert (done.messages, done.reason, type(done.error)) == (chat(20), "error", SummaryFailed)
+    assert (done.strategy, done.reason, done.summary, type(done.error)) == ("truncate", "", "", SummaryFailed)
+    assert "Question 0." in carrier(done.messages)
     assert "secret" not in repr(compactor)
+
+
+def listing(seed: int, lines: int) -> str:
+    """What a search gives: no line comes twice."""
+    random = Random(seed)
+    return "\n".join(f"src/{random.randrange(10**6):x}.py:{random.randrange(999)}: value" for _ in range(lines))
+
+
+async def loop(compactor: Compactor, steps: int, lines: int, *, truth: str) -> list[tuple[CompactionResult, int]]:
+    """An agent whose every step brings a result; what came of each step, and its prompt's tokens by the true model."""
+    raw, found = [system(), user(TASK)], []
+    for step in range(steps):
+        done = await compactor(raw)
+        found.append((done, await count_tokens(done.messages, model=truth)))
+        raw = [*done.messages, calls(str(step)), result(str(step), listing(step, lines))]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [("qwen/qwen3-8b", ""), ("nobody/knows-it", SUMMARY), ("qwen/qwen3-8b", "long " * 900)]
+)
+async def test_the_window_is_kept(model: str, said: str) -> None:
+    """Results of three quarters of it, step after step, and a summariser that says nothing, little, or too much."""
+    found = await loop(
+        Compactor(config(model=model, context_window_tokens=4096), FakeCompletion([said])), 12, 210, truth=model
+    )
+    assert max(tokens for _, tokens in found) <= 4096
+    assert sum(done.compacted for done, _ in found) == 10
+    assert {done.strategy for done, _ in found if done.compacted} == ({"summary"} if said == SUMMARY else {"truncate"})
+    assert TASK in carrier(found[-1][0].messages)
+
+
+async def test_what_does_not_fit_is_named() -> None:
+    """Two results that nobody has answered, each of three quarters of the window; nobody is asked for a summary."""
+    raw = [*chat(2), user(TASK), calls("a", "b"), result("a", listing(1, 210)), result("b", listing(2, 210))]
+    completions = FakeCompletion()
+    with pytest.raises(DoesNotFit, match=r"4096 tokens.*result of tool \w+ 29\d\d tokens.*Shorten") as error:
+        await compact(raw, config(context_window_tokens=4096), completions)
+    assert error.value.needed_tokens > 6000
+    done = await Compactor(config(context_window_tokens=4096), completions)(raw)
+    assert (done.messages, done.reason, type(done.error)) == (raw, "error", DoesNotFit)
+    assert completions.asked == []
+
+
+async def test_a_servers_number_corrects_the_count_of_an_unknown_model() -> None:
+    """Else every step of a third of the window looks like one too many."""
+    truth = "qwen/qwen3-8b"
+
+    async def complete(*, messages: list[JsonDict], **_: Any) -> JsonDict:
+        told = await count_tokens(messages, model=truth)
+        return {**completion(SUMMARY), "usage": {"prompt_tokens": told}}
+
+    compactor = Compactor(config(model="nobody/learns", context_window_tokens=8192), complete)
+    found = await loop(compactor, 14, 190, truth=truth)
+    assert sum(done.compacted for done, _ in found) <= 7
+    assert max(tokens for _, tokens in found) <= 8192
 
 
 def test_an_earlier_summary_is_found() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadWish
-from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, Wish, wish_of
+from litellm_compaction.proxy.call import NONE, Call, Calls, ClientRequest, Wish, is_off_for_owner, wish_of
 from tests.builders import chat
 from tests.engine.bench import Bench
 
@@ -46,6 +46,24 @@ def read(compaction: object = None, **headers: Any) -> Wish:
 def test_metadata(compaction: object, wish: Wish) -> None:
     """An object, or the same as a string: OpenAI's own metadata holds nothing else."""
     assert read(compaction) == wish
+
+
+@pytest.mark.parametrize(
+    ("key", "team", "is_off"),
+    [
+        (None, None, False),
+        ({"mode": "off"}, None, True),
+        (None, {"mode": False}, True),
+        ("off", {"mode": "guard"}, True),
+        ({"mode": "guard"}, {"mode": "off"}, False),
+        ({"notices": "off"}, None, False),
+        (["off"], None, False),
+    ],
+)
+def test_a_key_is_left_alone_by_its_own_or_its_teams_metadata(key: object, team: object, is_off: bool) -> None:
+    """The key's word comes first; a request's own metadata is not asked."""
+    metadata = {"user_api_key_metadata": {"compaction": key}, "user_api_key_team_metadata": {"compaction": team}}
+    assert is_off_for_owner({**metadata, "compaction": "off"}) == is_off
 
 
 @pytest.mark.parametrize(
