@@ -26,8 +26,8 @@ from litellm_compaction.core.messages import (
     with_only_text,
 )
 from litellm_compaction.core.plan import Edit, Level
-from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.refusal import unprepared
+from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.recalling import Additions, Recaller
