@@ -264,7 +264,8 @@ class Overflow(NamedTuple):
 
 
 # Wordings by LM Studio version: lmstudio-bug-tracker 237, 546, 1024, 1620, 2201, 2322; opencode 2259 and 11141;
-# goose 11318. The last but one are llama.cpp's server and vLLM/OpenAI. # is a number: (prompt, window), 0 = not named.
+# goose 11318; jmgirard/rlmstudio. The last but one are llama.cpp's server and vLLM/OpenAI. # is a number:
+# (prompt, window), 0 = not named.
 _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
     (re.compile(pattern.replace("#", r"(\d{1,12})(?!\d)"), re.IGNORECASE | re.DOTALL), prompt, window)
     for pattern, prompt, window in (
@@ -277,6 +278,7 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
         (r"maximum context length is # tokens", 0, 1),
         (r'n_prompt_tokens\\*" ?: ?#.{0,100}?n_ctx\\*" ?: ?#', 1, 2),
         (r"does not fit in context length", 0, 0),
+        (r"tokens to keep from the initial prompt is greater than the context length", 0, 0),
         (r"context size has been exceeded", 0, 0),
         (r"exceeds the available context size", 0, 0),
         (r"exceed_context_size_error", 0, 0),

@@ -199,6 +199,21 @@ def tool_rounds(draw: st.DrawFn, number: int) -> list[JsonDict]:
 
 
 @cache
+@st.composite
+def mixed_rounds(draw: st.DrawFn, number: int) -> list[JsonDict]:
+    """A round as some agents send it: other messages between its results, one id for all, each call by itself."""
+    opening, *answers = draw(tool_rounds(number))
+    if draw(st.booleans()):
+        for each in (*opening["tool_calls"], *answers):
+            each["id" if "id" in each else "tool_call_id"] = f"call_{number}"
+    made = [opening]
+    if draw(st.booleans()):
+        made = [{**opening, "tool_calls": [call]} for call in opening["tool_calls"]]
+    between = st.just([]) | _additions() | st.just([{"role": "user", "content": [image()]}])
+    return [*made, *(message for each in answers for message in (*draw(between), each))]
+
+
+@cache
 def _later_words(repeats: int) -> st.SearchStrategy[str | list[JsonDict]]:
     return contents(max_repeat=repeats) | st.sampled_from(ADDITIONS)
 
@@ -237,7 +252,7 @@ def agent_conversations(draw: st.DrawFn, *, max_rounds: int = 5) -> list[JsonDic
         messages += [assistant(draw(texts(max_repeat=20)))] if turn else []
         messages += [user(f"Task {turn}: " + draw(texts(max_repeat=10))), *draw(_additions())]
         for _ in range(draw(st.integers(0, max_rounds))):
-            messages += draw(tool_rounds(number))
+            messages += draw(tool_rounds(number) | mixed_rounds(number))
             messages += draw(_additions())
             number += 1
     return messages
@@ -283,9 +298,10 @@ def _shape(upstream: Sequence[Message]) -> list[str]:
             else:
                 found.append(f"orphan result {message.call_id}")
         else:
-            if waiting:
-                found.append(f"calls without results: {waiting}")
-            waiting = [call.id for call in message.calls]
+            if message.role == "assistant":
+                if waiting and previous != "assistant":
+                    found.append(f"calls without results: {waiting}")
+                waiting = [*(waiting if previous == "assistant" else ()), *(call.id for call in message.calls)]
             if previous and (message.role, previous) not in {
                 ("assistant", "user"),
                 ("assistant", "tool"),
@@ -321,6 +337,8 @@ def _protected(original: Sequence[Message], upstream: Sequence[Message]) -> list
 def _open_tail(original: Sequence[Message]) -> Sequence[Message]:
     """The calls whose results nobody has read, those results, and all that stands behind them."""
     last = max((at for at, message in enumerate(original) if message.role == "assistant"), default=-1)
+    while last > 0 and original[last - 1].role == "assistant" and original[last - 1].calls:
+        last -= 1
     return original[last:] if any(message.role == "tool" for message in original[last + 1 :]) else ()
 
 

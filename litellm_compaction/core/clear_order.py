@@ -5,11 +5,12 @@ Source: anthropic 2.12.0 (`types/beta/beta_clear_tool_uses_20250919_edit_param.p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from litellm_compaction.core.messages import JsonValue, Message, parse_message, with_text
+from litellm_compaction.core.messages import Message, parse_message, with_text
+from litellm_compaction.core.rounds import rounds
 
 _CLEARED = "[Old tool result content cleared]"
 _NO_INPUT = "{}"
@@ -45,35 +46,32 @@ class Cleared(NamedTuple):
 
 def cleared(messages: Sequence[Message], order: ClearOrder, prompt_tokens: int) -> Cleared:
     """Returns a conversation with its old tool results cleared, if it is as large as the order says."""
-    calls = [call for message in messages for call in message.calls]
+    found = [(each.made, each.results) for each in rounds(messages)]
+    calls = [each for made, _ in found for each in made]
     is_due = prompt_tokens > order.above_tokens if order.above_tokens else len(calls) > order.above_calls
-    old = calls[: max(len(calls) - order.keep, 0)]
-    answered = {message.call_id for message in messages if message.role == "tool" and message.text != _CLEARED}
-    gone = {call.id: call.name for call in old if call.name not in order.excluded and call.id in answered}
+    old = {each for each in calls[: max(len(calls) - order.keep, 0)] if each.call.name not in order.excluded}
+    answered = ((at, each) for _, results in found for at, each in results.items() if messages[at].role == "tool")
+    gone = {at: each for at, each in answered if each in old and messages[at].text != _CLEARED}
     if not is_due or not gone:
         return Cleared(tuple(messages), 0)
-    return Cleared(tuple(_without(message, gone, order) for message in messages), len(gone))
-
-
-def _without(message: Message, gone: dict[str, str], order: ClearOrder) -> Message:
-    if message.role == "tool" and message.call_id in gone:
-        return with_text(message, _CLEARED)
+    shown = list(messages)
+    for at in gone:
+        shown[at] = with_text(shown[at], _CLEARED)
     names = order.inputs
-    if not names or gone.keys().isdisjoint(call.id for call in message.calls):
-        return message
-    shown = [_call(call, gone, names) for call in _raw_calls(message)]
+    for each in {*gone.values()}:
+        if names is True or (names and each.call.name in names):
+            shown[each.at] = _without_input(shown[each.at], each.place)
+    return Cleared(tuple(shown), len({*gone.values()}))
+
+
+def _without_input(message: Message, place: int) -> Message:
+    calls = message.raw.get("tool_calls")
+    shown = list(calls) if isinstance(calls, list) else []
+    call = shown[place]
+    if isinstance(call, dict):
+        function = call.get("function")
+        shown[place] = {
+            **call,
+            "function": {**(function if isinstance(function, dict) else {}), "arguments": _NO_INPUT},
+        }
     return parse_message({**message.raw, "tool_calls": shown})
-
-
-def _raw_calls(message: Message) -> Sequence[JsonValue]:
-    found = message.raw.get("tool_calls")
-    return found if isinstance(found, list) else []
-
-
-def _call(call: JsonValue, gone: dict[str, str], names: bool | Collection[str]) -> JsonValue:
-    name = gone.get(str(call.get("id"))) if isinstance(call, dict) else None
-    is_named = names is True or (not isinstance(names, bool) and name in names)
-    if not isinstance(call, dict) or name is None or not is_named:
-        return call
-    function = call.get("function")
-    return {**call, "function": {**(function if isinstance(function, dict) else {}), "arguments": _NO_INPUT}}

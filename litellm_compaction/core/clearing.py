@@ -24,6 +24,7 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.prompts import defused
+from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.stretches import without_data
 
 _ARGUMENTS_CHARS = 120
@@ -169,17 +170,6 @@ def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:
     calls = calls_by_position(messages)
     newest = {(call.name, canonical_arguments(call.arguments)): position for position, call in calls.items()}
     return frozenset(set(calls) - set(newest.values()))
-
-
-def calls_by_position(messages: Sequence[Message]) -> dict[int, ToolCall]:
-    """For each tool result the call that it answers: ids may repeat over the rounds, the nearest before it counts."""
-    waiting: dict[str, ToolCall] = {}
-    found: dict[int, ToolCall] = {}
-    for position, message in enumerate(messages):
-        waiting.update((call.id, call) for call in message.calls)
-        if message.role == "tool" and message.call_id in waiting:
-            found[position] = waiting[message.call_id]
-    return found
 
 
 def _short(arguments: str) -> str:

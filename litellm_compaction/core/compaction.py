@@ -19,7 +19,6 @@ from litellm_compaction.core.clearing import (
     ImagePlace,
     StubContent,
     called,
-    calls_by_position,
     edited,
     image_parts,
 )
@@ -36,6 +35,7 @@ from litellm_compaction.core.messages import (
     with_text,
 )
 from litellm_compaction.core.prompts import defused, frame
+from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.strategies import lead_in
 from litellm_compaction.core.stretches import without_data
 

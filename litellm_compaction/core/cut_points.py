@@ -15,9 +15,9 @@ from litellm_compaction.core.messages import (
     Message,
     last_assistant_index,
     newest_user_index,
-    open_round_start,
     system_prefix_length,
 )
+from litellm_compaction.core.rounds import open_round, open_round_start, within_rounds
 from litellm_compaction.core.stretches import has_words, own_words
 
 # LiteLLM, litellm_core_utils/prompt_templates/common_utils.py: OpenAI's tool messages hold text only, so images of
@@ -82,7 +82,7 @@ def request_text(messages: Sequence[Message]) -> str:
 
 
 def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
-    """The indices of the call and results that an answer answers which we carry over the limit; empty for any other.
+    """The indices of the calls and results that an answer answers which we carry over the limit; empty for any other.
 
     The round is closed by that answer, and may be covered with it; but what the model is saying is about these results.
     """
@@ -91,10 +91,10 @@ def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
     ours = next(index for index, message in enumerate(messages) if message.is_synthetic)
     # The answer's first part stands before our first request to go on.
     answer = ours - 1 if messages[ours].asks_to_go_on else ours
-    start = open_round_start(messages[: max(answer, 0)])
-    if start is None or not messages[start].calls:
+    last = open_round(messages[: max(answer, 0)])
+    if last is None or any(messages[index].role != "tool" for index in last.results):
         return ()
-    return (start, *(index for index in range(start + 1, answer) if messages[index].role == "tool"))
+    return tuple(sorted({*(each.at for each in last.made), *last.results}))
 
 
 def latest_cut(messages: Sequence[Message]) -> int:
@@ -119,8 +119,8 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
 
     Rules, as 28 shapes showed in 31 chat templates (llama.cpp's collection, 2026-11):
     * after the leading system messages, and covering at least one message;
-    * never between a call and its results: a `tool` message never opens the tail (Mistral, gpt-oss, Llama 4
-      refuse orphans);
+    * never between a call and its results, whatever stands between them, and a `tool` message never opens the tail
+      (Mistral, gpt-oss, Llama 4 refuse orphans);
     * the tail opens with `user` or `assistant`: a system message after the summary is refused by Qwen 3.5 and
       dropped by gpt-oss;
     * the protected tail is whole;
@@ -128,11 +128,12 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     * images of tool results stay with them.
     """
     prefix = system_prefix_length(messages)
-    last = latest_cut(messages)
+    last, within = latest_cut(messages), within_rounds(messages)
     return tuple(
         k
         for k in range(prefix + 1, last + 1)
-        if messages[k].role in ("user", "assistant") and not (messages[k].asks_to_go_on or shows_results(messages[k]))
+        if messages[k].role in ("user", "assistant")
+        and not (k in within or messages[k].asks_to_go_on or shows_results(messages[k]))
     )
 
 

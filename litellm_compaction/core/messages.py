@@ -195,25 +195,6 @@ def system_prefix_length(messages: Sequence[Message]) -> int:
     return len(messages)
 
 
-def round_end(messages: Sequence[Message], start: int) -> int:
-    """The index after the tool round that begins at `start` (the call and its results), or `start` + 1."""
-    end = start + 1
-    if messages[start].calls:
-        while end < len(messages) and messages[end].role == "tool":
-            end += 1
-    return end
-
-
-def open_round_start(messages: Sequence[Message]) -> int | None:
-    """The start of the tool round whose results no assistant message follows, or None.
-
-    Other messages may follow the results: agents put reminders there, as `user` or as `system`.
-    """
-    last = last_assistant_index(messages)
-    result = next((index for index in range(last + 1, len(messages)) if messages[index].role == "tool"), None)
-    return last if result is not None and last >= 0 and messages[last].calls else result
-
-
 def newest_user_index(messages: Sequence[Message]) -> int | None:
     """The index of the newest message with the role `user` that is not ours, of any writer, or None."""
     for index in range(len(messages) - 1, -1, -1):

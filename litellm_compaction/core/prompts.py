@@ -13,16 +13,12 @@ from litellm_compaction.core.continuation.text import outside_thoughts
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import (
     Message,
-    ToolCall,
     parse_message,
     render_arguments,
-    round_end,
     user_message,
     without_notices,
 )
 
-NO_RESPONSE = "Tool no response"
-UNDERSTOOD = "Understood."
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 FRAME_BEGIN = "[BEGIN RECORD OF EARLIER CONVERSATION]"
 FRAME_END = "[END RECORD OF EARLIER CONVERSATION]"
@@ -87,40 +83,6 @@ _REFUSAL = re.compile(
 def filled(prompt: str, values: Mapping[str, int]) -> str:
     """`prompt` with its placeholders replaced; other braces are text, so that a prompt may show JSON."""
     return _PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), prompt)
-
-
-def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages without open ends: every call has a result, and the last word is not a tool's."""
-    shown = [*with_every_result(messages)]
-    if shown and shown[-1].role == "tool":
-        shown.append(parse_message({"role": "assistant", "content": UNDERSTOOD}))
-    return tuple(shown)
-
-
-def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with a filler for each result that is missing.
-
-    A model that sees a call without a result tends to make the call, and strict templates refuse it; the fillers are
-    the original hand-off's.
-    """
-    shown = list(messages)
-    for index, calls in reversed(unanswered_calls(messages).items()):
-        end = round_end(messages, index)
-        shown[end:end] = [
-            parse_message({"role": "tool", "tool_call_id": call.id, "content": NO_RESPONSE}) for call in calls
-        ]
-    return tuple(shown)
-
-
-def unanswered_calls(messages: Sequence[Message]) -> dict[int, list[ToolCall]]:
-    """The calls whose round holds no result for them, by the position of the message that makes them."""
-    found: dict[int, list[ToolCall]] = {}
-    for index, message in enumerate(messages):
-        if message.calls:
-            answered = {each.call_id for each in messages[index + 1 : round_end(messages, index)]}
-            if missing := [call for call in message.calls if call.id not in answered]:
-                found[index] = missing
-    return found
 
 
 def frame(summary: str, ledger: str, *, round_number: int, headed: bool = False) -> str:

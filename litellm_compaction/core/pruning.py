@@ -25,10 +25,10 @@ from litellm_compaction.core.messages import (
     normal_text,
     parse_message,
     render_arguments,
-    round_end,
     without_notices,
 )
-from litellm_compaction.core.prompts import NO_RESPONSE, defused, filled, focus_lines
+from litellm_compaction.core.prompts import defused, filled, focus_lines
+from litellm_compaction.core.rounds import NO_RESPONSE, rounds, within_rounds
 
 # Below this nothing is gained that is worth a marker.
 _LEAST_SAVED_CHARS = 80
@@ -115,17 +115,15 @@ def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Ite
     A tool round that an assistant's message follows; a whole exchange, from a user's message to the next one; and all
     up to the first message that is not wanted away, since the record stands before it in a user's message.
     """
+    within = within_rounds(rest)
     stays = next((at for at in span if at not in wanted), span.stop)
-    while span.start < stays < span.stop and rest[stays].role not in ("user", "assistant"):
+    while span.start < stays < span.stop and (stays in within or rest[stays].role not in ("user", "assistant")):
         stays -= 1
     yield range(span.start, stays)
-    users = [at for at in span if rest[at].role == "user"]
-    at = span.start
-    while at < span.stop:
-        end = min(round_end(rest, at), span.stop)
-        if rest[at].calls and end < span.stop and rest[end].role == "assistant":
-            yield range(at, end)
-        at = end
+    users = [at for at in span if rest[at].role == "user" and at not in within]
+    for each in rounds(rest):
+        if span.start <= each.start and each.end < span.stop and rest[each.end].role == "assistant":
+            yield range(each.start, each.end)
     for begin, end in pairwise(sorted({span.start, *users, span.stop})):
         # The messages after the covered part may be edited by their client.
         if end < span.stop or (rest[end - 1].role == "assistant" and not rest[end - 1].calls):
@@ -260,7 +258,7 @@ def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]
             if at not in dropped:
                 shortened[at] = _shown_chars(rest[at], text if isinstance(text, str) else None)
     # A model that drops a call means its results too, but for those that are to stay in part.
-    results = {of for at in dropped if rest[at].calls for of in range(at + 1, round_end(rest, at))}
+    results = {at for each in rounds(rest) for at, made in each.results.items() if made.at in dropped}
     return Wishes(dropped=frozenset(dropped | (results & set(choices) - set(shortened))), shortened=shortened)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
-from litellm_compaction.core.clearing import calls_by_position
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, with_text
+from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.errors import DoesNotFit, Share
 

@@ -50,6 +50,8 @@ _AGENTS_FILE = re.compile(r"\s*# AGENTS\.md instructions[^\n]{0,1000}\s*\Z")
 # Cline and Roo Code without native tool calls (src/core/assistant-message): a result under the role `user`. In such a
 # result these hold what the person answered.
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
+# Hermes, Qwen and Anthropic's older protocol, where a client writes results as the model was trained to read them.
+_RESULT_TAGS = ("<tool_response>", "<tool_result>", "<function_results>")
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
 # A client's own compaction, by this package's library or a tool with the same heading.
 _RECORD = "## Session Summary"
@@ -83,6 +85,12 @@ class Stretch(NamedTuple):
 def has_words(message: Message) -> bool:
     """Returns True if a user message may hold something that the person wrote."""
     return any(each.kind in ("words", "doubted") for _, each in _found(message))
+
+
+def is_text_result(message: Message) -> bool:
+    """Returns True if a user message holds a call's result, in the form of a protocol of text."""
+    text = message.text.lstrip()
+    return message.role == "user" and (text.startswith(_RESULT_TAGS) or _TEXT_RESULT.match(text) is not None)
 
 
 def own_words(message: Message) -> str:

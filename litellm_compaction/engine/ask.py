@@ -25,7 +25,7 @@ from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, Request, user_message
 from litellm_compaction.core.plan import Prune, Summarize
-from litellm_compaction.core.prompts import appended, is_refusal, unanswered_calls
+from litellm_compaction.core.prompts import appended, is_refusal
 from litellm_compaction.core.pruning import (
     decide,
     offered,
@@ -33,6 +33,7 @@ from litellm_compaction.core.pruning import (
     pruning_prompt,
     roomy_answer_tokens,
 )
+from litellm_compaction.core.rounds import unanswered_calls
 from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
 from litellm_compaction.engine.recalling import Recaller

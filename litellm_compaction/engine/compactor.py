@@ -415,9 +415,14 @@ class Compactor:
     async def has_shrunk(self, context: RequestContext, prepared: PreparedRequest) -> bool:
         """Returns True if the window is smaller than the one that `prepared` was made for: it may have waited.
 
+        For the rest of an answer the window is read anew: where LM Studio's protocol does not work, nothing else tells
+        that the model was loaded again while it spoke.
+
         Raises:
             WindowUnknown, ModelNotLoaded: as `guard`.
         """
+        if prepared.way is not None:
+            self.windows.invalidate(context.target)
         window = await self._measurer.window(context, prompt_tokens=prepared.count.tokens)
         return window.tokens < prepared.window.tokens
 

@@ -26,13 +26,13 @@ from litellm_compaction.core.messages import (
     with_only_text,
 )
 from litellm_compaction.core.plan import Edit, Level
-from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.refusal import unprepared
+from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.recalling import Additions, Recaller
 from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
-from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
+from litellm_compaction.errors import ModelNotLoaded, OwnTemplate, WindowUnknown, WindowUnread
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.sources import Sources
@@ -236,7 +236,7 @@ class RequestMeasurer:
             WindowUnknown, ModelNotLoaded: as `measure`.
         """
         try:
-            window = await self._windows.resolve(context.target)
+            window = await self._served(context.target)
             is_doubtful = _may_be_cut(prompt_tokens, window)
             return await self._windows.confirmed(context.target, window) if is_doubtful else window
         except ModelNotLoaded:
@@ -244,6 +244,15 @@ class RequestMeasurer:
                 raise
         await self._warm_ups.join(context.target.key, lambda: self._warm_up(context))
         return await self._windows.resolve(context.target, fresh=True)
+
+    async def _served(self, target: Target) -> Window:
+        """The window of a target; of one that is not served, it seems, as a list says that begins to be read now."""
+        try:
+            return await self._windows.resolve(target)
+        except WindowUnread:
+            raise
+        except (ModelNotLoaded, WindowUnknown):
+            return await self._windows.resolve(target, fresh=True)
 
     async def _warm_up(self, context: RequestContext) -> None:
         """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.

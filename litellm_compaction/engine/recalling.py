@@ -210,12 +210,18 @@ def _readable(arguments: str) -> str:
 
 
 def _exchange(said: str, calls: Sequence[ToolCall], texts: Sequence[str]) -> tuple[Message, ...]:
-    """The calls as the model made them, and a result for each."""
+    """The calls as the model made them, and a result for each; with ids of ours if the model's do not tell them apart.
+
+    Mistral's templates take ids of nine letters and digits only.
+    """
+    ids = [call.id for call in calls]
+    if "" in ids or len({*ids}) < len(ids):
+        ids = [f"recall{number:03}" for number in range(len(ids))]
     written: list[JsonValue] = [
-        {"id": call.id, "type": "function", "function": {"name": RECALL, "arguments": _readable(call.arguments)}}
-        for call in calls
+        {"id": each, "type": "function", "function": {"name": RECALL, "arguments": _readable(call.arguments)}}
+        for each, call in zip(ids, calls, strict=True)
     ]
     results: list[JsonObject] = [
-        {"role": "tool", "tool_call_id": call.id, "content": text} for call, text in zip(calls, texts, strict=True)
+        {"role": "tool", "tool_call_id": each, "content": text} for each, text in zip(ids, texts, strict=True)
     ]
     return tuple(map(parse_message, ({"role": "assistant", "content": said, "tool_calls": written}, *results)))

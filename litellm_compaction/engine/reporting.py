@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from litellm_compaction.core.compaction import Compaction, compaction_id
 from litellm_compaction.core.conversation import applied_tokens
-from litellm_compaction.core.messages import open_round_start
+from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
     USED_AHEAD,

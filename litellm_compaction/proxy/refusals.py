@@ -120,7 +120,8 @@ class _Kind(NamedTuple):
     code: str = ""
 
 
-_BAD_REQUEST = 400
+# LM Studio says of the same overflow the first on its route for chats, the second on others.
+_OVERFLOW_STATUSES = (400, 500)
 _INVALID = "invalid_request_error"
 _KINDS: Mapping[type[CompactionError], _Kind] = {
     DoesNotFit: _Kind(400, _INVALID, "messages", TOO_LONG),
@@ -207,7 +208,7 @@ def _is_overflow(original: Exception, client_text: Callable[[], str]) -> bool:
     """Returns True if a server has refused a request as too long; LiteLLM does not know Ollama's words (1.106.2)."""
     if isinstance(original, litellm.ContextWindowExceededError):
         return True
-    text = str(original) if getattr(original, "status_code", None) == _BAD_REQUEST else ""
+    text = str(original) if getattr(original, "status_code", None) in _OVERFLOW_STATUSES else ""
     return overflow_from_text(text) is not None and overflow_from_text(text, client_text()) is not None
 
 

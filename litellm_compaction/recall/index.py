@@ -15,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from litellm_compaction.core.clearing import called, calls_by_position
+from litellm_compaction.core.clearing import called
 from litellm_compaction.core.messages import Message, visible_text
+from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.secrets import Redact, redactor
 from litellm_compaction.core.stretches import divided, has_words
 from litellm_compaction.recall.terms import terms

@@ -292,7 +292,7 @@ def _alternates(roles: Sequence[str]) -> bool:
 JsonObject = dict[str, Any]
 ErrorShape = Literal["string", "object"]
 RefusalOutcome = Literal["ok", "error", "overflow", "pool_overflow", "fault"]
-NKeepWording = Literal["number_of_tokens", "trying_to_keep", "cannot_truncate"]
+NKeepWording = Literal["number_of_tokens", "trying_to_keep", "cannot_truncate", "no_numbers"]
 
 POOL_EXCEEDED = "Context size has been exceeded."  # bt#1620, bt#1757, bt#2201
 CRASHED = (  # bt#932, bt#1057
@@ -375,7 +375,8 @@ def model_not_found(name: str) -> Refusal:
 def n_keep_too_long(keep_tokens: int, window_tokens: int, wording: NKeepWording) -> Refusal:
     """The 400 when even the part that must stay exceeds the window.
 
-    The three wordings are those of 0.3.x late (openclaude#353), 0.3.x early (bt#237), and 0.4.0 (opencode#11141).
+    The wordings are those of 0.3.x late (openclaude#353), 0.3.x early (bt#237), 0.4.0 (opencode#11141), and 0.4.25
+    (jmgirard/rlmstudio, tests/testthat/test-long-prompts.R), which names no number.
     """
     advice = "Try to load the model with a larger context length, or provide a shorter input."
     if wording == "trying_to_keep":
@@ -385,6 +386,11 @@ def n_keep_too_long(keep_tokens: int, window_tokens: int, wording: NKeepWording)
         )
     elif wording == "cannot_truncate":
         message = f"Cannot truncate prompt with n_keep ({keep_tokens}) >= n_ctx ({window_tokens})"
+    elif wording == "no_numbers":
+        message = (
+            "The number of tokens to keep from the initial prompt is greater than the context length. "
+            f"{advice.rstrip('.')}"
+        )
     else:
         message = (
             "The number of tokens to keep from the initial prompt is greater than the context length "

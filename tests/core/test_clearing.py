@@ -182,6 +182,13 @@ def test_the_oldest_results_go(order: ClearOrder, gone: str) -> None:
     assert cleared(found.messages, order, 100).calls == 0
 
 
+def test_ids_may_repeat() -> None:
+    """The newest results stay although older calls have their ids."""
+    raw = [user("Look."), *(each for n in "ab" for each in (calls("0"), result("0", f"Result of {n}.")))]
+    found = cleared(parsed(raw), ClearOrder(above_calls=1, keep=1), 100)
+    assert (results(found.messages)[1], found.calls) == ("Result of b.", 1)
+
+
 @pytest.mark.parametrize(("inputs", "kept"), [(False, "abcd"), (True, "cd"), (frozenset({"tool_b"}), "acd")])
 def test_arguments_go_only_if_that_is_ordered(inputs: bool | frozenset[str], kept: str) -> None:
     """Of all tools, or of those named."""

@@ -21,6 +21,7 @@ from tests.builders import (
     agent_conversations,
     assistant,
     calls,
+    image,
     parsed,
     raw_conversations,
     result,
@@ -29,6 +30,7 @@ from tests.builders import (
 )
 
 ROUND = [calls("1", "2"), result("1", "x"), result("2", "y")]
+BETWEEN = [*ROUND[:2], {"role": "user", "content": [image()]}, ROUND[2]]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,12 @@ ROUND = [calls("1", "2"), result("1", "x"), result("2", "y")]
         ([user("u"), assistant("a"), user("v"), *ROUND], (1, 2, 3), {2, 3, 4, 5}),
         ([user("u"), assistant("a"), system("late"), user("v")], (1, 3), {3}),
         ([user("u"), assistant("a"), result("orphan", "x")], (1,), {0, 2}),
+        # Anything may stand between the results of a round, which also is one if each call has a message of its own.
+        ([user("u"), *BETWEEN, assistant("a"), user("v")], (1, 5, 6), {6}),
+        ([user("u"), *BETWEEN], (1,), {1, 2, 3, 4}),
+        ([user("u"), calls("1"), calls("2"), *ROUND[1:]], (1,), {0, 1, 2, 3, 4}),
+        ([user("u"), calls("1"), calls("2"), *ROUND[1:], assistant("a"), user("v")], (1, 5, 6), {6}),
+        ([user("u"), calls("toolu_1"), user("toolu_1: x"), assistant("a"), user("v")], (1, 3, 4), {4}),
     ],
 )
 def test_cuts_and_protected_messages(raw: list[JsonDict], cuts: tuple[int, ...], protected: set[int]) -> None:
@@ -55,15 +63,15 @@ def test_cuts_and_protected_messages(raw: list[JsonDict], cuts: tuple[int, ...],
     assert protected_indices(messages) == protected
 
 
-@given(raw_conversations())
+@given(raw_conversations() | agent_conversations())
 def test_a_cut_never_divides_a_round(raw: list[JsonDict]) -> None:
     """Behind every cut each result has its call, before it each call its result; the protected tail stays whole."""
     messages = parsed(raw)
     for cut in legal_cuts(messages):
         assert system_prefix_length(messages) < cut <= latest_cut(messages)
         for side in (messages[:cut], messages[cut:]):
-            called = {call.id for message in side for call in message.calls}
-            assert called == {message.call_id for message in side if message.role == "tool"}
+            called = sorted(call.id for message in side for call in message.calls)
+            assert called == sorted(message.call_id for message in side if message.role == "tool")
 
 
 @given(raw_conversations())

@@ -9,10 +9,7 @@ from hypothesis import given
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.plan import Compact, Summarize, plan
-from litellm_compaction.core.prompts import (
-    NO_RESPONSE,
-    cleaned_history,
-)
+from litellm_compaction.core.rounds import NO_RESPONSE, cleaned_history
 from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from tests.builders import (
     DEPTH,

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RequestContext
-from litellm_compaction.errors import ModelNotLoaded, Overflow
+from litellm_compaction.errors import ModelNotLoaded, Overflow, WindowUnknown
 from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.windows.windows import Windows
 from tests.builders import chat, parsed
@@ -24,21 +25,22 @@ BASE = "http://lmstudio.test:1234/v1"
 
 
 class LMStudio:
-    """Lists one model; `context_length` is None while it is not loaded."""
+    """Lists one model by its `key`; `context_length` is None while it is not loaded."""
 
     def __init__(self, context_length: int | None) -> None:
         self.context_length = context_length
+        self.key = "test-model"
         self.reads = 0
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         if request.url.path != "/api/v1/models":
             return httpx.Response(200, json={"error": "Unexpected endpoint."})
         self.reads += 1
-        loaded = [{"id": "test-model", "config": {"context_length": self.context_length, "parallel": 1}}]
+        loaded = [{"id": self.key, "config": {"context_length": self.context_length, "parallel": 1}}]
         model: dict[str, Any] = {
             "type": "llm",
             "publisher": "x",
-            "key": "test-model",
+            "key": self.key,
             "architecture": "x",
             "loaded_instances": loaded if self.context_length else [],
             "max_context_length": 262_144,
@@ -77,7 +79,34 @@ async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudi
     assert server.reads == 2
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_the_rest_of_an_answer_asks_for_the_window_anew(bench: Bench, server: LMStudio, goes_on: bool) -> None:
+    """A model that was loaded again while it spoke is found smaller, though a list of seconds ago says otherwise."""
+    request = Request(messages=parsed(chat(3)))
+    prepared = await bench.compactor.guard(request, context(bench))
+    if goes_on:
+        prepared = await bench.compactor.continuing.continue_answer(request, Partial(text="Begun."), context(bench))
+    server.context_length = 4096
+    assert await bench.compactor.has_shrunk(context(bench), prepared) is goes_on
+
+
 # ------------------------------------------------------------------ not loaded
+
+
+@pytest.mark.parametrize("before", [{"context_length": None}, {"key": "another"}])
+async def test_a_model_that_was_loaded_since_the_list_was_read_is_served(
+    bench: Bench, server: LMStudio, before: dict[str, Any]
+) -> None:
+    """Nothing is refused, or loaded once more, by a list from memory."""
+    for name, value in before.items():
+        setattr(server, name, value)
+    request, warm_up = Request(messages=parsed(chat(3))), WarmUp(server)
+    refusing = context(bench, when_not_loaded="error", warm_up=warm_up)
+    with pytest.raises((ModelNotLoaded, WindowUnknown)):
+        await bench.compactor.guard(request, refusing)
+    server.context_length, server.key = 8192, "test-model"
+    assert (await bench.compactor.guard(request, refusing)).window.tokens == 8192
+    assert warm_up.runs == 0
 
 
 class WarmUp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -49,10 +50,18 @@ class Scene:
         options: dict[str, Any] = {"tools": [TOOL], "keep_originals": "compacted", "carries_calls": True}
         return await self.bench.guard(raw, **{**options, **changes})
 
-    async def look_up(self, prepared: PreparedRequest, *queries: str, left: int = MOST_LOOKUPS, said: str = "") -> None:
+    async def look_up(
+        self,
+        prepared: PreparedRequest,
+        *queries: str,
+        left: int = MOST_LOOKUPS,
+        said: str = "",
+        ids: Sequence[str] = (),
+    ) -> None:
         recaller = self.bench.compactor.recaller
         assert recaller is not None
-        calls = [ToolCall(id=f"c{at}", name=RECALL, arguments=query) for at, query in enumerate(queries)]
+        given = ids or [f"c{at}" for at in range(len(queries))]
+        calls = [ToolCall(id=each, name=RECALL, arguments=query) for each, query in zip(given, queries, strict=True)]
         context = self.bench.context(keep_originals="compacted", carries_calls=True)
         await recaller.look_up(context, prepared, said, calls, left)
 
@@ -123,14 +132,16 @@ async def test_any_arguments_are_answered(arguments: str, query: str | None) -> 
     assert (FACT in again.messages[-1].text) == (query is not None)
 
 
-async def test_more_calls_than_are_left_are_told_so() -> None:
-    """Each call has its result."""
+@pytest.mark.parametrize(("given", "sent"), [(["c0", "c1"],) * 2, (["c", "c"], ["recall000", "recall001"])])
+async def test_more_calls_than_are_left_are_told_so(given: list[str], sent: list[str]) -> None:
+    """Each call has its result, under an id of ours if the model's are the same."""
     scene = Scene()
     prepared = await scene.sent(LONG)
-    await scene.look_up(prepared, '{"query": "bird"}', '{"query": "parser"}', left=1)
+    await scene.look_up(prepared, '{"query": "bird"}', '{"query": "parser"}', left=1, ids=given)
     again = await scene.sent(LONG)
     assert again.messages is not None
-    assert [message.call_id for message in again.messages[-2:]] == ["c0", "c1"]
+    assert [call.id for call in again.messages[-3].calls] == sent
+    assert [message.call_id for message in again.messages[-2:]] == sent
     assert FACT in again.messages[-2].text
     assert "No more look-ups" in again.messages[-1].text
 

@@ -131,6 +131,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     kinds = {
         "cut": {"truncated_usage": "kept"},
         "string": {"overflow": "error_400_string"},
+        "numberless": {"overflow": "error_400_string", "n_keep_wording": "no_numbers"},
         "object": {"overflow": "error_400_object", "error_shape": "object"},
         "event": {"overflow": "error_event"},
         "empty": {},

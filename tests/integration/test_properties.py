@@ -41,12 +41,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """As a model that reads text only has them: it refuses others, where its stand-in charges as any other's."""
-    return [
+    texts = [
         {**each, "content": [part for part in each["content"] if part["type"] == "text"]}
         if isinstance(each.get("content"), list)
         else each
         for each in messages
     ]
+    return [each for each in texts if each["content"] != []]
 
 
 @_SOME

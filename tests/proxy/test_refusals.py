@@ -27,6 +27,7 @@ from litellm_compaction.proxy.refusals import (
     litellm_error_of,
     refusal_of,
     response_of,
+    reworded,
     server_gone,
 )
 from tests.proxy.scripted import Scene, Turn
@@ -66,6 +67,20 @@ def test_each_error_has_its_status_and_code(error: CompactionError, status: int,
     for said in (refusal.message, str(mapped), response.text):
         assert "10.0.0.7" not in said
         assert error.for_clients in said.replace('\\"', '"')
+
+
+@pytest.mark.parametrize(
+    ("status", "is_overflow"), [(400, True), (500, True), (429, False)], ids=["chats", "other routes", "another error"]
+)
+def test_an_overflow_is_told_as_one(status: int, is_overflow: bool) -> None:
+    """Whatever status its server gives it; not if the words are the client's own."""
+    said = "tokens to keep from the initial prompt is greater than the context length"
+    error = litellm.APIError(status, f"Error: {said}.", "lm_studio", "m")
+    told = reworded(None, error, is_guarded=True)
+    assert (told is not None) is is_overflow
+    if told is not None:
+        assert (told.status_code, told.to_dict()["code"]) == (400, "context_length_exceeded")
+    assert reworded(None, error, is_guarded=True, client_text=lambda: said) is None
 
 
 def test_router_goes_on_where_that_may_help() -> None:

@@ -135,6 +135,7 @@ def test_a_conversation_that_is_too_long_has_many_answers(
         ("number_of_tokens", "greater than the context length (n_keep: 8"),
         ("trying_to_keep", "Trying to keep the first 8"),
         ("cannot_truncate", "Cannot truncate prompt with n_keep (8"),
+        ("no_numbers", "initial prompt is greater than the context length. Try"),
     ],
 )
 def test_a_first_message_beyond_the_window_is_a_400(bench: BenchFactory, wording: str, text: str) -> None:

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.prompts import cleaned_history, filled, with_every_result
+from litellm_compaction.core.prompts import filled
+from litellm_compaction.core.rounds import cleaned_history, with_every_result
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 # Rungs of compactions that no strategy has made.

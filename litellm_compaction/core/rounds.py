@@ -1,0 +1,171 @@
+"""Which results answer which calls, and where a tool round ends.
+
+A call's result is the message that answers its id, wherever it stands before the next assistant message: clients put
+images, reminders and the person's words between two results. Calls with one id are told apart by their places. A few
+clients send a result in another form: a block or a text under the role `user`, or OpenAI's older role `function`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from litellm_compaction.core.messages import Message, ToolCall, last_assistant_index, parse_message
+from litellm_compaction.core.stretches import is_text_result
+
+NO_RESPONSE = "Tool no response"
+_UNDERSTOOD = "Understood."
+# A shorter id stands in a text by chance.
+_LEAST_ID_CHARS = 4
+# So many calls are looked for in a message that may answer one in another form.
+_MOST_ODD_FORMS = 16
+_ID_KEYS = ("tool_use_id", "tool_call_id")
+
+
+class Made(NamedTuple):
+    """A call, the index of the message that makes it, and its place among that message's calls."""
+
+    at: int
+    place: int
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The calls of neighbouring assistant messages, and what answers them before the next assistant message.
+
+    Attributes:
+        made: the calls, in order; at least one.
+        results: the call that each result answers, by the result's index.
+        unanswered: the calls that nothing answers.
+    """
+
+    made: Sequence[Made]
+    results: Mapping[int, Made]
+    unanswered: Sequence[Made]
+
+    @property
+    def start(self) -> int:
+        return self.made[0].at
+
+    @property
+    def end(self) -> int:
+        """The index after its last call or result."""
+        return max((self.made[-1].at, *self.results)) + 1
+
+
+def rounds(messages: Sequence[Message], start: int = 0) -> Iterator[Round]:
+    """The rounds from an index on, oldest first."""
+    speaking = [at for at in range(start, len(messages)) if messages[at].role == "assistant"]
+    # Some clients send each of several calls in a message of its own.
+    turns = [at for at in speaking if at == start or messages[at - 1].role != "assistant"]
+    for first, end in pairwise((*turns, len(messages))):
+        calling = (at for at in range(first, end) if messages[at].calls)
+        if made := [Made(at, *each) for at in calling for each in enumerate(messages[at].calls)]:
+            yield _round(messages, made, end)
+
+
+def _round(messages: Sequence[Message], made: Sequence[Made], end: int) -> Round:
+    waiting: dict[str, list[int]] = {}
+    for number in reversed(range(len(made))):
+        waiting.setdefault(made[number].call.id, []).append(number)
+    behind = range(made[0].at + 1, end)
+    answered: dict[int, int] = {}
+    for at in (at for at in behind if messages[at].role == "tool"):
+        if numbers := waiting.get(messages[at].call_id):
+            # A result that comes once more is the last call's.
+            answered[at] = numbers.pop() if len(numbers) > 1 else numbers[0]
+    left = sorted({*range(len(made))}.difference(answered.values()))
+    for at in (at for at in behind if left and messages[at].role in ("user", "function")):
+        numbers = [number for number in left[:_MOST_ODD_FORMS] if _answers(messages[at], made[number].call)]
+        if numbers := numbers or left[: is_text_result(messages[at])]:
+            answered[at] = numbers[0]
+            left = [number for number in left if number not in numbers]
+    return Round(
+        made=made,
+        results={at: made[number] for at, number in answered.items()},
+        unanswered=[made[number] for number in left],
+    )
+
+
+def _answers(message: Message, call: ToolCall) -> bool:
+    """Returns True if a message that is no tool's names a call that no tool's message answers."""
+    if message.role == "function":
+        return message.raw.get("name") == call.name
+    content = message.raw.get("content")
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    if call.id and any(part.get(key) == call.id for part in parts for key in _ID_KEYS):
+        return True
+    return len(call.id) >= _LEAST_ID_CHARS and call.id in message.text
+
+
+def calls_by_position(messages: Sequence[Message]) -> dict[int, ToolCall]:
+    """For each tool result the call that it answers.
+
+    Ids may repeat over the rounds. A result whose round has no such call answers the nearest call before it.
+    """
+    found = {at: made.call for each in rounds(messages) for at, made in each.results.items()}
+    latest: dict[str, ToolCall] = {}
+    for at, message in enumerate(messages):
+        latest.update((call.id, call) for call in message.calls)
+        if message.role == "tool" and message.call_id in latest:
+            found.setdefault(at, latest[message.call_id])
+    return {at: found[at] for at in sorted(found) if messages[at].role == "tool"}
+
+
+def within_rounds(messages: Sequence[Message]) -> frozenset[int]:
+    """The indices at which a cut would divide calls from their results."""
+    return frozenset(at for each in rounds(messages) for at in range(each.start + 1, each.end))
+
+
+def open_round(messages: Sequence[Message]) -> Round | None:
+    """The round whose results no assistant message follows, or None."""
+    start = last_assistant_index(messages)
+    while start > 0 and messages[start - 1].role == "assistant":
+        start -= 1
+    last = next(rounds(messages, max(start, 0)), None)
+    return last if last is not None and last.results else None
+
+
+def open_round_start(messages: Sequence[Message]) -> int | None:
+    """The start of the open round, else the first result that no assistant message follows, or None.
+
+    Other messages may follow the results: agents put reminders there, as `user` or as `system`.
+    """
+    if (last := open_round(messages)) is not None:
+        return last.start
+    behind = range(last_assistant_index(messages) + 1, len(messages))
+    return next((index for index in behind if messages[index].role == "tool"), None)
+
+
+def unanswered_calls(messages: Sequence[Message]) -> dict[int, list[ToolCall]]:
+    """The calls that nothing answers, by the position of the message that makes them."""
+    found: dict[int, list[ToolCall]] = {}
+    for made in (made for each in rounds(messages) for made in each.unanswered):
+        found.setdefault(made.at, []).append(made.call)
+    return found
+
+
+def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages without open ends: every call has a result, and the last word is not a tool's."""
+    shown = with_every_result(messages)
+    if shown and shown[-1].role == "tool":
+        return (*shown, parse_message({"role": "assistant", "content": _UNDERSTOOD}))
+    return shown
+
+
+def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with a filler for each result that is missing, after those that are there.
+
+    A model that sees a call without a result tends to make the call, and strict templates refuse it; the fillers are
+    the original hand-off's.
+    """
+    shown = list(messages)
+    for each in reversed(list(rounds(messages))):
+        shown[each.end : each.end] = [
+            parse_message({"role": "tool", "tool_call_id": call.id, "content": NO_RESPONSE})
+            for _, _, call in each.unanswered
+        ]
+    return tuple(shown)

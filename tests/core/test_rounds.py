@@ -1,0 +1,80 @@
+"""Which results answer which calls: by id over the whole turn, by place where ids repeat, in any form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from litellm_compaction.core.clearing import stubs
+from litellm_compaction.core.rounds import NO_RESPONSE, calls_by_position, unanswered_calls, with_every_result
+from tests.builders import (
+    JsonDict,
+    agent_conversations,
+    assistant,
+    calls,
+    image,
+    parsed,
+    raw_conversations,
+    result,
+    system,
+    user,
+)
+
+PICTURE = {"role": "user", "content": [image()]}
+PARTS = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_b", "content": "y"}]}
+
+
+@pytest.mark.parametrize(
+    ("behind", "unanswered"),
+    [
+        ([result("call_a", "x"), result("call_b", "y")], []),
+        ([result("call_b", "y"), result("call_a", "x")], []),
+        ([result("call_a", "x"), PICTURE, result("call_b", "y"), PICTURE], []),
+        ([user("Wait."), result("call_a", "x"), system("late"), result("call_b", "y")], []),
+        # Results in other forms: a block, a text that names the call, a protocol of text, OpenAI's older role.
+        ([result("call_a", "x"), PARTS], []),
+        ([result("call_a", "x"), user("Result of call_b: y")], []),
+        ([result("call_a", "x"), user("[read_file for 'b'] Result:\ny")], []),
+        ([user("<tool_response>\nx\n</tool_response>"), user("<tool_response>\ny\n</tool_response>")], []),
+        ([result("call_a", "x"), {"role": "function", "name": "run", "content": "y"}], []),
+        # A call that nothing answers, and one whose result comes too late for it.
+        ([result("call_a", "x"), user("Stop.")], ["call_b"]),
+        ([PICTURE, result("call_b", "y"), PICTURE], ["call_a"]),
+        ([result("call_a", "x"), assistant("Well."), user("Go on."), result("call_b", "y")], ["call_b"]),
+        ([], ["call_a", "call_b"]),
+    ],
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_filler_stands_only_for_what_nothing_answers(
+    behind: list[JsonDict], unanswered: list[str], apart: bool
+) -> None:
+    """After the results that are there, before the next assistant message."""
+    made = [calls("call_a"), calls("call_b")] if apart else [calls("call_a", "call_b")]
+    messages = parsed([user("u"), *made, *behind, assistant("Done.")])
+    shown = with_every_result(messages)
+    fillers = [message for message in shown if message.text == NO_RESPONSE]
+    assert [message.call_id for message in fillers] == unanswered
+    assert [call.id for each in unanswered_calls(messages).values() for call in each] == unanswered
+    assert [message for message in shown if message not in fillers] == [*messages]
+    assert with_every_result(shown) == shown
+
+
+@given(raw_conversations() | agent_conversations())
+def test_where_all_is_answered_nothing_is_added(raw: list[JsonDict]) -> None:
+    """Whatever stands between the results, and whatever the ids are."""
+    messages = parsed(raw)
+    assert with_every_result(messages) == messages
+
+
+@pytest.mark.parametrize("ids", [("a", "b"), ("same", "same"), ("", "")])
+def test_a_result_has_its_own_call(ids: tuple[str, str]) -> None:
+    """By id, and by place among calls of one id; so the line in its place names its own call."""
+    first, second = calls(ids[0], name="read"), calls(ids[1], name="grep")
+    made = {**first, "tool_calls": [*first["tool_calls"], *second["tool_calls"]]}
+    long = "A long result. " * 40
+    messages = parsed([user("u"), made, result(ids[0], long), PICTURE, result(ids[1], long), assistant("Done.")])
+    assert {at: call.name for at, call in calls_by_position(messages).items()} == {2: "read", 4: "grep"}
+    assert [line.partition("(")[0] for line in stubs(messages).values()] == [
+        "[Old result of read",
+        "[Old result of grep",
+    ]
