@@ -303,8 +303,11 @@ class Answer:
                 async for batch in batches:
                     yield batch
         except UpstreamDropped as error:
+            # Behind its last word only the connection's own end was missing.
+            if relay.finish_reason is not None and (flushed := [self._one.dressed(delta) for delta in relay.flush()]):
+                yield flushed
             relay.finish()
-            if relay.end == "done":
+            if relay.finish_reason is None and relay.end in ("done", "failed"):
                 relay.end, relay.error = "failed", error
         except UpstreamError as error:
             if not relay.has_overflowed(error):
@@ -581,7 +584,7 @@ class Answer:
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
 
     def _ending(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
-        reason = reason or relay.finish_reason or "stop"
+        reason = reason or relay.finish_reason or ("tool_calls" if relay.has_calls else "stop")
         if reason in _CALLS and relay.only_recalls:
             # It calls for more than it may look up.
             reason = "stop"
