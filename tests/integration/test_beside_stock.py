@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.integration.bench import Bench, open_bench
 from tests.integration.raw_server import PATHS, RawServer, Read, read, serve_raw
 
+_SOME = settings(max_examples=max(12, settings().max_examples // 4))
 _USAGE = {"prompt_tokens": 60, "completion_tokens": 20, "total_tokens": 80}
 _DONE = b"data: [DONE]\n\n"
 
@@ -54,6 +57,9 @@ _SAID = {"content": "One two three"}
 _TEXT = "One two three"
 _READ_B = '{"path": "b"}'
 _TWO = (("read", '{"path": "a"}'), ("read", _READ_B))
+_LIMITED = json.dumps(
+    {**_frame(None, usage=_USAGE), "choices": [{"index": 0, "message": _SAID, "finish_reason": "length"}]}
+).encode()
 _BYTES = b"".join(_events(_SAID))
 _TABLE: dict[str, tuple[list[bytes], str | tuple[tuple[str, str], ...]]] = {
     "index is null": (_called(_call(index=None, id="a")), _TWO[:1]),
@@ -112,6 +118,91 @@ def test_broken_answer_is_an_error(bench: Bench, server: RawServer, route: str, 
     """And never an empty answer, or the first part of one as if it were whole."""
     answers = {name: _asked(bench, server, route, "guarded", pieces, stream=stream) for name, pieces in _BROKEN.items()}
     assert [name for name, got in answers.items() if got.is_whole] == []
+
+
+@pytest.mark.parametrize("route", PATHS)
+def test_limit_of_the_server_is_no_end_of_the_window(bench: Bench, server: RawServer, route: str) -> None:
+    """LM Studio's "Limit Response Length": one request, its text and its reason, and no notice."""
+    for stream in (True, False):
+        theirs, ours = _both(bench, server, route, _events(_SAID, reason="length"), None if stream else _LIMITED)
+        assert (ours, len(server.bodies)) == (theirs, 1)
+
+
+def _both(
+    bench: Bench, server: RawServer, route: str, pieces: Sequence[bytes], whole: bytes | None
+) -> tuple[Read, Read]:
+    """What two clients read, one of a stream if there is no whole answer: without us, and with us."""
+    server.whole = whole
+    try:
+        stock = _asked(bench, server, route, "stock", pieces, stream=whole is None)
+        return stock, _asked(bench, server, route, "guarded", pieces, stream=whole is None)
+    finally:
+        server.whole = None
+
+
+@st.composite
+def _answers(draw: st.DrawFn) -> tuple[bytes, int, bytes]:
+    """An answer as a server may write it, well or ill: a stream, the size of its pieces, and the same whole."""
+    pick = lambda *kinds: draw(st.sampled_from(kinds))  # noqa: E731
+    texts = draw(st.lists(st.text("ab \u00e9\n", min_size=1, max_size=8), max_size=3))
+    calls = [
+        _call(arguments=json.dumps({"path": path}), index=place, id=f"c{place}")
+        for place, path in enumerate(draw(st.lists(st.sampled_from("ab"), max_size=2)))
+    ]
+    reason = pick("tool_calls", "stop", "length", "eos", None, None) if calls else pick("stop", "length", "eos", None)
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts), "tool_calls": calls or None}
+    whole = {"id": "c1", "object": "chat.completion", "created": 1, "model": "m", "usage": _USAGE}
+    whole["choices"] = [{"index": 0, "message": message, "finish_reason": reason or "stop"}]
+    if pick(True, False):
+        as_list = pick(True, False)
+        texts = [[{"type": "text", "text": text}] if as_list else {"text": text} for text in texts]
+    for call in calls:
+        odd = pick("right", "right", "null", "none", "same", "object", "no id")
+        if odd == "null":
+            call["index"] = None
+        elif odd == "none":
+            del call["index"]
+        elif odd == "same":
+            call["index"] = 0
+        elif odd == "object":
+            call["function"] = {**call["function"], "arguments": json.loads(call["function"]["arguments"])}
+        elif odd == "no id":
+            del call["id"]
+    deltas = [*({"content": text} for text in texts), *({"tool_calls": [call]} for call in calls)]
+    events = _events(*deltas, reason=reason)
+    for odd in (b": ping\n\n", b"data: null\n\n", b"data: {}\n\n", b"data: {broken\n\n", b'data: {"choices": []}\n\n'):
+        if draw(st.integers(0, 7)) == 0:
+            events.insert(draw(st.integers(0, len(events) - 1)), odd)
+    sent = b"".join(events[: len(events) - draw(st.sampled_from([0, 0, 0, 1, 2, 3]))])
+    sent = pick(b"", b"", b"\xef\xbb\xbf") + sent.replace(b"\n", pick(b"\n", b"\r\n", b"\r"))
+    return sent, draw(st.integers(1, 80)), json.dumps(whole).encode()
+
+
+@_SOME
+@given(answer=_answers(), route=st.sampled_from(list(PATHS)), stream=st.just(True))
+def test_client_reads_what_it_would_read_without_us(
+    bench: Bench, server: RawServer, answer: tuple[bytes, int, bytes], route: str, stream: bool
+) -> None:
+    """Or better, and never less: an answer that is whole without us is whole, with all its text and calls."""
+    sent, size, whole = answer
+    pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
+    theirs, ours = _both(bench, server, route, pieces, None if stream else whole)
+    # Behind a byte order mark they do not read the first piece.
+    assert theirs.text in ours.text
+    # A stream with neither an end nor the mark is broken, and the stock proxy does not say so.
+    is_broken = stream and b"[DONE]" not in sent and b'"finish_reason": "' not in sent
+    if theirs.is_whole and (theirs.text or theirs.calls) and not is_broken:
+        assert ours.is_whole
+        assert len(ours.calls) >= len(theirs.calls)
+        assert theirs.reason in (ours.reason, "stop", "end_turn")
+        assert theirs.calls == ours.calls or all(_is_json(arguments) for _, arguments in ours.calls)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _asked(

@@ -269,8 +269,13 @@ class Relay:
 
     @property
     def lost_tokens(self) -> int:
-        """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out."""
-        return self.cut_call_tokens + self._removed_tokens() + self.recall_tokens
+        """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out.
+
+        No more than their share of what the server has counted: a client's limit is in the server's tokens.
+        """
+        lost = self.cut_call_tokens + self._removed_tokens() + self.recall_tokens
+        written = self._generated.exact() + (self._echo_tokens if self._has_generated_echo() else 0)
+        return min(lost, lost * self.completion_tokens() // max(written, 1))
 
     @property
     def cut_call_tokens(self) -> int:
@@ -345,15 +350,24 @@ class Relay:
         return bool(self._flowing and self._calls)
 
     def _breaks_off(self) -> bool:
-        """Returns True if the answer ended because the window did, not because the model or the client wanted it to."""
+        """Returns True if the answer ended because the window did, not because the model or the client wanted it to.
+
+        Nor the server: a limit of its own or of its operator's, far below ours, ends the next request as well.
+        """
         if self.finish_reason == "length":
+            if not (self._fills_its_limit() or self.has_company or self._looks_full(NEAR_FULL_RATIO)):
+                return False
             removed = self._removed_tokens()
             # A few words that were taken out are not worth another request.
             generated = self.completion_tokens() - (removed if removed >= _WORTH_A_RESTART_TOKENS else 0)
-            # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
             asked = self._asked_tokens
             return asked is None or self._limit_tokens < asked or generated + 1 < asked
         return self.finish_reason is None and self._looks_full(NEAR_FULL_RATIO)
+
+    def _fills_its_limit(self) -> bool:
+        # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
+        is_reported = self.usage is not None and self.usage.completion_tokens + 1 >= self._limit_tokens
+        return is_reported or self._generated.exact() >= NEAR_FULL_RATIO * self._limit_tokens
 
     def _looks_full(self, ratio: float) -> bool:
         prompt = self.usage.prompt_tokens if self.usage is not None else self._prompt_tokens
