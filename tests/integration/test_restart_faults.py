@@ -148,7 +148,7 @@ def _expectations(stream: bool) -> dict[tuple[str, str], str]:
     # LiteLLM's own statuses for a server that answers 500, hangs up, does not answer, reports an error in HTTP 200.
     # The transport asks for a stream in any case, so that an error in HTTP 200 is an event of it, and known as one.
     statuses = {"500": "500", "drop": "500", "hang": "408", "error_event": "500"}
-    # An answer without an end is taken for its end, as LiteLLM takes it.
+    # An answer without an end is taken for its end, as LiteLLM takes it, but not within a call.
     others = {"empty": "ends with stop", "slow": "whole"}
     table: dict[tuple[str, str], str] = {}
     for place in PLACES:
@@ -158,7 +158,8 @@ def _expectations(stream: bool) -> dict[tuple[str, str], str]:
             shown = "error event" if is_open else statuses.get(kind, "")
             table[kind, place] = "whole" if place == "summary" else others.get(kind) or shown
     # A server that fails over a continuation is asked in another way, which teaches nothing about the first.
-    failures: tuple[FaultKind, ...] = ("500", "drop", "error_event")
+    failures: tuple[FaultKind, ...] = ("500", "drop", "error_event", "empty")
+    table |= {("empty", place): "502" for place in ("first", "call")}
     table |= {(kind, place): "whole" for kind in failures for place in PLACES if place.startswith("stream")}
     return table
 

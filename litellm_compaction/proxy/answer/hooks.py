@@ -35,7 +35,14 @@ from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.one_answer import joined
-from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Continuation, Received, UpstreamError
+from litellm_compaction.proxy.answer.protocol import (
+    Batch,
+    Chunk,
+    Continuation,
+    Received,
+    UpstreamDropped,
+    UpstreamError,
+)
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
 
@@ -336,8 +343,7 @@ def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None
         part.has_failed = True
         text = str(error)
         if ended_early(text):
-            # If LiteLLM does not look for the end of a stream, it simply ends, and so it does below the transport.
-            return
+            raise UpstreamDropped(text, error) from error
         if overflow_from_text(text) is None and not is_crash(text) and not _has_another_way(continuation):
             raise
         raise UpstreamError(text, error, status=_status(error)) from error

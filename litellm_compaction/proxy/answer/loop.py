@@ -98,6 +98,7 @@ class Answer:
         self._callbacks = 0
         self._is_resumed = False
         self._is_closing = False
+        self._has_gained = True
         # Made of more than one upstream answer.
         self.is_joined = False
         self._outcome: AnswerOutcome = "completed"
@@ -199,6 +200,10 @@ class Answer:
                 await self._look_up(prepared, relay)
             if step == "deliver":
                 break
+            if step in ("go_on", "look_up") and self._is_used_up:
+                # The client's own limit would have ended it, too.
+                yield [*(self._one.dressed(delta) for delta in relay.surrendered()), *self._ending(relay, "length")]
+                return
             if step == "look_up":
                 if parting := self._progress.part():
                     yield [self._one.dressed({"content": parting})]
@@ -246,6 +251,8 @@ class Answer:
                 yield self._closing(prepared, relay)
                 return
             self._progress.restarts += 1
+            left_tokens = min(relay.filled_tokens, prepared.window.tokens) - relay.lost_tokens
+            self._has_gained = again.count.tokens < left_tokens or plan.partial.closes
             self._tell("restarted", again, relay)
             if is_new and again.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield [notice]
@@ -303,8 +310,11 @@ class Answer:
                 async for batch in batches:
                     yield batch
         except UpstreamDropped as error:
+            # Behind its last word only the connection's own end was missing.
+            if relay.finish_reason is not None and (flushed := [self._one.dressed(delta) for delta in relay.flush()]):
+                yield flushed
             relay.finish()
-            if relay.end == "done":
+            if relay.finish_reason is None and relay.end in ("done", "failed"):
                 relay.end, relay.error = "failed", error
         except UpstreamError as error:
             if not relay.has_overflowed(error):
@@ -444,7 +454,8 @@ class Answer:
             context, room_tokens = self._context.relaxed(), 0
         else:
             is_thought_out = self._is_closing and partial.is_thoughts
-            if self._progress.restarts >= self._context.settings.max_restarts or is_thought_out:
+            is_last = self._progress.restarts >= self._context.settings.max_restarts or not self._has_gained
+            if is_last or is_thought_out:
                 return None
             # More room for thoughts is no answer: they are closed, once.
             partial = replace(partial, closes=partial.is_thoughts)
@@ -507,6 +518,12 @@ class Answer:
         if self._asked.output_tokens is None:
             return None
         return max(self._asked.output_tokens - self._progress.given_tokens, 1)
+
+    @property
+    def _is_used_up(self) -> bool:
+        """Returns True if the client has got as many tokens as it asked for."""
+        asked = self._asked.output_tokens
+        return asked is not None and self._progress.given_tokens + 1 >= asked
 
     def _is_overflow_of_all(self, prepared: PreparedRequest, relay: Relay) -> bool:
         """Returns True if a context that several answers fill was full, and not this answer's window; notes that.
@@ -581,7 +598,7 @@ class Answer:
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
 
     def _ending(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
-        reason = reason or relay.finish_reason or "stop"
+        reason = reason or relay.finish_reason or ("tool_calls" if relay.has_calls else "stop")
         if reason in _CALLS and relay.only_recalls:
             # It calls for more than it may look up.
             reason = "stop"

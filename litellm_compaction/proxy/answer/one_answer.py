@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from litellm_compaction.events import AnswerOutcome
+from litellm_compaction.proxy.answer.chunks import append_calls
 from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Place, Received, added_up
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -91,27 +92,6 @@ class Progress:
         found = {"lookups": self.lookups} if self.lookups else {}
         prompts = list(self.prompt_tokens)
         return {"outcome": outcome, "restarts": self.restarts, "prompt_tokens": prompts, **found, **receipt}
-
-
-def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
-    """Joins the fragments of tool calls by index: one complete delta a call."""
-    for call in calls:
-        if not isinstance(call, Mapping):
-            continue
-        index = call.get("index", len(held))
-        known = next((each for each in held if each.get("index") == index), None)
-        function = dict(call.get("function") or {})
-        if known is None:
-            held.append(
-                {**call, "index": index, "function": {**function, "arguments": function.get("arguments") or ""}}
-            )
-            continue
-        known["function"]["arguments"] += function.get("arguments") or ""
-        for key in ("id", "type"):
-            if call.get(key) and not known.get(key):
-                known[key] = call[key]
-        if function.get("name") and not known["function"].get("name"):
-            known["function"]["name"] = function["name"]
 
 
 class OneAnswer:

@@ -23,10 +23,11 @@ from litellm_compaction.core.continuation.text import (
 from litellm_compaction.core.messages import ToolCall
 from litellm_compaction.engine import RECALL, Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
+from litellm_compaction.proxy.answer.chunks import REASONING_FIELDS, Numbers, append_calls
 from litellm_compaction.proxy.answer.endings import FULL_RATIO, NEAR_FULL_RATIO, End, judged, most_tokens
-from litellm_compaction.proxy.answer.one_answer import Progress, append_calls
+from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import Asked, Chunk, UpstreamError
-from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
+from litellm_compaction.proxy.answer.sse import ERROR_BYTES, broken, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
 
@@ -34,8 +35,7 @@ from litellm_compaction.tokens.counter import GeneratedTokens
 _DANGER_RATIO = 0.80
 _DANGER_OUTPUT_RATIO = 0.60
 _CALL_ROOM_TOKENS = 4096
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
-_KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *_REASONING_FIELDS})
+_KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *REASONING_FIELDS})
 _CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
 # The one call of OpenAI's older `function_call`, among the indices of `tool_calls`.
 _OLD_CALL = -1
@@ -70,6 +70,7 @@ class Relay:
         self._judge = Joiner(partial, shown=shown) if partial and prepared.is_trusted else self._joiner
         self._echo_tokens = 0
         self._tail: list[str] = []
+        self._numbers = Numbers()
         self._calls: list[dict[str, Any]] = []
         # Of our own tool, which the client neither knows nor sees.
         self._recalls: list[dict[str, Any]] = []
@@ -77,10 +78,11 @@ class Relay:
         self._nameless: list[dict[str, Any]] = []
         self._others_at: set[int] = set()
         self._recall_name = RECALL if prepared.recallable is not None else None
-        self._has_calls = False
+        self.has_calls = False
         self._flowing: set[int] = set()
         self._call_open = False
         self._received = 0
+        self._has_choice = False
         self._pieces = 0
         # Others in its context can end it at any moment: nothing is sent that ends inside a word.
         self.has_company = False
@@ -134,6 +136,7 @@ class Relay:
         choice = next(iter(chunk.get("choices") or ()), None)
         if not isinstance(choice, dict):
             return []
+        self._has_choice = True
         self.answer_id = str(chunk.get("id") or "")
         if choice.get("finish_reason"):
             self.finish_reason = choice["finish_reason"]
@@ -157,17 +160,17 @@ class Relay:
         return deltas
 
     def flush(self) -> list[Chunk]:
-        return [] if self._breaks_off() else self.surrendered()
+        return [] if self._breaks_off() or self._is_broken else self.surrendered(has_calls=True)
 
-    def surrendered(self) -> list[Chunk]:
-        """Everything that is held and whole, but for calls of our own tool."""
+    def surrendered(self, *, has_calls: bool = False) -> list[Chunk]:
+        """Everything that is held, but for calls of our own tool, and for the client's unless it `has_calls`."""
         text = self._taken_tail()
         if self._joiner is not None:
             text += self._joiner.finish(is_complete=self.finish_reason == "stop")
         deltas = self._sent({"content": text}) if text else []
         self._calls += self._nameless
         self._nameless = []
-        if self._calls and self.finish_reason in ("tool_calls", "stop", "function_call"):
+        if has_calls:
             deltas += _one_by_one(self._calls)
         self._calls = []
         return deltas
@@ -188,8 +191,17 @@ class Relay:
             self.end, self.refusal = "overflow", "empty_stream"
         elif self._breaks_off():
             self.end = "spent" if self._is_share else "limit"
+        elif not self._has_choice:
+            self.end, self.error = "failed", unreadable("its answer is empty")
+        elif self._is_broken:
+            self.end, self.error = "failed", broken()
         else:
             self.end = "done"
+
+    @property
+    def _is_broken(self) -> bool:
+        """Returns True if the stream ended within a call, and nobody says why."""
+        return self.finish_reason is None and not self._numbers.are_whole
 
     def has_overflowed(self, error: UpstreamError) -> bool:
         """Returns True if the server's error means that the window is full; takes note of it."""
@@ -257,8 +269,13 @@ class Relay:
 
     @property
     def lost_tokens(self) -> int:
-        """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out."""
-        return self.cut_call_tokens + self._removed_tokens() + self.recall_tokens
+        """Generated tokens that the client never gets: cut calls, ours, and text that the joiner took out.
+
+        No more than their share of what the server has counted: a client's limit is in the server's tokens.
+        """
+        lost = self.cut_call_tokens + self._removed_tokens() + self.recall_tokens
+        written = self._generated.exact() + (self._echo_tokens if self._has_generated_echo() else 0)
+        return min(lost, lost * self.completion_tokens() // max(written, 1))
 
     @property
     def cut_call_tokens(self) -> int:
@@ -325,7 +342,7 @@ class Relay:
     @property
     def only_recalls(self) -> bool:
         """Returns True if the client has no call to answer: the model waits for ours."""
-        return bool(self.recalls) and not self._has_calls
+        return bool(self.recalls) and not self.has_calls
 
     @property
     def has_whole_calls(self) -> bool:
@@ -333,15 +350,24 @@ class Relay:
         return bool(self._flowing and self._calls)
 
     def _breaks_off(self) -> bool:
-        """Returns True if the answer ended because the window did, not because the model or the client wanted it to."""
+        """Returns True if the answer ended because the window did, not because the model or the client wanted it to.
+
+        Nor the server: a limit of its own or of its operator's, far below ours, ends the next request as well.
+        """
         if self.finish_reason == "length":
+            if not (self._fills_its_limit() or self.has_company or self._looks_full(NEAR_FULL_RATIO)):
+                return False
             removed = self._removed_tokens()
             # A few words that were taken out are not worth another request.
             generated = self.completion_tokens() - (removed if removed >= _WORTH_A_RESTART_TOKENS else 0)
-            # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
             asked = self._asked_tokens
             return asked is None or self._limit_tokens < asked or generated + 1 < asked
         return self.finish_reason is None and self._looks_full(NEAR_FULL_RATIO)
+
+    def _fills_its_limit(self) -> bool:
+        # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
+        is_reported = self.usage is not None and self.usage.completion_tokens + 1 >= self._limit_tokens
+        return is_reported or self._generated.exact() >= NEAR_FULL_RATIO * self._limit_tokens
 
     def _looks_full(self, ratio: float) -> bool:
         prompt = self.usage.prompt_tokens if self.usage is not None else self._prompt_tokens
@@ -359,7 +385,7 @@ class Relay:
             self.refusal = "error_event"
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
-        for name in _REASONING_FIELDS:
+        for name in REASONING_FIELDS:
             text = delta.get(name)
             if isinstance(text, str) and text:
                 self._count(text)
@@ -407,38 +433,36 @@ class Relay:
         return text
 
     def _tool_calls(self, delta: Mapping[str, Any]) -> list[Chunk]:
-        calls = delta.get("tool_calls")
-        if not isinstance(calls, list) or not calls:
+        calls = self._numbers.numbered(delta.get("tool_calls") or ())
+        if not calls:
             return []
         for call in calls:
-            function = call.get("function") if isinstance(call, Mapping) else None
-            if isinstance(function, Mapping):
-                self._count(_call_text(call))
+            self._count(_call_text(call))
         self._call_open = True
         held = self._taken_tail()
         deltas = self._sent({"content": held}) if held else []
         if self._recall_name is not None:
             calls = self._without_recalls(calls)
-        self._has_calls = self._has_calls or bool(calls)
+        self.has_calls = self.has_calls or bool(calls)
         flowing = [call for call in calls if self._flows(call)]
         append_calls(self._calls, [call for call in calls if call not in flowing])
         return [*deltas, {"tool_calls": flowing}] if flowing else deltas
 
-    def _without_recalls(self, calls: Sequence[Any]) -> list[Any]:
+    def _without_recalls(self, calls: Sequence[Chunk]) -> list[Chunk]:
         """The calls that are the client's, numbered as if there were no others; those of our tool are held."""
-        others: list[Any] = []
-        for call in filter(_is_call, calls):
-            index, name = _index(call), _name(call)
+        others: list[Chunk] = []
+        for call in calls:
+            index, name = call["index"], (call.get("function") or {}).get("name")
             held = [each["index"] for each in self._recalls]
             if not name and index not in held and index not in self._others_at:
-                append_calls(self._nameless, [{**call, "index": index}])
+                append_calls(self._nameless, [call])
                 continue
             if waiting := [each for each in self._nameless if each["index"] == index]:
                 self._nameless.remove(waiting[0])
-                append_calls(waiting, [{**call, "index": index}])
+                append_calls(waiting, [call])
                 (call,) = waiting
             if name == self._recall_name or (index in held and not name):
-                append_calls(self._recalls, [{**call, "index": index}])
+                append_calls(self._recalls, [call])
                 continue
             self._others_at.add(index)
             before = sum(each < index for each in held)
@@ -447,10 +471,15 @@ class Relay:
 
     def _others(self, delta: Mapping[str, Any]) -> Chunk:
         """Fields of some servers only, as they came: a refusal, annotations, OpenAI's older `function_call`."""
-        others = {key: value for key, value in delta.items() if value and key not in _KNOWN_FIELDS}
+        others = {
+            key: value
+            for key, value in delta.items()
+            # Parts of an answer that are no text stay as they came.
+            if value and (key not in _KNOWN_FIELDS or (key == "content" and not isinstance(value, str)))
+        }
         if isinstance(call := others.get("function_call"), dict):
             self._count(f"{call.get('name') or ''}{call.get('arguments') or ''}")
-            self._call_open = self._has_calls = True
+            self._call_open = self.has_calls = True
             self._flowing.add(_OLD_CALL)
         elif isinstance(refusal := others.get("refusal"), str):
             self._count(refusal)
@@ -461,9 +490,9 @@ class Relay:
         if usage is not None:
             self.usage, self.usage_fields = usage, dict(chunk["usage"])
 
-    def _flows(self, call: Any) -> bool:
+    def _flows(self, call: Chunk) -> bool:
         """Returns True if a call's fragment is sent as it comes; decided once a call, never before an earlier call."""
-        index = _index(call) if isinstance(call, Mapping) else 0
+        index = call["index"]
         has_room = self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
         # A call that the client has not begun to receive can be cut, and asked for again.
         is_held = self._asked.is_whole or not has_room or self.is_near_the_end()
@@ -492,21 +521,6 @@ def _one_by_one(calls: Sequence[Chunk]) -> list[Chunk]:
 def _made_id(number: int, arguments: str) -> str:
     """An id for a call without one, in the form that Mistral's templates ask for: nine letters and digits."""
     return hashlib.blake2b(f"{number} {arguments}".encode(errors="replace")).hexdigest()[:9]
-
-
-def _is_call(call: Any) -> bool:
-    return isinstance(call, Mapping)
-
-
-def _index(call: Mapping[str, Any]) -> int:
-    """A call's place among several; some servers name none."""
-    index = call.get("index")
-    return index if isinstance(index, int) else 0
-
-
-def _name(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _call_text(call: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import httpx
 
+from litellm_compaction.proxy.answer.chunks import as_chunk
 from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.unread import ReadAhead
 from litellm_compaction.proxy.call import Call
@@ -28,7 +29,8 @@ DONE = b"data: [DONE]\n\n"
 _FIELD = b"data:"
 # More at once gives way to others before the next piece: a thousand of the smallest chunks.
 _MUCH_BYTES = 16 * 1024
-_TEXT = (str, type(None))
+_REPLACED = "\ufffd"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +54,19 @@ class Bounds:
 
 
 async def read_events(response: httpx.Response | ReadAhead, bounds: Bounds) -> AsyncIterator[Batch]:
-    """The chunks of an event stream, those of each read together; passes over anything else.
+    """The chunks of an event stream, those of each read together.
 
     Raises:
-        UpstreamDropped: the connection broke.
+        UpstreamDropped: the connection broke, or ended without the stream's own end.
         UpstreamError: it cannot be read, or is out of bounds.
     """
-    lines, read_bytes = _Lines(bounds.event_bytes), 0
+    lines, events, read_bytes = _Lines(bounds.event_bytes), _Events(bounds.event_bytes), 0
     try:
         async for data in response.aiter_bytes():
             read_bytes += len(data)
             if read_bytes > bounds.stream_bytes:
                 raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
-            chunks, is_over, failure = _chunks(lines.feed(data))
+            chunks, is_over, failure = events.chunks(lines.feed(data))
             if chunks:
                 yield chunks
             if failure is not None:
@@ -73,11 +75,13 @@ async def read_events(response: httpx.Response | ReadAhead, bounds: Bounds) -> A
                 return
             if len(data) >= _MUCH_BYTES:
                 await asyncio.sleep(0)
-        chunks, _, failure = _chunks(lines.feed(b"\n"))
+        chunks, is_over, failure = events.chunks(lines.feed(b"\n"))
         if chunks:
             yield chunks
         if failure is not None:
             raise failure
+        if not is_over:
+            raise broken()
     except httpx.TransportError as error:
         raise UpstreamDropped("", None) from error
     except httpx.DecodingError as error:
@@ -141,9 +145,17 @@ async def read_body(response: httpx.Response, most_bytes: int) -> tuple[bytes, b
 
 def unreadable(why: str) -> UpstreamError:
     """The error for an answer that is not read to its end."""
-    message = f"The model's server cannot be understood: {why}."
+    return _bad_gateway(UpstreamError, f"The model's server cannot be understood: {why}.")
+
+
+def broken() -> UpstreamError:
+    """The error for an answer that stops before its end."""
+    return _bad_gateway(UpstreamDropped, "The model's server has broken off its answer.")
+
+
+def _bad_gateway(kind: type[UpstreamError], message: str) -> UpstreamError:
     body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
-    return UpstreamError(message, httpx.Response(502, json=body), status=502)
+    return kind(message, httpx.Response(502, json=body), status=502)
 
 
 def events_of(batch: Batch) -> bytes:
@@ -168,59 +180,70 @@ def json_object(content: bytes) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def is_chunk(chunk: Chunk) -> bool:
-    """Returns True if a JSON object has a chunk's shape, as far as it is read: a server may send anything.
+class _Events:
+    """Puts the lines of a stream together to chunks.
 
-    `type` and not `isinstance`, since it is asked for each chunk of each answer.
+    The data lines of an event are one text (WHATWG, "Server-sent events"). One that is a chunk by itself does not wait
+    for the event's end: some servers write single newlines between events.
     """
-    choices = chunk.get("choices")
-    return choices is None or (type(choices) is list and all(map(_is_choice, choices)))
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._begun: list[bytes] = []
+        self._begun_bytes = 0
+
+    def chunks(self, lines: Iterable[bytes]) -> tuple[Batch, bool, UpstreamError | None]:
+        """The chunks in `lines` up to the first that cannot be read, True if the stream ends there, and that error."""
+        chunks: list[Chunk] = []
+        for line in lines:
+            if line.startswith(_FIELD):
+                data = line[len(_FIELD) :].strip()
+                if self._begun:
+                    self._add(data)
+                    if self._begun_bytes > self._most_bytes:
+                        return (
+                            chunks,
+                            False,
+                            unreadable(f"a piece of its answer has more than {self._most_bytes} bytes"),
+                        )
+                    continue
+            elif self._begun and not line:
+                data, self._begun, self._begun_bytes = b"\n".join(self._begun), [], 0
+            else:
+                continue
+            if data.startswith(b"[DONE]"):
+                return chunks, True, None
+            if not is_quickly_read(data):
+                return chunks, False, unreadable("a piece of its answer has too many values")
+            chunk = _chunk(data, line)
+            if chunk is not None:
+                chunks.append(chunk)
+            elif not line:
+                return chunks, False, unreadable("a piece of its answer is no part of one")
+            elif data:
+                self._add(data)
+        return chunks, False, None
+
+    def _add(self, data: bytes) -> None:
+        self._begun.append(data)
+        self._begun_bytes += len(data)
 
 
-def _is_choice(choice: object) -> bool:
-    if type(choice) is not dict or type(choice.get("finish_reason")) not in _TEXT:
-        return False
-    delta = choice.get("delta")
-    if delta is None:
-        return True
-    if type(delta) is not dict or not _is_function(delta.get("function_call")):
-        return False
-    calls = delta.get("tool_calls")
-    return calls is None or (type(calls) is list and all(map(_is_call, calls)))
-
-
-def _is_call(call: object) -> bool:
-    if type(call) is not dict or type(call.get("index", 0)) is not int:
-        return False
-    return type(call.get("id")) in _TEXT and _is_function(call.get("function"))
-
-
-def _is_function(function: object) -> bool:
-    if function is None:
-        return True
-    if type(function) is not dict:
-        return False
-    return type(function.get("name")) in _TEXT and type(function.get("arguments")) in _TEXT
-
-
-def _chunks(lines: Iterable[bytes]) -> tuple[Batch, bool, UpstreamError | None]:
-    """The chunks in `lines` up to the first that has too many values, True if the stream ends there, and that error."""
-    chunks: list[Chunk] = []
-    for line in lines:
-        if not line.startswith(_FIELD):
-            continue
-        data = line[len(_FIELD) :].strip()
-        if data == b"[DONE]":
-            return chunks, True, None
-        if not is_quickly_read(data):
-            return chunks, False, unreadable("a piece of its answer has too many values")
-        if (chunk := json_object(data)) and is_chunk(chunk):
-            chunks.append(Received(chunk, line))
-    return chunks, False, None
+def _chunk(data: bytes, line: bytes) -> Chunk | None:
+    """The chunk that the data of an event says, None for none; it goes on as it came if it is right in one `line`."""
+    text = data.decode(errors="replace")
+    try:
+        # `null` says nothing, and nothing is lost with it.
+        event = json.loads(text) or {}
+    except (ValueError, RecursionError):
+        return None
+    chunk = as_chunk(event) if isinstance(event, dict) else None
+    is_right = chunk is event and line and _REPLACED not in text
+    return Received(chunk, line) if chunk is not None and is_right else chunk
 
 
 class _Lines:
-    """Splits data from the network into lines, without their ends.
+    """Splits data from the network into lines, without their ends: a newline, a carriage return, or both.
 
     As bytes: `Response.aiter_lines` also splits at U+2028, U+0085 and the like, which JSON strings may hold as they
     are, and the two halves of such a chunk would be lost. All lines of one read at once: a step of an asynchronous
@@ -231,6 +254,9 @@ class _Lines:
         self._most_bytes = most_bytes
         self._begun: list[bytes] = []
         self._begun_bytes = 0
+        self._is_first = True
+        # A newline at once would belong to it.
+        self._ends_with_return = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that end in `data`.
@@ -238,18 +264,26 @@ class _Lines:
         Raises:
             UpstreamError: one that has begun is too long.
         """
+        if self._ends_with_return:
+            data = data.removeprefix(b"\n")
+        self._ends_with_return = data.endswith(b"\r")
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         ended = data.split(b"\n")
         rest = ended.pop()
         if ended and self._begun:
             ended[0] = b"".join((*self._begun, ended[0]))
             self._begun.clear()
             self._begun_bytes = 0
+        if ended and self._is_first:
+            self._is_first = False
+            ended[0] = ended[0].removeprefix(_BYTE_ORDER_MARK)
         if rest:
             self._begun.append(rest)
             self._begun_bytes += len(rest)
             if self._begun_bytes > self._most_bytes:
                 raise unreadable(f"a piece of its answer has more than {self._most_bytes} bytes")
-        return [line.rstrip(b"\r") for line in ended]
+        return ended
 
 
 _END = object()

@@ -21,14 +21,15 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import JsonValue, Message
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer.chunks import as_chunk
 from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Continuation, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.sse import (
     ERROR_BYTES,
     Bounds,
-    is_chunk,
     json_object,
     read_body,
     read_events,
+    short_error,
     unreadable,
 )
 from litellm_compaction.proxy.answer.unread import ReadAhead
@@ -119,9 +120,7 @@ class HttpUpstream:
             self.headers = self.headers or response.headers
             self.whole = None
             if ahead is not None:
-                events = read_events(ahead, Bounds.of(max_tokens))
-                is_raw = continuation is not None and continuation.prompt is not None
-                yield _as_chat(events) if is_raw else events
+                yield read_events(ahead, Bounds.of(max_tokens))
             else:
                 yield await self._as_stream(response, Bounds.of(max_tokens).event_bytes)
         finally:
@@ -261,25 +260,6 @@ def is_stream(response: httpx.Response) -> bool:
     return response.status_code == HTTPStatus.OK and "event-stream" in response.headers.get("content-type", "")
 
 
-async def _as_chat(completion: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
-    async for batch in completion:
-        yield list(map(_as_chat_chunk, batch))
-
-
-def _as_chat_chunk(event: Chunk) -> Chunk:
-    choices = event.get("choices")
-    if not isinstance(choices, list):
-        return event
-    return {
-        **event,
-        "choices": [
-            {"index": 0, "delta": {"content": choice.get("text")}, "finish_reason": choice.get("finish_reason")}
-            for choice in choices
-            if isinstance(choice, dict)
-        ],
-    }
-
-
 def with_body(response: httpx.Response, body: bytes) -> httpx.Response:
     """A response as if it had come with `body`."""
     return httpx.Response(response.status_code, headers=end_to_end(response.headers), content=body)
@@ -300,21 +280,18 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     Raises:
         UpstreamError: it is not an answer.
     """
-    answer = json_object(response.content) if response.status_code == 200 else {}
-    choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict):
-        raise UpstreamError(_beginning(response), response, status=response.status_code)
-    message = choice.get("message", {"content": choice["text"]} if "text" in choice else None)
-    delta = dict(message) if isinstance(message, dict) else {}
-    if isinstance(calls := delta.get("tool_calls"), list):
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls) if isinstance(call, dict)]
-    shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
-    chunk = {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}
-    if not is_chunk(chunk):
-        raise UpstreamError(_beginning(response), response, status=response.status_code)
-    return chunk
-
-
-def _beginning(response: httpx.Response) -> str:
-    return response.content[:ERROR_BYTES].decode(errors="replace")
+    text, status = response.content[:ERROR_BYTES].decode(errors="replace"), response.status_code
+    if status != HTTPStatus.OK:
+        raise UpstreamError(text, response, status=status)
+    chunk = as_chunk(json_object(response.content))
+    choices = chunk.get("choices") if chunk is not None else None
+    if chunk is None or not choices:
+        # An error inside of 200 would be an empty stream to LiteLLM.
+        refused = httpx.Response(502, json=short_error(text))
+        raise UpstreamError(text, refused, status=refused.status_code)
+    delta = choices[0].get("delta") or {}
+    calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
+    return {
+        **chunk,
+        "choices": [{**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}],
+    }

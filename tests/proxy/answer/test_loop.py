@@ -176,6 +176,16 @@ async def test_clients_limit_holds_over_restarts() -> None:
     assert read.usages[0]["completion_tokens"] <= 2300
 
 
+async def test_answer_that_has_all_that_its_client_asked_for_ends_with_that() -> None:
+    """Also if the window ends at the same place: no request for one token more, and no notice."""
+    full = Turn(reply=Reply(WORDS), end="error", after_tokens=300, text=OVERFLOWS[4])
+    scene = Scene(SHORT, [full, Turn(reply=goes_on(WORDS))], output_tokens=300)
+    read = await scene.read()
+    assert len(scene.server.opened) == 1
+    assert (read.text, read.raw_text, read.finish_reasons) == (read.raw_text, read.text, ["length"])
+    assert count(read.text) == 300
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [1, 12, 40], ids=["a character", "a word", "some words"])
 @pytest.mark.parametrize("end", ["limit", "overflow"])

@@ -62,6 +62,29 @@ async def opened() -> Relay:
     return taken
 
 
+async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:
+    """A call that was cut is charged by its server's tokens: by ours a client could get more than it asked for."""
+    taken = await opened()
+    taken.take(chunk({"tool_calls": [fragment('{"text": "' + "word " * 600, index=0, id="c", name="write")]}))
+    taken.take({"choices": [], "usage": {"prompt_tokens": 60, "completion_tokens": 500, "total_tokens": 560}})
+    taken.take(chunk({}, "length"))
+    taken.finish()
+    assert (taken.end, taken.cut_call_tokens > 600, taken.lost_tokens) == ("limit", True, 499)
+
+
+@pytest.mark.parametrize(("completion_tokens", "end"), [(100, "done"), (498, "done"), (499, "limit"), (None, "done")])
+async def test_length_below_every_limit_of_ours_is_the_servers_own(completion_tokens: int | None, end: str) -> None:
+    """It would end the next request as well; LM Studio reports one token less than the limit."""
+    taken = await opened()
+    taken.take(said("Three short words."))
+    if completion_tokens is not None:
+        usage = {"prompt_tokens": 60, "completion_tokens": completion_tokens, "total_tokens": 60 + completion_tokens}
+        taken.take({"choices": [], "usage": usage})
+    taken.take(chunk({}, "length"))
+    taken.finish()
+    assert taken.end == end
+
+
 OURS = ("recall", '{"query": "bird"}')
 
 
