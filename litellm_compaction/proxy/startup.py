@@ -22,7 +22,7 @@ from litellm_compaction.engine import Compactor, shares_context
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.master_key import ensure_master_key
 from litellm_compaction.proxy.config_check import SECTION, check_config
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher
+from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import targets_of
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed
@@ -104,10 +104,9 @@ class Preparing:
     Making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream would feel.
     """
 
-    def __init__(self, compactor: Compactor, guards: DeploymentSelector, publisher: Publisher) -> None:
+    def __init__(self, compactor: Compactor, guards: DeploymentSelector) -> None:
         self._compactor = compactor
         self._guards = guards
-        self._publisher = publisher
         self._prepared: set[tuple[str, str]] = set()
         self._pruning_models: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -120,7 +119,7 @@ class Preparing:
         """
         async for guard in self._guards.guarded(router):
             for target in await targets_of(self._compactor.windows, guard.deployment):
-                await self._look_at_window(router, guard, target)
+                await self._look_at_window(guard, target)
             await self._look_at_pruning_model(router, guard)
         await self.prepare(router)
 
@@ -155,7 +154,7 @@ class Preparing:
             if not self._is_wanted:
                 return
 
-    async def _look_at_window(self, router: Any, guard: GuardedDeployment, target: Target) -> None:
+    async def _look_at_window(self, guard: GuardedDeployment, target: Target) -> None:
         deployment = guard.deployment
         name = target.model if deployment.is_wildcard else deployment.group
         try:
@@ -167,7 +166,6 @@ class Preparing:
             # The message is the finding, a traceback is noise.
             logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
             return
-        self._publisher.publish(router, guard, window)
         logger.info(
             "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
         )
