@@ -24,6 +24,7 @@ COPY config.yaml ./
 ENV PATH=/venv/bin:$PATH \
     LITELLM_COMPACTION_HOME=/data \
     LITELLM_LOCAL_MODEL_COST_MAP=True \
+    LITELLM_OFFLINE_MODE=true \
     LM_STUDIO_API_BASE=http://host.docker.internal:1234/v1 \
     PYTHONUNBUFFERED=1
 USER 10001

@@ -224,6 +224,22 @@ class ServerGone(ServerUnavailable):
         return f"LM Studio does not answer. {_START_IT}"
 
 
+class LiteLLMChanged(CompactionError):
+    """LiteLLM lacks something by which requests are guarded, or it does something else now.
+
+    Args:
+        member: as LiteLLM calls it.
+        remedy: besides another version of either.
+    """
+
+    def __init__(self, member: str, remedy: str = "") -> None:
+        super().__init__(
+            f"The guard cannot stand in this LiteLLM: {member} is missing or has changed. Nothing is sent to guarded "
+            "models, whose servers could cut a conversation in silence. Install a LiteLLM that litellm-compaction "
+            f"supports, or a newer litellm-compaction. {remedy}".rstrip()
+        )
+
+
 class UnusableModelFile(CompactionError):
     """A .gguf or tokenizer.json file gives no vocabulary; requests are counted from another source.
 

@@ -40,6 +40,7 @@ from litellm_compaction.proxy.config_check import (
     problem,
 )
 from litellm_compaction.proxy.litellm_api import redis_of
+from litellm_compaction.proxy.litellm_router import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import overlay_from_json
 from litellm_compaction.proxy.report import (
@@ -295,6 +296,9 @@ async def _of_store(store: Store, settings: Settings) -> AsyncIterator[Finding]:
         if server.policy.startswith("allkeys-"):
             text = "may evict changed settings, and what nobody has used for a while: noeviction or volatile-lru keeps"
             yield note("store", f"maxmemory-policy {server.policy} {text} the settings.")
+    with contextlib.suppress(StoreError):
+        if said := await store.get_fact(*LACKS):
+            yield problem("LiteLLM", f"the proxy that runs with this store, or ran last, says: {said}")
     with contextlib.suppress(StoreError, ConfigError):
         saved = await store.get_setting(CHANGED_SETTINGS)
         if values := overlay_from_json(saved.partition("\n")[0] if saved else None).values:

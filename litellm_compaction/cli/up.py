@@ -386,6 +386,8 @@ def proxy_environment(environ: Mapping[str, str], *, master_key: str | None, api
     own = {KEY_VARIABLE: master_key, "LM_STUDIO_API_BASE": api_base}
     child = {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        # The same, and all else that LiteLLM fetches by itself, where it knows the word (1.109).
+        "LITELLM_OFFLINE_MODE": "true",
         "LITELLM_TELEMETRY": "False",
         **environ,
         "PYTHONUNBUFFERED": "1",

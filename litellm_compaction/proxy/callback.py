@@ -16,7 +16,7 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm_compaction.concurrency import ended
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import CompactionError
+from litellm_compaction.errors import CompactionError, LiteLLMChanged
 from litellm_compaction.events import HarmlessRecords, log_observer
 from litellm_compaction.history import History
 from litellm_compaction.master_key import stretched
@@ -33,6 +33,7 @@ from litellm_compaction.proxy.litellm_api import (
     proxy_secret,
     wrap_requests,
 )
+from litellm_compaction.proxy.litellm_router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
 from litellm_compaction.proxy.page.turns import Turns
@@ -47,6 +48,7 @@ from litellm_compaction.proxy.refusals import (
     reworded,
     server_gone,
 )
+from litellm_compaction.proxy.seams import check_classes
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.routes import serving
 from litellm_compaction.proxy.startup import (
@@ -86,6 +88,7 @@ def load_handler() -> CompactionHandler:
 
     Raises:
         ConfigError: a setting is unknown or bad; LiteLLM then does not start.
+        LiteLLMChanged: it would not call us, or would tell us nothing; it does not start either.
     """
     logger.addFilter(_harmless)
     if not logger.handlers:
@@ -96,6 +99,7 @@ def load_handler() -> CompactionHandler:
         logger.addHandler(output)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+    check_classes(name for name in vars(CompactionHandler) if name.startswith("async_"))
     hold_contexts()
     provide_master_key()
     provide_api_base()
@@ -147,8 +151,10 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
-            lambda application: self._gate.discovery.serving(application, _router),
-            lambda application: serving(application, lambda name: self._gate.is_guarded(_router(), name), key_owner),
+            lambda application: self._gate.discovery.serving(application, current_router, key_owner),
+            lambda application: serving(
+                application, lambda name: self._gate.is_guarded(current_router(), name), key_owner
+            ),
         )
         try:
             loop = asyncio.get_running_loop()
@@ -172,7 +178,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                     compactor=self._compactor,
                     store=self._store,
                     turns=self._turns,
-                    router=_router,
+                    router=current_router,
                     lookup=None if self._compactor.recaller is None else self._compactor.recaller.lookup,
                     originals=self._originals,
                 )
@@ -194,6 +200,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         await ended([self._probe] if self._probe is not None else [])
         await self._gate.preparing.aclose()
         await self._gate.discovery.aclose()
+        await self._gate.seams.aclose()
         await self._history.settle()
         await self._compactor.aclose()
 
@@ -213,11 +220,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return None
         try:
             if call_type in _BRIDGED_CALLS:
-                await self._gate.read_orders(_router(), data, call_type)
+                await self._gate.read_orders(current_router(), data, call_type)
             elif call_type == "acompletion":
-                await self._gate.before_routing(_router(), data)
+                await self._gate.before_routing(current_router(), data)
             else:
-                await self._gate.refuse_text(_router(), data)
+                await self._gate.refuse_text(current_router(), data)
         except CompactionError as error:
             self._calls.close(data)
             log_refused(str(data.get("model")), error)
@@ -236,10 +243,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         # Also if nothing else changes, or something fails: LiteLLM could not reach the server.
         unchanged = None if own is kwargs else {**own}
         try:
+            await self._gate.check_seams(current_router(), own)
             if kind in _GUARDED_CALLS:
-                return await self._gate.before_deployment(_router(), own) or unchanged
+                return await self._gate.before_deployment(current_router(), own) or unchanged
             becomes_chat = kind in _BECOME_CHATS
-            return await self._gate.before_bridging(_router(), own, becomes_chat=becomes_chat) or unchanged
+            return await self._gate.before_bridging(current_router(), own, becomes_chat=becomes_chat) or unchanged
         except CompactionError as error:
             raise self._refused(kwargs, error) from error
         except Exception as error:
@@ -254,7 +262,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
         if (call := self._calls.get(kwargs)) is not None:
             call.refused(error)
-        return litellm_error_of(error, kwargs)
+        told = litellm_error_of(error, kwargs)
+        if isinstance(error, LiteLLMChanged):
+            # It comes before there is a call.
+            log_refused(str(kwargs.get("model")), error)
+            mark_told(told)
+        return told
 
     async def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
@@ -267,7 +280,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return
         hooked = None
         if call.is_hooked and can_be_continued(request_data):
-            hooked = self._gate.hooked_answer(_router(), call, response, request_data, stream=True)
+            hooked = self._gate.hooked_answer(current_router(), call, response, request_data, stream=True)
         stream = response if hooked is None else hooked.chunks()
         told = self._told(stream, call)
         if call.client.orders.shows:
@@ -297,7 +310,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 if call is not None and call.attempt.details is not None
                 else None
             )
-        hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)
+        hooked = self._gate.hooked_answer(current_router(), call, response, data, stream=False)
         return await hooked.joined(response)
 
     async def async_post_call_failure_hook(
@@ -313,7 +326,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         """
         call = self._calls.close(request_data)
         if call is None:
-            return None
+            return reworded(self._gate.seams.fault, original_exception, is_guarded=False)
         log = request_data.get("litellm_logging_obj")
         self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
         is_guarded, client_text = call.attempt.prepared is not None, call.client.client_text
@@ -354,18 +367,19 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     async def _probe_when_ready(self) -> None:
         for _ in range(_ROUTER_TRIES):
-            if (router := _router()) is not None:
+            if (router := current_router()) is not None:
                 spare_collections()
                 self._metrics.show_held(self._compactor.held)
+                await self._gate.look_at_seams(router)
                 if secret := proxy_secret():
                     # Remembered: the first request would wait for it.
                     await asyncio.to_thread(stretched, secret)
-                await self._gate.discovery.start(_router)
+                await self._gate.discovery.start(current_router)
                 try:
                     await self._gate.preparing.start(router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
                     log_failure("probe", error)
-                self._gate.preparing.watch(_router)
+                self._gate.preparing.watch(current_router)
                 # Vocabularies, templates and listings stay, too.
                 spare_collections()
                 return
@@ -388,10 +402,3 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 def _is_messages(data: Mapping[str, Any]) -> bool:
     """Returns True for a request on Anthropic's route; the only other one with orders is OpenAI's Responses."""
     return "input" not in data
-
-
-def _router() -> Any:
-    """The router of the moment; the module's global is bound anew whenever the configuration is loaded."""
-    from litellm.proxy import proxy_server
-
-    return proxy_server.llm_router

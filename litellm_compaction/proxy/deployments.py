@@ -14,7 +14,7 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import PruningModel, RequestContext
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.proxy import litellm_router
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.proxy.internal import Caller, may_write_ahead
 from litellm_compaction.proxy.litellm_api import may_use, with_credentials
@@ -61,20 +62,16 @@ class Publisher:
     def __init__(self) -> None:
         self._written: dict[str, Mapping[str, int]] = {}
 
-    def publish(self, router: Any, guard: GuardedDeployment, window: Window) -> None:
-        """Shows a deployment's window, unless it has many; never in place of a number that the operator wrote.
+    def publish(self, router: Any, shown: Mapping[str, Mapping[str, int]]) -> None:
+        """Shows these limits, by deployment ids, and none of those shown before; never in place of the operator's.
 
-        With `enable_pre_call_checks` LiteLLM would refuse by that number requests that are about to be compacted, so
-        nothing is shown then. A window that an overflow has taught may be one tenant's only, and is not shown.
+        With `enable_pre_call_checks` LiteLLM would refuse by them requests that are about to be compacted, so nothing
+        is shown then.
         """
-        deployment = guard.deployment
-        if window.source == "learned" or deployment.is_wildcard or getattr(router, "enable_pre_call_checks", True):
-            return
-        self._write(router, deployment.id, limits_of(window, guard.settings))
-
-    def withdraw(self, router: Any, deployment: Deployment) -> None:
-        """Takes back what was shown for a deployment whose window is not known any more."""
-        self._write(router, deployment.id, {})
+        if litellm_router.refuses_by_window(router):
+            shown = {}
+        if shown or self._written:
+            litellm_router.rewrite_info(router, lambda info: self._rewritten(info, shown))
 
     def as_written(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
         """A deployment's `model_info` as its operator wrote it: our own numbers would come back to us as theirs."""
@@ -82,22 +79,14 @@ class Publisher:
         ours = {key for key, tokens in own.items() if info.get(key) == tokens}
         return {key: value for key, value in info.items() if key not in ours} if ours else info
 
-    def _write(self, router: Any, deployment_id: str, limits: Mapping[str, int]) -> None:
-        own = self._written.get(deployment_id, {})
-        if own == limits:
-            return
-        for entry in getattr(router, "model_list", None) or ():
-            info = entry.get("model_info") if isinstance(entry, MutableMapping) else None
-            if not isinstance(info, MutableMapping) or info.get("id") != deployment_id:
-                continue
-            for key in own:
-                if info.get(key) == own[key]:
-                    del info[key]
-            if info.get("max_input_tokens") is not None:
-                limits = {}
-            self._written[deployment_id] = {key: tokens for key, tokens in limits.items() if info.get(key) is None}
-            info.update(self._written[deployment_id])
-            return
+    def _rewritten(self, info: Mapping[str, Any], shown: Mapping[str, Mapping[str, int]]) -> Mapping[str, Any]:
+        deployment_id, written = str(info.get("id")), self.as_written(info)
+        limits = shown.get(deployment_id, {}) if written.get("max_input_tokens") is None else {}
+        own = {key: tokens for key, tokens in limits.items() if written.get(key) is None}
+        self._written.pop(deployment_id, None)
+        if own:
+            self._written[deployment_id] = own
+        return {**written, **own}
 
 
 def limits_of(window: Window, settings: Settings) -> dict[str, int]:
@@ -334,7 +323,7 @@ def _pin(router: Any, deployment: Deployment) -> str:
     A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only if it routes by name, and says
     it in the entries and arguments that a `Deployment` is made of.
     """
-    own = router.get_deployment(model_id=deployment.id)
+    own = litellm_router.deployment(router, deployment.id)
     return deployment.group if own is None or "*" in str(own.litellm_params.model) else deployment.id
 
 

@@ -19,6 +19,7 @@ from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher, limits_of
 from litellm_compaction.proxy.litellm_api import ModelMap, expand_wildcards, with_credentials
+from litellm_compaction.proxy.litellm_router import refuses_by_window
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import deployment_of, serves
 from litellm_compaction.windows.lmstudio import server_root
@@ -48,6 +49,13 @@ class _Found(NamedTuple):
     limits: Mapping[str, _Limits | None]
     # By LiteLLM's own names for the models.
     inner_limits: Mapping[str, _Limits]
+
+
+class _Shown(NamedTuple):
+    """The limits of one deployment's model."""
+
+    deployment_id: str
+    limits: _Limits
 
 
 class Discovery:
@@ -97,15 +105,24 @@ class Discovery:
         names = [_listed_name(wildcard, target.model, model) for model in models]
         return [name for name in names if name is not None]
 
-    def serving(self, application: _Application, router: Callable[[], Any]) -> _Application:
-        """LiteLLM's application, which is asked for a list after that is filled, and knows models with a slash."""
+    def serving(
+        self,
+        application: _Application,
+        router: Callable[[], Any],
+        key_owner: Callable[[Mapping[str, Any], Mapping[str, str], str], Awaitable[object]],
+    ) -> _Application:
+        """LiteLLM's application, which is asked for a list after that is filled, and knows models with a slash.
+
+        `key_owner` raises an error for a wrong key, which is the application's answer to it.
+        """
 
         async def serve(scope: Any, receive: Any, send: Any) -> None:
             is_read = scope["type"] == "http" and scope["method"] == "GET"
             root, path = scope.get("root_path", ""), scope.get("path", "")
             asked = _LISTING.fullmatch(path.removeprefix(root)) if is_read else None
             if asked is not None:
-                # Before the key is checked: however often that happens, a server is read once in `window_cache_s`.
+                headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+                await key_owner(scope, headers, asked["list"] or path.removeprefix(root))
                 await self.refresh(router())
             if asked is None or "/" not in (asked["name"] or ""):
                 await application(scope, receive, send)
@@ -118,24 +135,23 @@ class Discovery:
     async def _refresh(self, router: Any) -> None:
         try:
             guards = [guard async for guard in self._guards.guarded(router)]
-            found = [each for each in await asyncio.gather(*(self._look(router, guard) for guard in guards)) if each]
+            looks = await asyncio.gather(*(self._look(guard) for guard in guards))
+            self._publisher.publish(router, dict(each for each in looks if isinstance(each, _Shown)))
+            found = [each for each in looks if isinstance(each, _Found)]
             limits = _smallest(pair for each in found for pair in each.limits.items())
             listed = {name for each in found for name in each.limits}
             inner = _smallest(pair for each in found for pair in each.inner_limits.items() if pair[0] not in listed)
             self._models = {each.place: each.models for each in found}
             # It would refuse by these numbers what is about to be compacted.
-            self._map.show({} if getattr(router, "enable_pre_call_checks", True) else {**inner, **limits})
+            self._map.show({} if refuses_by_window(router) else {**inner, **limits})
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failure("discovery", error)
 
-    async def _look(self, router: Any, guard: GuardedDeployment) -> _Found | None:
+    async def _look(self, guard: GuardedDeployment) -> _Found | _Shown | None:
         deployment, target = guard.deployment, guard.deployment.target
         if "*" not in target.model:
-            try:
-                self._publisher.publish(router, guard, await self._windows.resolve(target))
-            except CompactionError:
-                self._publisher.withdraw(router, deployment)
-            return None
+            shown = None if deployment.is_wildcard else await self._limits(guard, target)
+            return None if shown is None else _Shown(deployment.id, shown)
         if not target.is_lmstudio:
             return None
         listed = await self._windows.listed(target)
@@ -144,14 +160,15 @@ class Discovery:
         for model, is_loaded in listed.items():
             if (name := _listed_name(deployment.group, target.model, model)) is None:
                 continue
-            limits[name] = numbers = await self._limits(guard, model) if is_loaded else None
+            named = replace(target, key=f"{deployment.id}|{model}", model=model)
+            limits[name] = numbers = await self._limits(guard, named) if is_loaded else None
             if numbers is not None:
                 # By this name LiteLLM looks a model up for `/model_group/info`.
                 inner[f"lm_studio/{model}"] = numbers
         return _Found(_place(target), tuple(listed), limits, inner)
 
-    async def _limits(self, guard: GuardedDeployment, model: str) -> _Limits | None:
-        target = replace(guard.deployment.target, key=f"{guard.deployment.id}|{model}", model=model)
+    async def _limits(self, guard: GuardedDeployment, target: Target) -> _Limits | None:
+        """None without a window. What an overflow has taught of it may be one tenant's only, and nobody's is asked."""
         try:
             return limits_of(await self._windows.resolve(target), guard.settings)
         except CompactionError:

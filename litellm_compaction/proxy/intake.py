@@ -6,6 +6,7 @@ messages to the same engine; the store makes the second look free.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -30,7 +31,7 @@ from litellm_compaction.errors import (
     TooDeep,
     WindowUnknown,
 )
-from litellm_compaction.proxy import wire
+from litellm_compaction.proxy import litellm_router, wire
 from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, WholeUpstream, compacted, prepared_in_room
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
@@ -65,9 +66,11 @@ from litellm_compaction.proxy.routing import (
     deployment_of,
     has_window_fallback,
     is_bridged,
+    is_bypassed,
     reachable_entries,
     refuses_by,
 )
+from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.orders import NO_ORDERS
@@ -81,6 +84,7 @@ _MOST_TOLD = 256
 # LiteLLM (1.106.2) makes a WebSocket's requests itself and shows them to no plug-in, and would leave the item out.
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 _MAX_SERVERS = 1024
+_STORE_LIMIT_S = 2.0
 
 
 class Intake:
@@ -98,8 +102,10 @@ class Intake:
         self._clients = Clients()
         # Told once: an agent sends the same tools with every request.
         self._slimmed: Bounded[tuple[str, int], None] = Bounded(_MOST_TOLD)
+        self._store = store
+        self.seams = Seams()
         self.guards = DeploymentSelector(source, compactor.windows, self._publisher, FormerAnswers(store))
-        self.preparing = Preparing(compactor, self.guards, self._publisher, self._settings)
+        self.preparing = Preparing(compactor, self.guards, self._settings)
         self.discovery = Discovery(compactor.windows, self.guards, self._publisher)
 
     async def read_orders(self, router: Any, data: dict[str, Any], call_type: str) -> None:
@@ -204,9 +210,9 @@ class Intake:
         rooms[0].check(prepared, limit_tokens, answers=answers, prompts=prompts)
 
     async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[GuardedDeployment | None]:
-        """Every deployment that a request can reach, None for those that are left alone."""
+        """Every deployment that a request can reach, None for those that are left alone; [] if that cannot be said."""
         model = data.get("model")
-        if router is None or not isinstance(model, str):
+        if router is None or not isinstance(model, str) or self.seams.of_router(router) is not None:
             return []
         deployments = [self.guards.deployment(entry) for entry in reachable_entries(router, model, data)]
         return [await self.guards.guard(deployment) for deployment in deployments]
@@ -225,6 +231,36 @@ class Intake:
         if len(contexts) > 1 and len({await self._window_tokens(context) for context in contexts}) > 1:
             return []
         return contexts
+
+    async def look_at_seams(self, router: Any) -> None:
+        """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
+        fault = self.seams.of_router(router)
+        if fault is None and self._settings.carrier == "auto" and not is_bypassed():
+            fault = await self.seams.of_client()
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._store.put_fact(*litellm_router.LACKS, str(fault or "")), _STORE_LIMIT_S)
+
+    async def check_seams(self, router: Any, kwargs: Mapping[str, Any]) -> None:
+        """Lets a call to a deployment pass if nothing lacks by which it is guarded, or if it is left alone.
+
+        Raises:
+            LiteLLMChanged: it cannot be guarded.
+        """
+        if router is None or is_internal_call():
+            return
+        fault = self.seams.of_router(router)
+        if self.seams.is_sound:
+            return
+        if fault is not None and wire.may_override(kwargs):
+            # The body may name another kind of server than the deployment's entry, which cannot be read.
+            raise fault
+        guard = await self.guards.guard(self._deployment_of(kwargs, ""))
+        if guard is None or guard.settings.mode != "guard":
+            return
+        if fault is None and carrier_of(guard.deployment, guard.settings) == "transport":
+            fault = await self.seams.of_client()
+        if fault is not None:
+            raise fault
 
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The call's arguments with the changes for the chosen deployment; None if there are none.
@@ -306,7 +342,7 @@ class Intake:
         if (orders.compacts_only or orders.pauses) and await self.standards.is_compacted_alone(call, context):
             return {**kwargs, "mock_response": " "}
         if carrier == "transport":
-            return await self._carried(router, guard, call, context, kwargs, foreseen)
+            return await self._carried(guard, call, context, kwargs, foreseen)
         is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_continued(kwargs)
         ids = None if request.messages else await _longest_ids(kwargs)
         prepared, limit, call.room = await prepared_in_room(
@@ -321,7 +357,6 @@ class Intake:
             prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),
         )
         call.sent(context, prepared)
-        self._publisher.publish(router, guard, prepared.window)
         changed = wire.with_output_limit(kwargs, limit)
         if kwargs.get("stream") and call.client.is_chat:
             changed |= wire.with_usage(kwargs)
@@ -377,7 +412,7 @@ class Intake:
         info = kwargs.get("model_info")
         if not isinstance(info, Mapping) or not wire.may_override(kwargs):
             return kwargs
-        found = router.get_deployment(model_id=str(info.get("id")))
+        found = litellm_router.deployment(router, str(info.get("id")))
         if found is None:
             return kwargs
         own = self.guards.deployment(as_entry(found))
@@ -407,7 +442,6 @@ class Intake:
 
     async def _carried(
         self,
-        router: Any,
         guard: GuardedDeployment,
         call: Call,
         context: RequestContext,
@@ -424,7 +458,6 @@ class Intake:
         call.attempt.is_carried = True
         if isinstance(prepared, PreparedRequest):
             call.sent(context, prepared)
-            self._publisher.publish(router, guard, prepared.window)
         elif prepared is not None:
             call.will_be_compacted(prepared)
             call.is_told = self._announced.is_next_in_a_row(prepared)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from litellm.types.utils import Message as AnswerMessage
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, user_message, visible_text
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy import wire
+from litellm_compaction.proxy import litellm_router, wire
 from litellm_compaction.proxy.litellm_api import has_spare_places, is_allowed, is_within_budgets, takes_place
 from litellm_compaction.summarizer import IsEnough, SummaryAnswer
 
@@ -39,6 +39,16 @@ _REFUSED = (litellm.BadRequestError, litellm.UnprocessableEntityError)
 # Asyncio keeps only weak references to its tasks.
 _logging = Tasks()
 _is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
+
+
+@contextlib.contextmanager
+def as_ours() -> Iterator[None]:
+    """Marks the calls that are made within as our own, which are never guarded."""
+    token = _is_internal.set(True)
+    try:
+        yield
+    finally:
+        _is_internal.reset(token)
 
 
 def is_internal_call() -> bool:
@@ -64,7 +74,7 @@ def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
 def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
     """The `model_name` of the deployment that a call goes to, by the deployment hook's `kwargs`; "" if not known."""
     info = kwargs.get("model_info")
-    found = router.get_deployment(model_id=str(info.get("id"))) if isinstance(info, Mapping) else None
+    found = litellm_router.deployment(router, str(info.get("id"))) if isinstance(info, Mapping) else None
     return str(getattr(found, "model_name", None) or "")
 
 
@@ -276,8 +286,7 @@ async def call_router(router: Any, model: str, parent: Mapping[str, Any], **argu
     """
     metadata = sanitized_forwardable_call_metadata(parent, _ORIGIN)
     end_user = parent.get("user_api_key_end_user_id")
-    token = _is_internal.set(True)
-    try:
+    with as_ours():
         return await router.acompletion(
             model=model,
             metadata=metadata,
@@ -286,5 +295,3 @@ async def call_router(router: Any, model: str, parent: Mapping[str, Any], **argu
             **({"user": end_user} if isinstance(end_user, str) and end_user else {}),
             **arguments,
         )
-    finally:
-        _is_internal.reset(token)

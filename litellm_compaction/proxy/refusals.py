@@ -25,6 +25,7 @@ from litellm_compaction.errors import (
     BadWish,
     CompactionError,
     DoesNotFit,
+    LiteLLMChanged,
     NotServed,
     Overloaded,
     OwnTemplate,
@@ -129,6 +130,7 @@ _KINDS: Mapping[type[CompactionError], _Kind] = {
     OwnTemplate: _Kind(400, _INVALID, "chat_template"),
     Overloaded: _Kind(503, "overloaded_error"),
     WindowUnread: _Kind(503, "service_unavailable"),
+    LiteLLMChanged: _Kind(503, "service_unavailable"),
     ServerUnavailable: _Kind(503, "service_unavailable"),
 }
 

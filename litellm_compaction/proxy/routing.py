@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
+from litellm_compaction.proxy import litellm_router
 from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Source, Target
 
@@ -269,9 +270,9 @@ def is_bridged(provider: str) -> bool:
 
 def group_entries(router: Any, name: str, team_id: str | None = None) -> list[Mapping[str, Any]]:
     """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
-    found = router.get_model_list(model_name=name, team_id=team_id) or []
+    found = litellm_router.deployments(router, name, team_id)
     if not found:
-        pinned = router.get_deployment(model_id=name)
+        pinned = litellm_router.deployment(router, name)
         found = [pinned] if pinned is not None else []
     return [as_entry(entry) for entry in found]
 
@@ -298,13 +299,12 @@ def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> li
 
 def has_window_fallback(router: Any, group: str) -> bool:
     """The operator configured `context_window_fallbacks` for a group."""
-    return any(_named(getattr(router, "context_window_fallbacks", None), group))
+    return any(_named(litellm_router.setting(router, "context_window_fallbacks"), group))
 
 
 def router_entries(router: Any) -> list[Mapping[str, Any]]:
     """Every deployment of the router."""
-    found = router.get_model_list() if router is not None else None
-    return [as_entry(entry) for entry in found or ()]
+    return [as_entry(entry) for entry in litellm_router.deployments(router)] if router is not None else []
 
 
 def unknown_model(config: Mapping[str, Any], name: str) -> str:
@@ -335,9 +335,9 @@ def serves(pattern: str, name: str) -> bool:
 
 
 def _fallbacks(router: Any, name: str, request: Mapping[str, Any]) -> Iterable[str]:
-    for attribute in ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks"):
-        yield from _named(request.get(attribute), name)
-        yield from _named(getattr(router, attribute, None), name)
+    for setting in litellm_router.FALLBACKS:
+        yield from _named(request.get(setting), name)
+        yield from _named(litellm_router.setting(router, setting), name)
 
 
 def _named(fallbacks: object, name: str) -> Iterable[str]:

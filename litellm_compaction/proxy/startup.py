@@ -22,7 +22,7 @@ from litellm_compaction.engine import Compactor, shares_context
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.master_key import ensure_master_key
 from litellm_compaction.proxy.config_check import SECTION, check_config
-from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher
+from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import targets_of
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed
@@ -106,13 +106,10 @@ class Preparing:
     Making a vocabulary holds the interpreter lock for 50 to 500 ms, which every running stream would feel.
     """
 
-    def __init__(
-        self, compactor: Compactor, guards: DeploymentSelector, publisher: Publisher, settings: Settings
-    ) -> None:
+    def __init__(self, compactor: Compactor, guards: DeploymentSelector, settings: Settings) -> None:
         self._settings = settings
         self._compactor = compactor
         self._guards = guards
-        self._publisher = publisher
         self._prepared: set[tuple[str, str]] = set()
         self._pruning_models: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -127,7 +124,7 @@ class Preparing:
         found: list[str] = []
         async for guard in self._guards.guarded(router):
             targets = await targets_of(self._compactor.windows, guard.deployment)
-            found += [await self._look_at_window(router, guard, target) for target in targets]
+            found += [await self._look_at_window(guard, target) for target in targets]
             if not targets:
                 found.append(f"{guard.deployment.group} (nothing loaded)")
             await self._look_at_pruning_model(router, guard)
@@ -168,7 +165,7 @@ class Preparing:
             if not self._is_wanted:
                 return
 
-    async def _look_at_window(self, router: Any, guard: GuardedDeployment, target: Target) -> str:
+    async def _look_at_window(self, guard: GuardedDeployment, target: Target) -> str:
         """Returns the model's name with its window, in words."""
         deployment = guard.deployment
         name = target.model if deployment.is_wildcard else deployment.group
@@ -180,7 +177,6 @@ class Preparing:
             # The message is the finding, a traceback is noise.
             logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
             return f"{name} (window unknown)"
-        self._publisher.publish(router, guard, window)
         logger.info(
             "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
         )

@@ -15,6 +15,7 @@ from litellm_compaction.cli.doctor import _grouped, doctor
 from litellm_compaction.cli.running import Running, told
 from litellm_compaction.events import event_to_json
 from litellm_compaction.proxy.config_check import note
+from litellm_compaction.proxy.litellm_router import LACKS
 from litellm_compaction.simulator import Address, Model, Simulator, serve
 from litellm_compaction.stores import open_store
 from tests.cli.conftest import GPT_OSS, QWEN, Report, at, config, deployment, messages
@@ -191,8 +192,8 @@ def test_workers_that_share_a_context_are_a_note(
     assert not any("workers" in message for message in messages(found, "note"))
 
 
-def test_a_model_whose_summaries_say_nothing_is_named(report: Report, address: Address, tmp_path: Path) -> None:
-    """From the history that the proxies have kept."""
+def test_what_the_proxies_know_is_told(report: Report, address: Address, tmp_path: Path) -> None:
+    """A model whose summaries say nothing, from the history that they keep; and what their LiteLLM lacks."""
     url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
 
     async def keep() -> None:
@@ -200,11 +201,15 @@ def test_a_model_whose_summaries_say_nothing_is_named(report: Report, address: A
         for number in range(6):
             row = event("fallback", pruning_model="tiny", reason="loop")
             await store.add_event(time.time() + number, event_to_json(row))
+        await store.put_fact(*LACKS, "Router.registry is missing.")
         await store.aclose()
 
     asyncio.run(keep())
     code, found = report(config(deployment(params=at(address)), settings={"store": url}))
-    assert code == 0
+    assert code == 1
+    assert "the proxy that runs with this store, or ran last, says: Router.registry is missing." in messages(
+        found, "problem"
+    )
     [said] = [each for each in messages(found, "note") if each.startswith("tiny:")]
     assert "6 of 6" in said
     assert "max_summary_calls: 0" in said

@@ -27,6 +27,12 @@ CHAT = "/v1/chat/completions"
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
 # Tests count what a server is asked, and in which order; calls in the background come when they come.
 NOTHING_AHEAD = {"background": "off"}
+_ROOT = Path(__file__).parents[2]
+# What LiteLLM will drop soon is an error if one of our modules uses it; pytest's own filters reach no child.
+_DEPRECATED_BY_US = ",".join(
+    f"error::DeprecationWarning:{'.'.join(path.relative_to(_ROOT).with_suffix('').parts)}"
+    for path in sorted((_ROOT / "litellm_compaction" / "proxy").rglob("*.py"))
+)
 # What an application in this process may have set for itself.
 _OF_ANOTHER = ("LITELLM_COMPACTION_HOME", "CONFIG_FILE_PATH", "WORKER_CONFIG")
 # Each only bounds a hang: on a busy machine a start has taken two minutes.
@@ -131,11 +137,11 @@ def environment(**extra: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.lower().endswith("_proxy") and name not in _OF_ANOTHER
     }
-    root = str(Path(__file__).parents[2])
     return {
         **kept,
-        "PYTHONPATH": os.pathsep.join([root, kept.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), kept.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "PYTHONWARNINGS": _DEPRECATED_BY_US,
         "LITELLM_MASTER_KEY": MASTER_KEY,
         "PYTHONUNBUFFERED": "1",
         "NO_COLOR": "1",

@@ -17,11 +17,13 @@ import pytest
 from litellm.exceptions import BadRequestError
 from litellm.types.utils import CallTypes
 
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, router_entries
+from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.simulator import Model, RequestRecord
 from tests.builders import talk
 from tests.integration.app import in_loop
 from tests.integration.bench import KEY, Bench, Group, open_bench
-from tests.integration.forms import ROUTES, form
+from tests.integration.forms import ROUTES, TALKS, form
 from tests.integration.harness import CHAT
 
 _WINDOW = 4096
@@ -176,7 +178,7 @@ def test_no_kind_of_call_but_a_chat_knows_where_a_guarded_server_is(bench: Bench
     bench.proxy.chat("lm_studio", [{"role": "user", "content": "Hi."}]).raise_for_status()
     router = importlib.import_module("litellm.proxy.proxy_server").llm_router
     handler = importlib.import_module("litellm_compaction").handler
-    entries = {entry["model_name"]: entry for entry in router.model_list}
+    entries = {entry["model_name"]: entry for entry in router_entries(router)}
 
     def changed(name: str, kind: CallTypes | None) -> dict[str, Any] | str | None:
         entry = entries[name]
@@ -201,3 +203,49 @@ def test_no_kind_of_call_but_a_chat_knows_where_a_guarded_server_is(bench: Bench
     assert all("This route is not served for this model" in said for said in refused.values())
     # Calls without a conversation have nothing to guard.
     assert {found[kind] for kind in ("aembedding", "arerank", "amoderation", "aspeech", "atranscription")} == {None}
+
+
+_MEMBERS = ("get_deployment", "get_model_list", "model_list", "context_window_fallbacks", "enable_pre_call_checks")
+# Without an entry point that takes their place.
+_REPLACED_BY = {
+    **dict.fromkeys(("get_deployment", "get_model_list", "model_list"), "registry"),
+    **dict.fromkeys(("context_window_fallbacks", "enable_pre_call_checks"), "settings"),
+}
+
+
+class _Lacking:
+    """LiteLLM's router without one of its members, and without the entry point in its place."""
+
+    def __init__(self, router: Any, member: str) -> None:
+        self._router, self._missing = router, (member, _REPLACED_BY[member])
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._missing:
+            raise AttributeError(name)
+        return getattr(self._router, name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("lacks", [*_MEMBERS, "client="])
+@pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
+def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    """On any route a 503 that says what is missing, and none for a deployment that is left alone."""
+    gate = importlib.import_module("litellm_compaction").handler._gate
+    monkeypatch.setattr(gate, "seams", Seams())
+    if lacks == "client=":
+        monkeypatch.setenv(BYPASS_VARIABLE, "true")
+        monkeypatch.setattr("litellm_compaction.proxy.routing.is_bypassed", lambda _: False)
+    else:
+        router = _Lacking(importlib.import_module("litellm.proxy.proxy_server").llm_router, lacks)
+        monkeypatch.setattr("litellm_compaction.proxy.callback.current_router", lambda: router)
+    watch = bench.watch("lms")
+    for route in ROUTES:
+        for stream in (False, True):
+            # A text that is too long is refused before it is routed.
+            messages = talk(f"lacking {route}", 6000 if route in TALKS else 1000)
+            path, body = form(route, "lm_studio", messages, stream=stream, limit=300)
+            said = bench.proxy.post(body, path)
+            assert (said.status_code, lacks in said.text) == (503, True), said.text
+    assert watch.chats == []
+    alone = {"model": "alone", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 20}
+    assert bench.proxy.post(alone).status_code == 200

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from litellm_compaction.config import Settings
-from litellm_compaction.proxy.deployments import (
-    DeploymentSelector,
-    FormerAnswers,
-    GuardedDeployment,
-    Publisher,
-    limits_of,
-)
+from litellm_compaction.proxy.deployments import DeploymentSelector, FormerAnswers, Publisher, limits_of
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, carrier_of
 from litellm_compaction.stores import Store
@@ -75,26 +69,45 @@ async def test_a_known_lm_studio_that_is_silent_stays_guarded() -> None:
     assert await _guarded(store, None) == [False]
 
 
-def test_a_published_number_does_not_come_back_as_the_operators() -> None:
-    """What we wrote into the router's list is not an operator's word; what they wrote stays."""
+class _HandedOver(list[dict[str, Any]]):
+    """A list of LiteLLM's that counts how often it is handed over to the Rust core."""
 
-    class Router:
-        enable_pre_call_checks = False
-        model_list = ({"model_info": {"id": "a"}}, {"model_info": {"id": "b", "max_input_tokens": 7000}})
+    times = 0
 
-    publisher = Publisher()
-    window = Window(tokens=4096, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
-    for each in ("a", "b"):
-        guard = GuardedDeployment(deployment("lm_studio/qwen", {"id": each}), Settings())
-        publisher.publish(Router(), guard, window)
-        publisher.publish(Router(), guard, replace(window, source="learned"))
-    first, second = (entry["model_info"] for entry in Router.model_list)
-    assert first == {"id": "a", "max_input_tokens": 4096, "max_output_tokens": 819}
-    assert publisher.as_written(first) == {"id": "a"}
-    assert second == {"id": "b", "max_input_tokens": 7000}
-    assert publisher.as_written(second) is second
-    publisher.withdraw(Router(), deployment("lm_studio/qwen", {"id": "a"}))
-    assert first == {"id": "a"}
+    def __setitem__(self, *item: Any) -> None:
+        self.times += 1
+        super().__setitem__(*item)
+
+
+class _Info(dict[str, Any]):
+    """An entry's `model_info`, each write to which hands the whole list over."""
+
+    def __setitem__(self, *item: Any) -> None:
+        raise AssertionError("written by itself")
+
+    update = __delitem__ = pop = clear = setdefault = __setitem__  # type: ignore[assignment] # none of them is called
+
+
+def test_windows_are_shown_by_one_assignment_and_do_not_come_back_as_the_operators() -> None:
+    """However many deployments: what we wrote is not an operator's word, and what they wrote stays."""
+    infos = [_Info(id="a"), _Info(id="b", max_input_tokens=7000), *(_Info(id=str(number)) for number in range(20))]
+    entries = _HandedOver([{"model_info": info} for info in infos])
+    router = SimpleNamespace(enable_pre_call_checks=False, model_list=entries)
+    publisher, shown = Publisher(), {"max_input_tokens": 4096, "max_output_tokens": 819}
+    windows = {str(info["id"]): shown for info in infos}
+    for _ in range(2):
+        publisher.publish(router, windows)
+        assert entries.times == 1
+    assert (infos[0], infos[1]) == ({"id": "a", **shown}, {"id": "b", "max_input_tokens": 7000})
+    assert publisher.as_written(infos[0]) == {"id": "a"}
+    assert publisher.as_written(infos[1]) is infos[1]
+    # LiteLLM has read its configuration again.
+    dict.clear(infos[0])
+    dict.update(infos[0], id="a")
+    publisher.publish(router, windows)
+    assert (infos[0], entries.times) == ({"id": "a", **shown}, 2)
+    publisher.publish(router, {})
+    assert (infos[0], entries.times) == ({"id": "a"}, 3)
 
 
 @pytest.mark.parametrize(

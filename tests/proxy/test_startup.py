@@ -157,7 +157,7 @@ async def test_models_that_are_loaded_meanwhile_are_prepared_too(caplog: pytest.
                 raise RuntimeError("odd")
 
     windows: Any = SimpleNamespace(on_loaded=None)
-    made = Slow(SimpleNamespace(windows=windows), None, None, None)  # type: ignore[arg-type]
+    made = Slow(SimpleNamespace(windows=windows), None, None)  # type: ignore[arg-type]
     made.watch(lambda: "router")
     for _ in range(3):
         windows.on_loaded()

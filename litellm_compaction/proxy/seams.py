@@ -1,0 +1,140 @@
+"""Looks at what of LiteLLM we stand on, so that a guard that cannot stand says so, and sends nothing.
+
+A version of LiteLLM may move or drop any of it. Without it a request would go on unguarded as if all were well: that
+is no mishap of one request, for which P8 lets it pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+
+from litellm_compaction.concurrency import ended
+from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy import litellm_router
+from litellm_compaction.proxy.internal import as_ours
+
+logger = logging.getLogger("litellm_compaction")
+
+# No deployment has it.
+_NOBODY = "litellm-compaction"
+_ANY_CARRIER = "Or set `carrier: hooks`, which passes no client on."
+# Nothing answers there (RFC 863): only a LiteLLM that passes no client on asks it.
+_NOWHERE = "http://127.0.0.1:9/v1"
+_LIMIT_S = 10.0
+_ANSWER = {
+    "id": "seen",
+    "object": "chat.completion",
+    "created": 0,
+    "model": _NOBODY,
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "seen"}}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}
+
+
+def check_classes(hooks: Iterable[str]) -> None:
+    """Looks at what can be known before there is a router; `hooks` are those of LiteLLM's that we fill.
+
+    Raises:
+        LiteLLMChanged: nobody would call us, or tell us of deployments.
+    """
+    from litellm import Router
+    from litellm.integrations.custom_logger import CustomLogger
+
+    members = ("registry", "settings") if hasattr(Router, "registry") else ("get_deployment", "get_model_list")
+    needed: list[tuple[Any, Iterable[str]]] = [(CustomLogger, hooks), (Router, (*members, "acompletion"))]
+    if (proxy := sys.modules.get("litellm.proxy.proxy_server")) is not None:
+        needed.append((proxy, ("llm_router",)))
+    for holder, names in needed:
+        for name in names:
+            if not hasattr(holder, name):
+                raise LiteLLMChanged(f"{holder.__name__}.{name}")
+
+
+class Seams:
+    """Says if something of LiteLLM is missing by which requests are guarded, after one look at each router."""
+
+    def __init__(self) -> None:
+        self._router: Any = None
+        self._of_router: LiteLLMChanged | None = None
+        self._of_client: LiteLLMChanged | None = None
+        self._look: asyncio.Task[LiteLLMChanged | None] | None = None
+        self._has_looked = False
+
+    @property
+    def fault(self) -> LiteLLMChanged | None:
+        """What is known to be missing."""
+        return self._of_router or self._of_client
+
+    @property
+    def is_sound(self) -> bool:
+        """All has been looked at, and nothing is missing."""
+        return self._has_looked and self.fault is None
+
+    def of_router(self, router: Any) -> LiteLLMChanged | None:
+        """What the router lacks; None if nothing."""
+        if router is not self._router:
+            self._router, self._of_router = router, _look_at(router)
+        return self._of_router
+
+    async def of_client(self) -> LiteLLMChanged | None:
+        """The client that LiteLLM does not pass on, with which our transport carries answers; None if it does."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().create_task(_look_at_client())
+        self._of_client = await asyncio.shield(self._look)
+        self._has_looked = True
+        return self._of_client
+
+    async def aclose(self) -> None:
+        await ended([self._look] if self._look is not None else [])
+
+
+def _look_at(router: Any) -> LiteLLMChanged | None:
+    try:
+        litellm_router.deployment(router, _NOBODY)
+        litellm_router.deployments(router)
+        litellm_router.rewrite_info(router, lambda info: info)
+        for name in (*litellm_router.FALLBACKS, litellm_router.CHECKS):
+            litellm_router.setting(router, name)
+    except LiteLLMChanged as error:
+        return _told(error)
+    return None
+
+
+async def _look_at_client() -> LiteLLMChanged | None:
+    """Has LiteLLM make a call whose client answers by itself; no other callback is told of it."""
+    import litellm
+    from openai import AsyncOpenAI
+
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json=_ANSWER)
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    async with AsyncOpenAI(api_key=_NOBODY, base_url=_NOWHERE, http_client=http) as client:
+        with contextlib.suppress(Exception), as_ours():
+            await litellm.acompletion(
+                model=f"lm_studio/{_NOBODY}",
+                api_base=_NOWHERE,
+                api_key=_NOBODY,
+                messages=[{"role": "user", "content": "."}],
+                client=client,
+                max_retries=0,
+                num_retries=0,
+                timeout=_LIMIT_S,
+                **{"no-log": True},
+            )
+    return None if asked else _told(LiteLLMChanged("client=", _ANY_CARRIER))
+
+
+def _told(error: LiteLLMChanged) -> LiteLLMChanged:
+    logger.error("%s", error)
+    return error

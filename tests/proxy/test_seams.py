@@ -1,0 +1,110 @@
+"""What of LiteLLM the guard stands on, by the newer entry points or the older members, and what is said without it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import litellm
+import pytest
+
+from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy import litellm_router
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, has_window_fallback, reachable_entries
+from litellm_compaction.proxy.seams import Seams, check_classes
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+_ENTRY = {"model_name": "a", "litellm_params": {"model": "lm_studio/a"}, "model_info": {"id": "1"}}
+_SETTINGS = {
+    "fallbacks": [{"a": ["b"]}],
+    "context_window_fallbacks": [{"a": ["c"]}],
+    "content_policy_fallbacks": None,
+    "enable_pre_call_checks": False,
+}
+
+
+def _entries(name: str | None = None, team_id: str | None = None) -> list[dict[str, Any]]:
+    return [_ENTRY] if name in (None, "a") else []
+
+
+def older(lacks: str = "") -> Any:
+    """A router with members of its own, as far as we use it."""
+    members: dict[str, Any] = {
+        "get_deployment": lambda model_id: _ENTRY if model_id == "1" else None,
+        "get_model_list": lambda model_name=None, team_id=None: _entries(model_name, team_id),
+        "model_list": [_ENTRY],
+        **_SETTINGS,
+    }
+    return SimpleNamespace(**{name: value for name, value in members.items() if name != lacks})
+
+
+def newer(lacks: str = "") -> Any:
+    """A router with entry points; its old members are gone."""
+    registry: dict[str, Any] = {
+        "deployment": lambda id: _ENTRY if id == "1" else None,  # noqa: A006 - LiteLLM's name
+        "deployments": _entries,
+        "all": lambda: [_ENTRY],
+    }
+    views = {
+        "registry": SimpleNamespace(**{name: value for name, value in registry.items() if name != lacks}),
+        "settings": SimpleNamespace(**{name: value for name, value in _SETTINGS.items() if name != lacks}),
+    }
+    return SimpleNamespace(**{name: lambda view=view: view for name, view in views.items() if name != lacks})
+
+
+@pytest.mark.parametrize("router", [older(), newer()], ids=["older", "newer"])
+def test_both_kinds_of_router_say_the_same(router: Any) -> None:
+    """A group with its fallbacks, an id, and a setting."""
+    assert Seams().of_router(router) is None
+    assert reachable_entries(router, "a", {}) == reachable_entries(router, "1", {}) == [_ENTRY]
+    assert has_window_fallback(router, "a")
+    assert litellm_router.deployment(router, "1") is _ENTRY
+    assert not litellm_router.refuses_by_window(router)
+
+
+@pytest.mark.parametrize(
+    ("make", "member"),
+    [
+        *((older, member) for member in ("get_deployment", "get_model_list", "model_list", *_SETTINGS)),
+        *((newer, member) for member in ("registry", "settings", "deployment", "deployments", "all", *_SETTINGS)),
+    ],
+)
+def test_each_missing_member_is_named(make: Any, member: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Once in the log, for each router; never an answer that happens to be empty."""
+    seams, router = Seams(), make(member)
+    faults = {seams.of_router(router), seams.of_router(router)}
+    (fault,) = faults
+    (said,) = caplog.messages
+    assert str(fault) == said
+    # Without entry points the older members are looked for.
+    named = {"registry": "get_deployment", "settings": "fallbacks", "all": "model_list"}.get(member, member)
+    assert f"{named} is missing or has changed" in said
+
+
+async def test_a_client_that_litellm_passes_on_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that it does not pass on is a fault; other callbacks are told of neither."""
+    told: list[Any] = []
+    monkeypatch.setattr(litellm, "success_callback", [lambda *args: told.append(args)])
+    sound = Seams()
+    assert not sound.is_sound
+    assert await sound.of_client() is None
+    assert sound.is_sound
+    monkeypatch.setenv(BYPASS_VARIABLE, "true")
+    broken = Seams()
+    fault = await broken.of_client()
+    assert "client= is missing" in str(fault)
+    assert "`carrier: hooks`" in str(fault)
+    assert not broken.is_sound
+    assert told == []
+
+
+def test_what_is_known_at_the_start_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that nobody would call, and a router that tells no deployments."""
+    check_classes(["async_pre_call_hook"])
+    with pytest.raises(LiteLLMChanged, match=r"CustomLogger\.async_no_hook is missing"):
+        check_classes(["async_no_hook"])
+    for members, missing in (("get_model_list",), "get_deployment"), (("registry", "settings"), "acompletion"):
+        monkeypatch.setattr(litellm, "Router", type("Router", (), dict.fromkeys(members)))
+        with pytest.raises(LiteLLMChanged, match=rf"Router\.{missing} is missing"):
+            check_classes([])
