@@ -13,6 +13,7 @@ from litellm_compaction.core.clearing import ImagePlace, image_parts
 from litellm_compaction.core.compaction import Compaction, begins, edited_part
 from litellm_compaction.core.cut_points import (
     doubted_index,
+    is_persons,
     latest_cut,
     legal_cuts,
     pinned_among,
@@ -20,6 +21,7 @@ from litellm_compaction.core.cut_points import (
     request_indices,
     shows_results,
 )
+from litellm_compaction.core.identity import Seen, chain_behind, edits
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
 from litellm_compaction.core.stretches import own_words, without_data
 
@@ -43,6 +45,8 @@ class Conversation:
         fixed_tokens: of tools and the template's additions.
         count_text: tokens of a text.
         hashes: chain entries, one more than there are messages after the leading system ones.
+        words_hashes: as many, of the chain of words alone.
+        seen: what the first messages were before the client edited them; empty if no record says so.
         own_tokens: the whole prompt as it came, if it is known better than by its parts; else None.
         staying: indices of messages that stay verbatim although a compaction may cover them.
         pins: indices of messages that the client wants verbatim: they count as requests.
@@ -54,6 +58,8 @@ class Conversation:
     fixed_tokens: int
     count_text: Callable[[str], int] = field(compare=False)
     hashes: tuple[str, ...]
+    words_hashes: tuple[str, ...] = ()
+    seen: tuple[Seen, ...] = ()
     own_tokens: int | None = None
     staying: tuple[int, ...] = ()
     pins: tuple[int, ...] = ()
@@ -126,6 +132,19 @@ class Conversation:
         """Returns the tokens of the messages at positions `start` to `end`."""
         return sum(self.sizes[self.prefix + start : self.prefix + end])
 
+    @cached_property
+    def task(self) -> int | None:
+        """The position of the person's first words."""
+        return next((at for at, each in enumerate(self.rest) if is_persons(each) and own_words(each)), None)
+
+    def task_tokens(self, covered_messages: int) -> int:
+        """Returns the tokens of the person's first words if a compaction of so many messages hides them, else 0."""
+        at = self.task
+        if at is None or at >= covered_messages or self.prefix + at in {*self.requests, *self.staying}:
+            return 0
+        message = self.rest[at]
+        return self.sizes[self.prefix + at] * len(own_words(message)) // max(len(message.text), 1)
+
     def own_words_tokens(self, covered_messages: int) -> int:
         """Returns the tokens of the person's own words in covered messages, without the requests."""
         return sum(
@@ -185,6 +204,32 @@ def usable(conversation: Conversation, stored: Iterable[Compaction]) -> list[Com
         return set(requests) <= set(compaction.pinned)
 
     return sorted(filter(holds, known), key=lambda each: (each.provisional, -each.round))
+
+
+def as_it_was(conversation: Conversation, stored: Sequence[Compaction]) -> Conversation:
+    """Returns a conversation under the hashes that it had before its client cleared or shortened covered data.
+
+    If two compactions differ in nothing but what was cleared, either may be another person's (promise P9), so neither
+    counts.
+
+    Args:
+        stored: compactions under its hashes, or under those of its words.
+    """
+    words, rest = conversation.words_hashes, conversation.rest
+    candidates = [
+        each
+        for each in stored
+        if each.seen and each.covered_messages < len(words) and words[each.covered_messages] == each.words_hash
+    ]
+    covered = max((each.covered_messages for each in candidates), default=0)
+    found = sorted(
+        (edited, each.covered_hash, each.seen)
+        for each in candidates
+        if each.covered_messages == covered and (edited := edits(rest, each.seen)) is not None
+    )
+    if not found or found[0][0] == 0 or [edited for edited, *_ in found[:2]] == [found[0][0]] * 2:
+        return conversation
+    return replace(conversation, hashes=chain_behind(rest, found[0][2]), seen=found[0][2])
 
 
 def is_undone(conversation: Conversation, stored: Iterable[Compaction]) -> bool:

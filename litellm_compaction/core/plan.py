@@ -14,7 +14,7 @@ from itertools import starmap
 from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.clearing import ImagePlace, stubs, with_data
+from litellm_compaction.core.clearing import ImagePlace, StubContent, stubs, with_data
 from litellm_compaction.core.compaction import Compaction, Shown, as_stubs
 from litellm_compaction.core.conversation import (
     RECORD_TOKENS,
@@ -46,6 +46,8 @@ _EDIT_LEDGER_SHARE = 0.15
 # Of the ledger's lines, to messages that are recent enough to stay.
 _GIVES_WAY_SHARE = 0.60
 _WORDS_TARGET_RATIO = 0.25
+# The person's first words, and the marks of their lines.
+TASK_WINDOW_RATIO, _TASK_ROOM_RATIO = 0.1, 1.1
 _WORDS_SHARE = 0.50
 _WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
@@ -556,6 +558,9 @@ class Planner:
             window_tokens=self.budget.window_tokens,
             edited_from=start,
             shown=tuple(sorted(shown, key=lambda each: each.position)),
+            stub_contents=tuple(
+                StubContent(each.position, size=each.size) for each in (base.stub_contents if base else ())
+            ),
             omissions=base.omissions if base else "",
             covered_part=base.covered_part if base else None,
             images=tuple(sorted(place for place in images if place[0] < covered_messages and place[0] not in pinned)),
@@ -579,10 +584,16 @@ class Planner:
     def _words_tokens(self, covered_messages: int, target: int, room: int) -> int:
         """The room for the user's own words in the covered part: all they need, up to a quarter of the target.
 
-        Never so much that no summary has room, which is given up only if there was none anyway.
+        For the task up to a tenth of the window. Never so much that no summary has room, which is given up only if
+        there was none anyway.
         """
         needed = self.conversation.own_words_tokens(covered_messages)
-        most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
+        task_tokens = min(
+            int(_TASK_ROOM_RATIO * self.conversation.task_tokens(covered_messages)),
+            int(TASK_WINDOW_RATIO * self.budget.window_tokens),
+        )
+        most = max(min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room)), task_tokens + _WORDS_HEAD_TOKENS)
+        most = min(most, room)
         for summary_tokens in (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(self.budget.window_tokens)):
             summary_room = int(summary_tokens / _SUMMARY_MOST_SHARE) + 1
             if room >= summary_room:
