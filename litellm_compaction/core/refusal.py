@@ -144,7 +144,8 @@ def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int
 
     A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
     tokens of a window of 16k (2026-11-23). It gives way oldest first, each to a line but the last, of which head and
-    tail may stay, if the protected messages take more than `limit_tokens`.
+    tail may stay, if the protected messages take more than `limit_tokens`; before all of it the client's own words that
+    come again and again do.
     """
     messages, count = conversation.messages, conversation.count_text
     if budget.floor_tokens <= limit_tokens:
@@ -163,7 +164,8 @@ def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int
         excess_tokens -= size - (count(shown) if shown else REMOVED_TOKENS)
         return shown
 
-    changed = {index: with_shorter_data(messages[index], shorten) for index in _tail(conversation)}
+    changed = {index: with_shorter_data(messages[index], shorten, {"recurring"}) for index in _tail(conversation)}
+    changed = {index: with_shorter_data(message, shorten, {"data"}) for index, message in changed.items()}
     shown = tuple(changed.get(index, message) for index, message in enumerate(messages))
     return None if all(new is old for new, old in zip(shown, messages, strict=True)) else shown
 

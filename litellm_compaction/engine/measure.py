@@ -27,6 +27,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.plan import Edit, Level
 from litellm_compaction.core.prompts import with_every_result
+from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
@@ -284,6 +285,8 @@ class RequestMeasurer:
         count: Count,
         started_s: float,
     ) -> MeasuredRequest:
+        if count.tokens > _COMPACTED_BEFORE_RATIO * window.tokens:
+            request = replace(request, messages=marked(request.messages))
         count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.text_ratio) for size in count.sizes)

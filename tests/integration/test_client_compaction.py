@@ -126,6 +126,33 @@ def test_its_next_steps_keep_the_words_and_drop_the_files(bench: Bench) -> None:
     assert "LAST-LINE-OF mod0.py" not in searchable(watch.sent())
 
 
+def test_stale_surroundings_give_way_and_the_task_does_not(bench: Bench) -> None:
+    """A client that no list names, with a list of files of a third of the window in each message: no word is lost."""
+    watch = bench.watch("agent")
+    asked = [f"Request {at}: make importer {at} idempotent." for at in range(4)]
+    messages: list[dict[str, Any]] = []
+    for at, words in enumerate(asked):
+        files = f"<open-tabs count='{at}'>\n{prose('tabs', int(0.3 * WINDOW))}\n{at}.ts\n</open-tabs>"
+        messages += [{"role": "user", "content": f"{words}\n\n{files}"}, {"role": "assistant", "content": "Done."}]
+    answer = ask(bench, CHAT, _body(CHAT, messages[:-1]))
+    assert answer.status_code == 200, answer.text
+    sent = searchable(watch.sent())
+    assert all(words in sent for words in asked)
+    assert prose("tabs", int(0.3 * WINDOW)) in sent[sent.index(asked[-1]) :]
+    assert prose("tabs", int(0.3 * WINDOW)) not in sent[: sent.index(asked[-1])]
+    assert watch.summaries == []
+
+
+def test_a_question_below_a_pasted_log_reaches_the_model(bench: Bench) -> None:
+    """Another agent's log is pasted, with a client's opening in it, and more than half a window is said afterwards."""
+    watch = bench.watch("agent")
+    pasted = f'Called the Read tool with the following input: {{"path": "a"}}\n{prose("log", 3000)}\n\n{WORDS}'
+    behind = talk("behind the log", int(0.6 * WINDOW))[1:-1]
+    answer = ask(bench, CHAT, _body(CHAT, [{"role": "user", "content": pasted}, *behind[1:], *behind[:1]]))
+    assert answer.status_code == 200, answer.text
+    assert WORDS in searchable(watch.sent())
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_a_clients_own_summary_is_made_of_all_that_fits(bench: Bench, path: str) -> None:
     """Between 80 and 90 % of the window nothing is taken from it, though any other request would be compacted."""
