@@ -10,6 +10,7 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data
+from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
@@ -142,12 +143,18 @@ def shortened(
 def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
     """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
+    Of a conversation that is rendered into one of them, about which a client asks, the oldest turns are such data.
+
     A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
     tokens of a window of 16k (2026-11-23). It gives way oldest first, each to a line but the last, of which head and
     tail may stay, if the protected messages take more than `limit_tokens`; before all of it the client's own words that
     come again and again do.
     """
     messages, count = conversation.messages, conversation.count_text
+    if budget.rules.keeps_what_fits and (at := rendered_in(messages)) is not None:
+        over_tokens = conversation.tokens - budget.trigger_tokens if budget.own.triggers(conversation.tokens) else 0
+        fewer = with_fewer_turns(messages[at], over_tokens, count)
+        return None if fewer is messages[at] else (*messages[:at], fewer, *messages[at + 1 :])
     if budget.floor_tokens <= limit_tokens:
         return None
     # Below the trigger, and with room for a record of the history.

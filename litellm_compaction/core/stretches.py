@@ -29,6 +29,7 @@ from litellm_compaction.core.messages import (
     user_message,
 )
 from litellm_compaction.core.prompts import FRAME_END
+from litellm_compaction.core.transcripts import rendered_in
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -129,14 +130,16 @@ def own_words(message: Message) -> str:
     return "\n".join(text[each.start : each.end].strip() for text, each in _found(message) if each.kind == "words")
 
 
-def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -> bool:
+def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
     """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
 
-    A quotation of such a request in mid-text is none, nor is one with an answer after it.
+    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
+    answers for something about a conversation that stands in one message is one, too.
 
     Args:
         messages: oldest first.
         headers: by their names in lower case; a body's field in place of one counts.
+        has_tools: True if the model may call any.
     """
     if any(_says(rule, headers.get(name, "")) for name, rule in _RULES["headers"].items()):
         return True
@@ -148,7 +151,9 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -
     newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(_LITELLMS_NOTE)))
     last = next(newest, messages[-1])
     words = [text[each.start : each.end].strip() for text, each in _found(last) if each.kind in ("words", "doubted")]
-    return last.role == "user" and words[-1:] != [] and words[-1].startswith(_SUMMARIES)
+    if last.role == "user" and words[-1:] != [] and words[-1].startswith(_SUMMARIES):
+        return True
+    return not has_tools and rendered_in(messages) is not None
 
 
 def _says(rule: Mapping[str, Any], value: str) -> bool:
