@@ -130,6 +130,12 @@ def own_words(message: Message) -> str:
     return "\n".join(text[each.start : each.end].strip() for text, each in _found(message) if each.kind == "words")
 
 
+def words_ratio(message: Message) -> float:
+    """The share of a user message's characters that is not certainly a client's."""
+    added_chars = sum(each.end - each.start for _, each in _found(message) if not _speaks(each))
+    return 1 - added_chars / max(sum(map(len, texts_of(message))), 1)
+
+
 def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
     """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
 
