@@ -25,7 +25,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import without_data
+from litellm_compaction.core.stretches import recurs_in, without_data
 
 _ARGUMENTS_CHARS = 120
 _ADDRESS_CHARS = 120
@@ -145,10 +145,11 @@ def image_parts(message: Message) -> list[JsonValue]:
 def stubs(messages: Sequence[Message]) -> dict[int, str]:
     """The shorter text in place of each result and each message with attached data, by position.
 
-    Superseded reads come first, then the oldest.
+    The client's own words that come again later go first, then superseded reads, then the oldest.
     """
     calls = calls_by_position(messages)
     superseded = superseded_reads(messages)
+    recurring = [at for at, each in enumerate(messages) if recurs_in(each)][:-1]
     found = {
         position: stub(message, calls.get(position)) if message.role == "tool" else without_data(message).text
         for position, message in enumerate(messages)
@@ -159,7 +160,7 @@ def stubs(messages: Sequence[Message]) -> dict[int, str]:
         for at, line in found.items()
         if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS and not _is_stub(messages[at].text)
     ]
-    shrinking.sort(key=lambda position: (position not in superseded, position))
+    shrinking.sort(key=lambda position: (position not in recurring, position not in superseded, position))
     return {position: found[position] for position in shrinking}
 
 

@@ -64,6 +64,28 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """The forms by which a conversation's client is known in it (`recurring.py`); texts are levelled.
+
+    Attributes:
+        names: of elements.
+        paragraphs: whole ones.
+        headings: first lines of paragraphs.
+        lines: the others below headings, and what such lines begin with.
+        is_beside: True for a message next to another one that no answer separates from it.
+    """
+
+    names: frozenset[str] = frozenset()
+    paragraphs: frozenset[str] = frozenset()
+    headings: frozenset[str] = frozenset()
+    lines: frozenset[str] = frozenset()
+    is_beside: bool = False
+
+
+NO_MARKS = Marks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One entry of a request's `messages`.
 
@@ -77,6 +99,7 @@ class Message:
         is_synthetic: put there by us so that an answer goes on: a request to go on, never the user's newest message and
             never cut at; or the end of the answer, if the model goes on with that itself.
         raw: the client's JSON object, never changed in place.
+        marks: of the conversation that it stands in, for a user message.
     """
 
     role: str
@@ -87,6 +110,7 @@ class Message:
     call_id: str = ""
     is_synthetic: bool = False
     raw: JsonObject
+    marks: Marks = field(default=NO_MARKS, compare=False, repr=False)
 
     @property
     def is_system(self) -> bool:

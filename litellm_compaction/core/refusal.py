@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
@@ -9,13 +11,25 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data
+from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data, words_ratio
+from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
 # With less doubt a margin is what it says; with more, a number as large as the count itself.
 _SURE_ERROR = 0.05
-_USERS = frozenset({"newest user message", "last request of the user"})
+_ADDED = "the client's own notes in the "
+# What to change, by the beginning of the share's name; any other is a template's.
+_REMEDIES = {
+    "result of tool": ", let the tool return less, or set `oversized_tool_result: excerpt`",
+    "newest user message": ", shorten the message, or set `oversized_user_message: excerpt`",
+    "last request of the user": ", shorten the message, or set `oversized_user_message: excerpt`",
+    _ADDED: ", let the client add less to the user's words, or set `oversized_user_message: excerpt`",
+    "newest assistant message": ", or let the model write less in one call",
+    "tools": ", offer fewer tools, or set `tool_schemas: slim`",
+    "system messages": ", or shorten the system prompt",
+    "newest": ", or shorten the system message behind the newest ones",
+}
 
 
 def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
@@ -35,7 +49,11 @@ def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Sha
             name = "last request of the user"
         else:
             name = f"newest {message.role} message"
-        found.append(Share(name, sizes[index]))
+        added_tokens = int(sizes[index] * (1 - words_ratio(message))) if message.role == "user" else 0
+        found += [
+            Share(name, sizes[index] - added_tokens),
+            *([Share(_ADDED + name, added_tokens)] if added_tokens else []),
+        ]
     return tuple(found)
 
 
@@ -56,15 +74,7 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
         )
         likely = replace(budget, error_ratio=0.0).needed_window_tokens(floor)
         needed = likely if likely > budget.window_tokens else needed
-    results = [share for share in shares if share.name.startswith("result of tool")]
-    asked = sum(share.tokens for share in shares if share.name in _USERS)
-    remedy = f"Load {model} with a context length of at least {needed} tokens"
-    if sum(share.tokens for share in results) > floor // 2:
-        remedy += ", let the tool return less, or set `oversized_tool_result: excerpt`"
-    elif asked > floor // 2:
-        remedy += ", shorten the message, or set `oversized_user_message: excerpt`"
-    else:
-        remedy += ", or shorten the system prompt or the list of tools"
+    remedy = f"Load {model} with a context length of at least {needed} tokens" + _remedy(shares)
     return DoesNotFit(
         f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
         f"{floor} tokens that cannot be compacted (context_length_exceeded). They are: {itemized(shares)}. "
@@ -73,6 +83,14 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
         window_tokens=budget.window_tokens,
         needed_tokens=needed,
     )
+
+
+def _remedy(shares: Sequence[Share]) -> str:
+    """The words about the kind of share that is largest in sum."""
+    sums: Counter[str] = Counter()
+    for share in shares:
+        sums[next((words for name, words in _REMEDIES.items() if share.name.startswith(name)), "")] += share.tokens
+    return max(sums, key=lambda words: sums[words], default="")
 
 
 def unchangeable(model: str, tokens: int, budget: Budget) -> DoesNotFit:
@@ -142,11 +160,18 @@ def shortened(
 def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int) -> tuple[Message, ...] | None:
     """The messages with less of the data that is attached to unanswered ones; None if all may stay.
 
+    Of a conversation that is rendered into one of them, about which a client asks, the oldest turns are such data.
+
     A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
     tokens of a window of 16k (2026-11-23). It gives way oldest first, each to a line but the last, of which head and
-    tail may stay, if the protected messages take more than `limit_tokens`.
+    tail may stay, if the protected messages take more than `limit_tokens`; before all of it the client's own words that
+    come again and again do.
     """
     messages, count = conversation.messages, conversation.count_text
+    if budget.rules.keeps_what_fits and (at := rendered_in(messages)) is not None:
+        over_tokens = conversation.tokens - budget.trigger_tokens if budget.own.triggers(conversation.tokens) else 0
+        fewer = with_fewer_turns(messages[at], over_tokens, count)
+        return None if fewer is messages[at] else (*messages[:at], fewer, *messages[at + 1 :])
     if budget.floor_tokens <= limit_tokens:
         return None
     # Below the trigger, and with room for a record of the history.
@@ -163,7 +188,8 @@ def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int
         excess_tokens -= size - (count(shown) if shown else REMOVED_TOKENS)
         return shown
 
-    changed = {index: with_shorter_data(messages[index], shorten) for index in _tail(conversation)}
+    changed = {index: with_shorter_data(messages[index], shorten, {"recurring"}) for index in _tail(conversation)}
+    changed = {index: with_shorter_data(message, shorten, {"data"}) for index, message in changed.items()}
     shown = tuple(changed.get(index, message) for index, message in enumerate(messages))
     return None if all(new is old for new, old in zip(shown, messages, strict=True)) else shown
 

@@ -1,9 +1,10 @@
 """Tells a person's words in a user message from what their client wrote: notes, attached data, its own summarizing.
 
 Clients put files that they have read again, outputs of commands and reminders under the role `user`, often into the
-message with the person's words. `clients.toml` says by which forms they are known. Data shrinks as tool results do and
-is never quoted as the person's; a note stays where it is, and is not quoted either (promise P2). If the form leaves
-a doubt, text counts as the person's, so that it stays; it is quoted as the person's only without one.
+message with the person's words. They are known by their form, by what the client repeats (`recurring.py`), and by the
+short list in `clients.toml`. Data shrinks as tool results do and is never quoted as the person's, and so does what
+recurs; a note stays where it is, and is not quoted either (promise P2). If the form leaves a doubt, text counts as the
+person's, so that it stays; it is quoted as the person's only without one.
 """
 
 from __future__ import annotations
@@ -12,41 +13,65 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.messages import JsonValue, Message, parse_message, roughly_tokens, user_message
+from litellm_compaction.core.messages import (
+    NO_MARKS,
+    JsonValue,
+    Marks,
+    Message,
+    parse_message,
+    roughly_tokens,
+    user_message,
+)
 from litellm_compaction.core.prompts import FRAME_END
+from litellm_compaction.core.transcripts import rendered_in
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-Kind: TypeAlias = Literal["words", "doubted", "note", "data"]
+Kind: TypeAlias = Literal["words", "doubted", "note", "data", "recurring"]
 
-_RULES: Mapping[str, Sequence[Mapping[str, Any]]] = tomllib.loads(
+_RULES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     resources.files(__package__).joinpath("clients.toml").read_text(encoding="utf-8")
 )
-_ELEMENTS: Mapping[str, Kind] = {name: rule["kind"] for rule in _RULES["elements"] for name in rule["names"]}
-_OPENINGS: Mapping[str, Kind] = {text: rule["kind"] for rule in _RULES["openings"] for text in rule["begins"]}
-_SUMMARIES = tuple(text for rule in _RULES["summaries"] for text in rule["begins"])
+_ELEMENTS: Mapping[str, Kind] = {
+    name: "data" if kind == "data" else "note" for kind, names in _RULES["elements"].items() for name in names
+}
+_OPENINGS: Mapping[str, Mapping[str, Any]] = _RULES["openings"]
+_SUMMARIES = tuple(_RULES["summaries"]["begins"])
 # LiteLLM's form of a system message in mid-conversation (mid_conversation_system.py): a text part of its own, before
 # those of the system message.
 _LITELLMS_NOTE = "Operator note (not from the user)"
 # No client describes a turn in more.
 _MAX_HEADER_CHARS = 10_000
-# Those of data stand after the person's words, too, if they cannot be mistaken.
+# Those that say where they end stand after the person's words, too, if they cannot be mistaken.
 _INNER_OPENING = re.compile(
-    "\n(?=" + "|".join(re.escape(text) for text, kind in _OPENINGS.items() if kind == "data" and text[0] != "<") + ")"
+    "\n(?=" + "|".join(re.escape(text) for text, rule in _OPENINGS.items() if "--" in rule.get("to", "")) + ")"
 )
-_NAMES = "|".join(map(re.escape, sorted(_ELEMENTS, key=len, reverse=True)))
-_TAG = re.compile(rf"<(?:/(?P<closes>{_NAMES})|(?P<opens>{_NAMES})(?:[ \t][^<>\n]{{0,1000}})?)>")
+# Of an element that is data by its form: an attribute says where it can be read again.
+_SOURCED = re.compile(
+    r"<([A-Za-z][\w.:-]{1,60})[ \t](?:[^<>\n]{0,1000}[ \t])?(?:path|file|filename|file_path|ur[il])=[\"']"
+)
+# Alone in its part, or in a message beside another one, an element with a name of several words is a program's. The
+# person's words are wrapped, too, and such a name tells of them.
+_WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
+_SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
+_OF_THE_PERSON = re.compile(
+    r"(?:\b|_)(?:user|human|person|task|query|question|request|prompt|message|answer|feedback|input|command|args|words)"
+    r"(?:\b|_)|(?:Query|Question|Request|Message|Answer)\b",
+)
 # The beginning of a tool's result, inside a note.
-_RESULT = re.compile("|".join(begin for rule in _RULES["results"] for begin in rule["begins"]))
-# Codex: a heading before the wrapped contents of AGENTS.md (codex-rs/core/src/user_instructions.rs).
-_AGENTS_FILE = re.compile(r"\s*# AGENTS\.md instructions[^\n]{0,1000}\s*\Z")
+_RESULT = re.compile(
+    r"(?:Called|Result of calling) the [\w.:-]{1,80} tool(?: with the following input)?:"
+    r"|Note: [^\n]{1,1000} was (?:modified|read before)|The user selected (?:the )?lines? "
+)
 # Cline and Roo Code without native tool calls (src/core/assistant-message): a result under the role `user`. In such a
 # result these hold what the person answered.
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
@@ -57,11 +82,22 @@ _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
 _RECORD = "## Session Summary"
 _BEGINNINGS = frozenset(("<", "#", "[", *(opening[0] for opening in _OPENINGS)))
 _BLANKS = re.compile(r"\s*")
+# A paragraph reaches over the list behind it.
+_PARAGRAPH_END = re.compile(r"\n[ \t]*\n(?![ \t]*(?:[-*|{\[<]|\d+[.)]|\t| {2}))")
+_BLANK_LINES = re.compile(r"\n[ \t\r]*\n\s*")
+_NUMBERS = re.compile(r"\d+")
+_TOKEN = re.compile(r"[!-~]+[./\\_:=-][!-~]+\Z")
+_LINE_FORM = re.compile(r"[-*+|•]|\w[\w ]{0,30}[:=]")
+_DATES = re.compile(
+    r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\b|\b[AP]M\b"
+)
 # Inside a line of the person's a short element is one that the person writes about.
 _LEAST_INLINE_CHARS = 120
+_SHRINKING: Collection[Kind] = ("data", "recurring")
 # More tags are a file's, or an attack's, and would take long to read.
 _MAX_TAGS = 20_000
 _MAX_STRETCHES = 1_000
+_MAX_NAMES = 50
 # No program adds more than this to a conversation; each look at 200 MB takes 0.3 s (2026-11-23).
 _MAX_CHARS = 2_000_000
 # Data that is hardly longer than the line in its place stays.
@@ -73,13 +109,17 @@ _REMOVED = "[About {tokens} tokens that were attached here were removed. Read it
 
 
 class Stretch(NamedTuple):
-    """A part of a text, from `start` to `end`; of data, the part that may be left out is from `body` to `body_end`."""
+    """A part of a text, from `start` to `end`; of data, the part that may be left out is from `body` to `body_end`.
+
+    Of an element that recurs, its `name`.
+    """
 
     kind: Kind
     start: int
     end: int
     body: int = 0
     body_end: int = 0
+    name: str = ""
 
 
 def has_words(message: Message) -> bool:
@@ -98,16 +138,24 @@ def own_words(message: Message) -> str:
     return "\n".join(text[each.start : each.end].strip() for text, each in _found(message) if each.kind == "words")
 
 
-def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -> bool:
+def words_ratio(message: Message) -> float:
+    """The share of a user message's characters that is not certainly a client's."""
+    added_chars = sum(each.end - each.start for _, each in _found(message) if not _speaks(each))
+    return 1 - added_chars / max(sum(map(len, texts_of(message))), 1)
+
+
+def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
     """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
 
-    A quotation of such a request in mid-text is none, nor is one with an answer after it.
+    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
+    answers for something about a conversation that stands in one message is one, too.
 
     Args:
         messages: oldest first.
         headers: by their names in lower case; a body's field in place of one counts.
+        has_tools: True if the model may call any.
     """
-    if any(_says(rule, headers.get(rule["name"], "")) for rule in _RULES["headers"]):
+    if any(_says(rule, headers.get(name, "")) for name, rule in _RULES["headers"].items()):
         return True
     if not messages:
         return False
@@ -117,7 +165,9 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -
     newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(_LITELLMS_NOTE)))
     last = next(newest, messages[-1])
     words = [text[each.start : each.end].strip() for text, each in _found(last) if each.kind in ("words", "doubted")]
-    return last.role == "user" and words[-1:] != [] and words[-1].startswith(_SUMMARIES)
+    if last.role == "user" and words[-1:] != [] and words[-1].startswith(_SUMMARIES):
+        return True
+    return not has_tools and rendered_in(messages) is not None
 
 
 def _says(rule: Mapping[str, Any], value: str) -> bool:
@@ -156,25 +206,70 @@ def without_data(message: Message) -> Message:
     return with_shorter_data(message, lambda _: "")
 
 
-def with_shorter_data(message: Message, shorten: Callable[[str], str | None]) -> Message:
+def recurs_in(message: Message) -> bool:
+    """Returns True if the client's own words in a user message would shrink, and come again in later ones."""
+    return message.marks is not NO_MARKS and any(
+        each.kind == "recurring" and _shrinks(each) for _, each in _found(message)
+    )
+
+
+def with_shorter_data(
+    message: Message, shorten: Callable[[str], str | None], kinds: Collection[Kind] = _SHRINKING
+) -> Message:
     """`message` with something shorter for the data in it: parts, words, notes and the data's own tags stay.
 
     Args:
         message: any; only a user's holds data.
         shorten: gives the text in place of a stretch of data, oldest first; "" for a line that says what was there,
             None for the stretch as it is.
+        kinds: of the stretches that it is asked about.
     """
     if message.role != "user" or message.is_synthetic:
         return message
     content = message.raw.get("content")
-    shown = (
-        [_shortened(part, shorten) for part in content] if isinstance(content, list) else _shortened(content, shorten)
+    found = iter(_divided(message))
+
+    def shown(part: JsonValue) -> JsonValue:
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            return {**part, "text": shown(part["text"])}
+        return (
+            _shortened(part, [each for each in next(found) if each.kind in kinds], shorten)
+            if isinstance(part, str)
+            else part
+        )
+
+    changed = list(map(shown, content)) if isinstance(content, list) else shown(content)
+    return (
+        message
+        if changed == content
+        else replace(parse_message({**message.raw, "content": changed}), marks=message.marks)
     )
-    return message if shown == content else parse_message({**message.raw, "content": shown})
 
 
-def stretches(text: str) -> list[Stretch]:
-    """Divides a text of a user's message, in order, without what is blank."""
+def levelled(text: str) -> tuple[str, ...]:
+    """The lines of a text without what changes from one time to the next: numbers, dates, white space."""
+    numbered = _NUMBERS.sub("0", text)
+    text = _DATES.sub("0", numbered) if numbered is not text else text
+    return tuple(filter(None, (" ".join(line.split()) for line in text.split("\n"))))
+
+
+def paragraphs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yields the places of the paragraphs in a part of a text, in order; of too many the last holds all the rest."""
+    start = _first_sign(text, start)
+    for blank in itertools.islice(_BLANK_LINES.finditer(text, start, end), _MAX_STRETCHES):
+        yield start, blank.start()
+        start = blank.end()
+    if start < end:
+        yield start, end
+
+
+def stretches(text: str, marks: Marks = NO_MARKS) -> list[Stretch]:
+    """Divides a text of a user's message, in order, without what is blank.
+
+    Args:
+        text: of one part.
+        marks: by which its conversation's client is known.
+    """
     begin = _first_sign(text, 0)
     if begin == len(text):
         return []
@@ -183,10 +278,10 @@ def stretches(text: str) -> list[Stretch]:
         return [Stretch("doubted", 0, len(text))]
     if "</" not in text and text[begin] not in _BEGINNINGS:
         # So is most of what people write.
-        return [Stretch("words", 0, len(text))]
+        return _without_recurring(text, [Stretch("words", 0, len(text))], marks)
     found: list[Stretch] = []
     cursor = 0
-    for element in _elements(text):
+    for element in _elements(text, marks.names):
         if element.kind == "doubted":
             return [element]
         if element.start >= cursor:
@@ -195,16 +290,24 @@ def stretches(text: str) -> list[Stretch]:
         if element.start >= cursor:
             found.append(element)
             cursor = element.end
-    return _with_doubts([*found, *_between(text, cursor, len(text))])
+    return _without_recurring(text, _with_doubts([*found, *_between(text, cursor, len(text))]), marks)
 
 
-def _elements(text: str) -> Iterator[Stretch]:
+@lru_cache(maxsize=64)
+def _tag(names: frozenset[str]) -> re.Pattern[str]:
+    listed = "|".join(map(re.escape, sorted({*_ELEMENTS, *names}, key=len, reverse=True)))
+    return re.compile(rf"<(?:/(?P<closes>{listed})|(?P<opens>{listed})(?:[ \t][^<>\n]{{0,1000}})?)>")
+
+
+def _elements(text: str, names: frozenset[str]) -> Iterator[Stretch]:
     """Elements that clients write, in order; if there are too many, one that is doubted and all of the text.
 
     A file may hold the very tag that ends it. So an element reaches over all closing tags up to the next opening one of
     its name, and over opening ones without a closing one between them.
     """
-    tags = list(itertools.islice(_TAG.finditer(text), _MAX_TAGS + 1))
+    sourced = dict.fromkeys(_SOURCED.findall(text) if "</" in text else ())
+    listed = {each for each in itertools.islice(sourced, _MAX_NAMES) if each not in _ELEMENTS and f"</{each}>" in text}
+    tags = list(itertools.islice(_tag(names | listed).finditer(text), _MAX_TAGS + 1))
     if len(tags) > _MAX_TAGS:
         yield Stretch("doubted", 0, len(text))
         return
@@ -233,16 +336,19 @@ def _elements(text: str) -> Iterator[Stretch]:
         if number > _MAX_STRETCHES:
             yield Stretch("doubted", 0, len(text))
             return
+        kind: Kind = _ELEMENTS.get(name) or ("recurring" if name in names else "data")
+        if kind == "data" and name in listed and _SOURCED.match(text, tag.start()) is None:
+            continue
         cursor = end
-        yield _element(text, name, tag, same[rank])
+        yield _element(text, name, kind, tag, same[rank])
 
 
-def _element(text: str, name: str, opening: re.Match[str], closing: re.Match[str]) -> Stretch:
+def _element(text: str, name: str, kind: Kind, opening: re.Match[str], closing: re.Match[str]) -> Stretch:
     start, end = opening.start(), closing.end()
     result = _RESULT.match(text, _first_sign(text, opening.end()))
     if result is not None:
         return Stretch("data", start, end, _line_end(text, result.end(), closing.start()), closing.start())
-    return Stretch(_ELEMENTS[name], start, end, opening.end(), closing.start())
+    return Stretch(kind, start, end, opening.end(), closing.start(), name if kind == "recurring" else "")
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
@@ -267,20 +373,81 @@ def _first_between(text: str, start: int, begin: int, end: int) -> Stretch:
         # One of ours may have the person's words after it.
         close = text.find(FRAME_END, begin)
         return Stretch("note", start, len(text) if close < 0 else close + len(FRAME_END))
-    for opening, kind in _OPENINGS.items():
-        if text.startswith(opening, begin):
-            line = _line_end(text, begin, len(text))
-            result = _RESULT.match(text, _first_sign(text, line))
-            if result is not None:
-                return Stretch("data", start, len(text), _line_end(text, result.end(), len(text)), len(text))
-            return Stretch(kind, start, len(text), line, len(text))
+    opened = next((each for each in _OPENINGS.items() if text.startswith(each[0], begin)), None)
+    to = "" if opened is None else opened[1].get("to", "")
+    close = -1 if opened is None else _opening_end(text, begin, end, to)
+    if opened is not None and close > 0:
+        line, body_end = _line_end(text, begin, close), close - (0 if to == "part" else len(to))
+        result = _RESULT.match(text, _first_sign(text, line))
+        if result is not None:
+            return Stretch("data", start, close, _line_end(text, result.end(), body_end), body_end)
+        return Stretch(opened[1]["kind"], start, close, line, body_end)
     result = _TEXT_RESULT.match(text, begin)
     if result is not None and _PERSONS_WORDS.search(text, begin) is None:
-        return Stretch("data", start, end, result.end(), end)
-    if end < len(text) and _AGENTS_FILE.match(text, start, end):
-        return Stretch("note", start, end)
+        close = _opening_end(text, begin, end, "")
+        return Stretch("data", start, close, result.end(), close)
     inner = _INNER_OPENING.search(text, begin, end)
     return Stretch("words", start, end if inner is None else inner.start())
+
+
+def _opening_end(text: str, begin: int, end: int, to: str) -> int:
+    """Where the form of an opening ends: at `to`, with the part, or else with its paragraph; -1 if `to` is missing.
+
+    The text behind it is the person's: they may have pasted it.
+    """
+    if to == "part":
+        return len(text)
+    if to:
+        close = text.rfind(to, begin)
+        return close if close < 0 else close + len(to)
+    found = _PARAGRAPH_END.search(text, begin, end)
+    return end if found is None else found.start()
+
+
+def _without_recurring(text: str, found: list[Stretch], marks: Marks) -> list[Stretch]:
+    """The same without the client's paragraphs among the words; those between elements of one name are doubted."""
+    if not (marks.names or marks.paragraphs or marks.headings):
+        return found
+    divided: list[Stretch] = []
+    for each in found:
+        if each.kind == "words" and (marks.paragraphs or marks.headings):
+            for start, end in paragraphs(text, each.start, each.end):
+                kind: Kind = "recurring" if is_clients(levelled(text[start:end]), marks) else "words"
+                before = divided[-1] if divided else None
+                if before is not None and before.kind == kind and before.start >= each.start:
+                    divided[-1] = before._replace(end=end, body_end=end)
+                else:
+                    divided.append(Stretch(kind, start, end, _line_end(text, start, end), end))
+        else:
+            divided.append(each)
+    for name in {each.name for each in divided if each.name}:
+        same = [at for at, each in enumerate(divided) if each.name == name]
+        for at in range(same[0] + 1, same[-1]):
+            if divided[at].kind == "words":
+                divided[at] = divided[at]._replace(kind="doubted")
+    return divided
+
+
+def is_clients(lines: Sequence[str], marks: Marks) -> bool:
+    """Returns True for a paragraph that a client repeats, or for its heading and lines of which half come again.
+
+    Args:
+        lines: levelled.
+    """
+    if "\n".join(lines) in marks.paragraphs:
+        return True
+    first, *others = lines or ("",)
+    if not others or first not in marks.headings:
+        return False
+    # No sentence is among the others.
+    does_look_so = all(line_form(line) in marks.lines or _TOKEN.match(line) for line in others)
+    return does_look_so and 2 * sum(line in marks.lines for line in others) >= len(others)
+
+
+def line_form(line: str) -> str:
+    """The beginning that the lines of one list share, a mark or a key; the line itself if it has none."""
+    found = _LINE_FORM.match(line)
+    return line if found is None else found[0]
 
 
 def _with_doubts(found: list[Stretch]) -> list[Stretch]:
@@ -304,19 +471,14 @@ def _line_end(text: str, start: int, end: int) -> int:
 
 
 def _shrinks(stretch: Stretch) -> bool:
-    return stretch.kind == "data" and stretch.body_end - stretch.body - len(_REMOVED) >= _LEAST_SAVED_CHARS
+    return stretch.kind in _SHRINKING and stretch.body_end - stretch.body - len(_REMOVED) >= _LEAST_SAVED_CHARS
 
 
-def _shortened(part: JsonValue, shorten: Callable[[str], str | None]) -> JsonValue:
-    """A content or a part of one with something shorter for the data in its text."""
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return {**part, "text": _shortened(part["text"], shorten)}
-    if not isinstance(part, str):
-        return part
-    text = part
+def _shortened(text: str, found: Iterable[Stretch], shorten: Callable[[str], str | None]) -> str:
+    """A text with something shorter for the data in it."""
     pieces: list[str] = []
     kept = 0
-    for each in stretches(text):
+    for each in found:
         if not _shrinks(each):
             continue
         body = text[each.body : each.body_end]
@@ -333,14 +495,54 @@ def _shortened(part: JsonValue, shorten: Callable[[str], str | None]) -> JsonVal
 
 
 def _found(message: Message) -> Iterator[tuple[str, Stretch]]:
+    return ((text, each) for text, found in zip(texts_of(message), _divided(message), strict=True) for each in found)
+
+
+def texts_of(message: Message) -> list[str]:
     content = message.raw.get("content")
     parts = content if isinstance(content, list) else [message.text]
     given = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    texts = [text for text in given if isinstance(text, str)]
-    is_note = texts[:1] != [] and texts[0].startswith(_LITELLMS_NOTE)
-    for text in texts:
-        for each in stretches(text):
-            yield text, each._replace(kind="note") if is_note and each.kind in ("words", "doubted") else each
+    return [text for text in given if isinstance(text, str)]
+
+
+def _divided(message: Message) -> list[list[Stretch]]:
+    """The stretches of each text part of a message."""
+    texts = texts_of(message)
+    if texts[:1] != [] and texts[0].startswith(_LITELLMS_NOTE):
+        return [[_as_note(each) for each in stretches(text)] for text in texts]
+    found = [stretches(text, message.marks) for text in texts]
+    wrapped = {(text, each) for text, own in zip(texts, found, strict=True) for each in own if _is_wrapped(text, each)}
+    others = ((text, each) for text, own in zip(texts, found, strict=True) for each in own if _speaks(each))
+    if not wrapped or not (message.marks.is_beside or any(each not in wrapped for each in others)):
+        return found
+    return [
+        [_as_note(each) if (text, each) in wrapped else each for each in own]
+        for text, own in zip(texts, found, strict=True)
+    ]
+
+
+def _as_note(stretch: Stretch) -> Stretch:
+    return stretch._replace(kind="note") if _speaks(stretch) else stretch
+
+
+def _speaks(stretch: Stretch) -> bool:
+    return stretch.kind in ("words", "doubted")
+
+
+def _is_wrapped(text: str, stretch: Stretch) -> bool:
+    """Returns True for words that are one element, whose name tells of a program and of nothing that a person said."""
+    start = _first_sign(text, stretch.start)
+    if not _speaks(stretch) or text[start : start + 1] != "<" or len(text) > _MAX_CHARS:
+        return False
+    found = _WRAPPED.match(text, start)
+    if found is None or _SEVERAL_WORDS.search(found[1]) is None or is_persons_name(found[1]):
+        return False
+    return text[start : stretch.end].rstrip().endswith(f"</{found[1]}>")
+
+
+def is_persons_name(name: str) -> bool:
+    """Returns True for the name of an element that may hold a person's words."""
+    return _OF_THE_PERSON.search(name) is not None
 
 
 def _result(text: str) -> Message:

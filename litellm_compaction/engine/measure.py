@@ -27,6 +27,7 @@ from litellm_compaction.core.messages import (
     with_only_text,
 )
 from litellm_compaction.core.plan import Edit, Level
+from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.strategies import chooses
@@ -296,6 +297,8 @@ class RequestMeasurer:
         count: Count,
         started_s: float,
     ) -> MeasuredRequest:
+        if count.tokens > _COMPACTED_BEFORE_RATIO * window.tokens:
+            request = replace(request, messages=marked(request.messages))
         count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.text_ratio) for size in count.sizes)

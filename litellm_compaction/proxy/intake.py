@@ -571,7 +571,7 @@ class Intake:
             opted_out=(self._settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
             wish=wish,
             bad_wish=bad_wish,
-            is_client_summary=acts and asks_for_summary(messages, told_headers(body)),
+            is_client_summary=acts and asks_for_summary(messages, told_headers(body), has_tools=bool(tools)),
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
             slimmed_chars=saved_chars,

@@ -54,6 +54,16 @@ def test_the_shares_are_the_floor(raw: list[JsonDict]) -> None:
         ([*agent_run(2), calls("b", name="read_file"), result("b", BIG)], "result of tool read_file", "oversized_tool"),
         ([*chat(2), assistant("a"), user(BIG)], "newest user message", "oversized_user_message"),
         ([system(BIG), user("hi")], "system messages", "shorten the system prompt"),
+        (
+            [*chat(2), assistant("a"), user(f"<system-reminder>\n{BIG}</system-reminder>\nhi")],
+            "the client's own notes in the newest user message",
+            "let the client add less to the user's words",
+        ),
+        (
+            [user("hi"), calls("b", arguments='{"text": "' + BIG + '"}'), result("b", "ok")],
+            "newest assistant message",
+            "write less in one call",
+        ),
     ],
 )
 def test_a_refusal_says_who_and_what_to_do(raw: list[JsonDict], named: str, remedy: str) -> None:

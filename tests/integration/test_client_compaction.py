@@ -126,6 +126,33 @@ def test_its_next_steps_keep_the_words_and_drop_the_files(bench: Bench) -> None:
     assert "LAST-LINE-OF mod0.py" not in searchable(watch.sent())
 
 
+def test_stale_surroundings_give_way_and_the_task_does_not(bench: Bench) -> None:
+    """A client that no list names, with a list of files of a third of the window in each message: no word is lost."""
+    watch = bench.watch("agent")
+    asked = [f"Request {at}: make importer {at} idempotent." for at in range(4)]
+    messages: list[dict[str, Any]] = []
+    for at, words in enumerate(asked):
+        files = f"<open-tabs count='{at}'>\n{prose('tabs', int(0.3 * WINDOW))}\n{at}.ts\n</open-tabs>"
+        messages += [{"role": "user", "content": f"{words}\n\n{files}"}, {"role": "assistant", "content": "Done."}]
+    answer = ask(bench, CHAT, _body(CHAT, messages[:-1]))
+    assert answer.status_code == 200, answer.text
+    sent = searchable(watch.sent())
+    assert all(words in sent for words in asked)
+    assert prose("tabs", int(0.3 * WINDOW)) in sent[sent.index(asked[-1]) :]
+    assert prose("tabs", int(0.3 * WINDOW)) not in sent[: sent.index(asked[-1])]
+    assert watch.summaries == []
+
+
+def test_a_question_below_a_pasted_log_reaches_the_model(bench: Bench) -> None:
+    """Another agent's log is pasted, with a client's opening in it, and more than half a window is said afterwards."""
+    watch = bench.watch("agent")
+    pasted = f'Called the Read tool with the following input: {{"path": "a"}}\n{prose("log", 3000)}\n\n{WORDS}'
+    behind = talk("behind the log", int(0.6 * WINDOW))[1:-1]
+    answer = ask(bench, CHAT, _body(CHAT, [{"role": "user", "content": pasted}, *behind[1:], *behind[:1]]))
+    assert answer.status_code == 200, answer.text
+    assert WORDS in searchable(watch.sent())
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_a_clients_own_summary_is_made_of_all_that_fits(bench: Bench, path: str) -> None:
     """Between 80 and 90 % of the window nothing is taken from it, though any other request would be compacted."""
@@ -183,6 +210,30 @@ def test_of_a_longer_history_the_newest_reaches_it_and_the_record_whole(bench: B
     answer = ask(bench, RESPONSES, _body(RESPONSES, behind))
     assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "none")
     assert watch.sent() == behind
+
+
+@pytest.mark.parametrize("in_system", [True, False])
+def test_a_conversation_in_one_message_is_answered_over_the_window(bench: Bench, in_system: bool) -> None:
+    """The session of a client that renders its history could never shrink again: 400 at each try, for good."""
+    watch = bench.watch("agent")
+    said = [
+        f"<turn by='{'human' if at % 2 else 'model'}'>\n{at}: {prose(f'turn {at}', 600)}\n</turn>" for at in range(40)
+    ]
+    asked = "Shrink the work below into a plan."
+    text = f"{asked}\n<work>\n" + "\n".join(said) + "\n</work>\nIn your own words."
+    system = [{"role": "system", "content": text}, {"role": "user", "content": "Begin."}]
+    body = _body(CHAT, system if in_system else [{"role": "user", "content": text}])
+    answer = ask(bench, CHAT, {**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert NOTICE not in answer.text
+    assert watch.summaries == []
+    sent = text_of(watch.sent()[0])
+    assert sent.startswith(f"{asked}\n<work>\n[The oldest ")
+    assert sent.endswith(f"{said[-1]}\n</work>\nIn your own words.")
+    assert 0.55 * WINDOW < prompt_tokens(watch) <= 0.9 * WINDOW
+    # A person who pastes the same beside tools is not one who wants it shortened.
+    refused = ask(bench, CHAT, {**body, "tools": tools(1)})
+    assert refused.status_code == 400, refused.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""Finds what a client writes beside a person's words again and again, so that no list has to know the client.
+
+A paragraph that stands in three user messages, each time as a part of a longer one, is the client's, and so is an
+element that does. Numbers and dates do not count. What is ever all that a message says is the person's: people repeat
+whole messages. In doubt a text is the person's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from litellm_compaction.core.messages import NO_MARKS, Marks, Message
+from litellm_compaction.core.stretches import (
+    is_clients,
+    is_persons_name,
+    levelled,
+    line_form,
+    paragraphs,
+    stretches,
+    texts_of,
+)
+
+_LEAST_MESSAGES = 3
+# A sentence without any mark of a program, as a person may repeat one, is the client's only if it is never left out.
+_LONGEST_SENTENCE_CHARS = 200
+_SENTENCE = re.compile(r"[\w\"'(“„«¿¡][^\n]*(?<!:)\Z")
+_HEADING = re.compile(r"(?:#{1,6}\s|[\[({*=~_|-]).*|.{1,80}:\Z")
+# At the beginning of a line, and so no quotation in mid-sentence.
+_OPENS = re.compile(r"^[ \t]*<([A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>", re.MULTILINE)
+# Reading more takes long, and no client writes so much into one conversation.
+_MOST_CHARS, _MOST_NAMES = 1_000_000, 50
+
+
+class _Element(NamedTuple):
+    name: str
+    lines: tuple[str, ...]
+
+
+class _Said(NamedTuple):
+    """A user message: its paragraphs, each by its levelled lines, and the elements between them.
+
+    `is_turn` is True if it stands where a person speaks, at the beginning or after an answer.
+    """
+
+    is_turn: bool
+    paragraphs: list[tuple[str, ...]]
+    elements: list[_Element]
+
+
+def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages, of which the user's know by which forms their client is known; the same objects if by none."""
+    users = [at for at, each in enumerate(messages) if each.role == "user" and not each.is_synthetic]
+    marks = NO_MARKS
+    if len(users) >= _LEAST_MESSAGES and sum(len(messages[at].text) for at in users) <= _MOST_CHARS:
+        marks = _marks(messages, users)
+    beside = {at for at in users if messages[at].text.lstrip().startswith("<") and _has_neighbour(messages, at)}
+    if marks == NO_MARKS and not beside:
+        return messages
+    own = {
+        at: replace(messages[at], marks=marks if at not in beside else replace(marks, is_beside=True)) for at in users
+    }
+    return tuple(own.get(at, each) for at, each in enumerate(messages))
+
+
+def _marks(messages: Sequence[Message], users: Sequence[int]) -> Marks:
+    texts = {at: texts_of(messages[at]) for at in users}
+    names = _often({name for text in texts[at] for name in _OPENS.findall(text)} for at in users)
+    known = Marks(names=frozenset(sorted(name for name in names if not is_persons_name(name))[:_MOST_NAMES]))
+    said = [_said(texts[at], known, is_turn=not _has_neighbour(messages, at)) for at in users]
+    whole = {each.paragraphs[0] for each in said if len(each.paragraphs) == 1 and (each.is_turn or not each.elements)}
+    times = Counter(part for each in said for part in {*each.paragraphs, *(part[:1] for part in each.paragraphs)})
+    again = {part for each in said for part in each.paragraphs if times[part] >= _LEAST_MESSAGES} - whole
+    marks = Marks(
+        paragraphs=frozenset("\n".join(part) for part in again if not _may_be_said(part, said)),
+        headings=_often({part[0] for part in each.paragraphs if _HEADING.match(part[0])} for each in said),
+        lines=_often(
+            {form for part in each.paragraphs for line in part[1:] for form in (line, line_form(line))} for each in said
+        ),
+    )
+    marks = replace(marks, paragraphs=marks.paragraphs - frozenset(_all_that_is_said(said, marks, times)))
+    return replace(marks, names=frozenset(_clients_names(said, known.names, marks)))
+
+
+def _said(texts: Iterable[str], known: Marks, *, is_turn: bool) -> _Said:
+    said = _Said(is_turn, [], [])
+    for text in texts:
+        for each in stretches(text, known):
+            if each.kind in ("words", "doubted"):
+                places = paragraphs(text, each.start, each.end)
+                said.paragraphs.extend(levelled(text[start:end]) for start, end in places)
+            else:
+                said.elements.append(
+                    _Element(each.name, levelled(text[each.body : each.body_end] if each.name else ""))
+                )
+    return said
+
+
+def _may_be_said(part: Sequence[str], said: Sequence[_Said]) -> bool:
+    """Returns True for a sentence that a person may repeat: one without marks that some later message does without."""
+    if len(part) > 1 or len(part[0]) > _LONGEST_SENTENCE_CHARS or not _SENTENCE.match(part[0]):
+        return False
+    first = next(at for at, each in enumerate(said) if part in each.paragraphs)
+    return any(part not in each.paragraphs for each in said[first:] if each.paragraphs)
+
+
+def _all_that_is_said(said: Iterable[_Said], marks: Marks, times: Counter[tuple[str, ...]]) -> Iterator[str]:
+    """The rarest paragraphs of messages that would have no other words: a person says something in each."""
+    for each in said:
+        if each.paragraphs and all(is_clients(part, marks) for part in each.paragraphs):
+            found = {part: times[part if "\n".join(part) in marks.paragraphs else part[:1]] for part in each.paragraphs}
+            least = min(found.values())
+            yield from ("\n".join(part) for part, count in found.items() if count == least)
+
+
+def _clients_names(said: Sequence[_Said], names: Collection[str], marks: Marks) -> Collection[str]:
+    """Elements beside which the person always speaks, or of which half of the lines come again.
+
+    In doubt all elements of a message in which the person would say nothing else are theirs.
+    """
+    speaks = [any(not is_clients(part, marks) for part in each.paragraphs) for each in said]
+
+    def recurs(name: str) -> bool:
+        found = [
+            (does, own.lines)
+            for does, each in zip(speaks, said, strict=True)
+            for own in each.elements
+            if own.name == name
+        ]
+        lines = _often({line for own in each.elements if own.name == name for line in own.lines} for each in said)
+        return all(does or 2 * sum(line in lines for line in own) >= len(own) for does, own in found)
+
+    known = {name for name in names if recurs(name)}
+    for does, each in zip(speaks, said, strict=True):
+        own = {element.name for element in each.elements}
+        if each.is_turn and not does and own <= {*known, ""}:
+            known -= own
+    return known
+
+
+def _often(sets: Iterable[Collection[str]]) -> frozenset[str]:
+    """What is in so many of the sets that it is a client's."""
+    times = Counter(each for one in sets for each in one)
+    return frozenset(each for each, count in times.items() if count >= _LEAST_MESSAGES)
+
+
+def _has_neighbour(messages: Sequence[Message], at: int) -> bool:
+    """Returns True for a message next to another one that no answer separates from it: a user's, or a tool's result."""
+    before = next((messages[place].role for place in range(at - 1, -1, -1) if not messages[place].is_system), "")
+    behind = next((messages[place].role for place in range(at + 1, len(messages)) if not messages[place].is_system), "")
+    return before in ("user", "tool") or behind == "user"

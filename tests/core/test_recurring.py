@@ -1,0 +1,162 @@
+"""What a client repeats beside a person's words is known without a list; what may be the person's stays theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.clearing import stubs
+from litellm_compaction.core.cut_points import is_injected, request_indices
+from litellm_compaction.core.recurring import marked
+from litellm_compaction.core.refusal import with_less_data
+from litellm_compaction.core.stretches import own_words, without_data
+from tests.builders import JsonDict, assistant, budget, calls, conversation, parsed, result, user
+
+# Two of them whole messages that a person repeats.
+ASKED = [
+    "Fix the parser.",
+    "Say why.",
+    "Run the tests again.",
+    "Run the tests again.",
+    "Run the tests again.",
+    "Say why.",
+]
+LIST = "\n".join(f"src/module_{n}/handler.ts" for n in range(30))
+
+Wrap = Callable[[int, str], str | list[str]]
+CLIENTS: dict[str, Wrap] = {
+    "a line in brackets below": lambda at, words: f"{words}\n\n[Turn {at} of 40. One tool a turn.]",
+    "a sentence below, in each": lambda at, words: f"{words}\n\nAnswer with one tool call, and nothing else.",
+    "words around it, with a date": lambda at, words: (
+        f"It is Mon, 0{at} Nov, 10:0{at}.\n\n{words}\n\n* be brief\n* be kind"
+    ),
+    "an element above": lambda at, words: (
+        f"<state turn='{at}'>\nopen: {'abcdef'[at]}.py\nbranch: main\n</state>\n{words}"
+    ),
+    "code of each turn": lambda at, words: (
+        f"<snippet>\nint {'abcdef'[at]};\n\nint {'uvwxyz'[at]};\n</snippet>\n\n{words}"
+    ),
+    "a heading and its lines": lambda at, words: f"{words}\n\n## Tabs\n- a.py\n- b.py\n- {'abcdef'[at]}.py",
+    "a part of its own": lambda at, words: [words, f"== open files ==\n{LIST}\n{'abcdef'[at]}.ts\nselected: {at}"],
+    "a part in an element": lambda at, words: [f"<visible-files>\n{'uvwxyz'[at]}\n</visible-files>", words],
+}
+
+
+def talk(wrap: Wrap) -> list[JsonDict]:
+    messages: list[JsonDict] = []
+    for at, words in enumerate(ASKED):
+        texts = wrap(at, words)
+        content = texts if isinstance(texts, str) else [{"type": "text", "text": text} for text in texts]
+        messages += [{"role": "user", "content": content}, assistant(f"Answer {at}.")]
+    return messages
+
+
+def said(raw: list[JsonDict]) -> list[str]:
+    return [own_words(each) for each in marked(parsed(raw)) if each.role == "user"]
+
+
+@pytest.mark.parametrize("wrap", CLIENTS.values(), ids=CLIENTS)
+def test_what_recurs_beside_words_is_the_clients(wrap: Wrap) -> None:
+    """Of whatever client; and of a person who says the same three times each word stays theirs."""
+    assert said(talk(wrap)) == ASKED
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ASKED,
+        ["Never push.", "a", "Never push.", "b", "Never push."],
+        # A rule at the end of some messages, and not of others between them.
+        ["a\n\nNever push.", "b", "c\n\nNever push.", "d\n\nNever push.", "e"],
+        ["First this.\n\nThen that."] * 3 + ["Well?"],
+        ["# Task\n\nPort it:\n\n- a\n- b\n\n" + "word " * 400 + "now.", "Go on.", "Go on.", "Go on."],
+        # An element that holds the words, by its name or since nothing else does.
+        [f"<user_query>\n{each}\n</user_query>\n<state>\nbranch: main\n</state>" for each in ASKED],
+        [f"<ask>\n{each}\n</ask>\n<state>\nbranch: main\n</state>" for each in ASKED],
+        [f"# Question\n{each}" for each in ("What is a?", "Why b?", "How?", "And c?")],
+    ],
+)
+def test_in_doubt_it_is_the_persons(texts: list[str]) -> None:
+    """Whole messages, rules, long tasks, and what a client wraps the words into."""
+    words = [text.partition("\n<state>")[0] for text in texts]
+    assert said([each for text in texts for each in (user(text), assistant("Yes."))]) == words
+
+
+@given(st.lists(st.sampled_from([*ASKED, "a\n\nb", "b", "<x>\na\n</x>"]), max_size=9))
+def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
+    """Whatever a person repeats, something in each message is theirs."""
+    assert all(said([each for text in texts for each in (user(text), assistant("Yes."))]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<environment_context>\nx\n</environment_context>", "<permissions instructions>read</permissions instructions>"],
+)
+@pytest.mark.parametrize("beside", [[user("Go on.")], []])
+def test_an_element_of_a_program_beside_another_message(text: str, beside: list[JsonDict]) -> None:
+    """Alone between a request and its answer it is the person's."""
+    first = marked(parsed([user(text), *beside]))[0]
+    assert is_injected(first) is bool(beside)
+    assert not is_injected(marked(parsed([user("<user_request>\nx\n</user_request>"), *beside]))[0])
+
+
+def _steps(note: str) -> list[JsonDict]:
+    """A task, and steps behind whose results the client says where things are."""
+    raw = [user(f"Port the parser.\n\n{note}"), calls("0"), result("0", "x")]
+    for at in range(1, 4):
+        raw += [
+            assistant("Next."),
+            user(f"Step {'abc'[at - 1]}.\n\n{note}"),
+            calls(str(at)),
+            result(str(at), "x" * 400),
+        ]
+    return raw
+
+
+def test_stale_ones_go_first_the_newest_last() -> None:
+    """Before any result, and in what nobody has answered before a file that the person attached."""
+    note = f"## Open files\n{LIST}"
+    messages = marked(parsed(_steps(note)))
+    assert request_indices(messages) == (12,)
+    assert [*stubs(messages)][:3] == [0, 4, 8]
+    assert LIST not in without_data(messages[0]).text
+    assert without_data(messages[0]).text.startswith("Port the parser.\n\n## Open files\n")
+    file = f"<file>\n{LIST}\n</file>"
+    open_only = marked(parsed([*_steps(note), user(f"{file}\nNow?\n\n{note}")]))
+    weighed = conversation(open_only)
+    changed = with_less_data(weighed, budget(2 * weighed.floor_tokens, weighed), weighed.floor_tokens - 1)
+    assert changed is not None
+    assert file in changed[-1].text
+    assert f"Now?\n\n## Open files\n{LIST}" not in changed[-1].text
+
+
+PASTED = 'Called the Read tool with the following input: {"path": "a.c"}\nint a;\n\nint b;\n\nWhy does it loop?'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (PASTED, "Why does it loop?"),
+        ("<path>/a.c</path> does not compile.\n\nWhy?", "<path>/a.c</path> does not compile.\n\nWhy?"),
+        ("<path>/a.c</path>\n<content>\n1: a\n\n2: b\n</content>\nWhy?", "Why?"),
+        ("[read_file for 'a.c'] Result:\n1 | a\n\nWhy?", "Why?"),
+        ("[ERROR] You did not use a tool in your previous response!\n\nWhy is that?", "Why is that?"),
+        ("--- Content from referenced files ---\nb\n\nWhy?", "--- Content from referenced files ---\nb\n\nWhy?"),
+        ("--- Content from referenced files ---\nb\n\nc\n--- End of content ---\nWhy?", "Why?"),
+        ('<program_text path="a.c">\nint a;\n</program_text>\nWhy?', "Why?"),
+        ("# AGENTS.md instructions for /src\n\n<INSTRUCTIONS>\nTabs.\n</INSTRUCTIONS>\nWhy?", "Why?"),
+    ],
+)
+def test_an_opening_ends_where_its_own_form_ends(text: str, words: str) -> None:
+    """The text behind it is the person's: they may have pasted what stands before."""
+    assert own_words(parsed([user(text)])[0]).endswith(words)
+
+
+def test_floods_are_read_in_time() -> None:
+    """Whatever is repeated how often."""
+    for flood in ("<a path='x'>\n" * 20_000, "x\n\n" * 80_000, "[a\n" * 80_000, "<ab-c>" * 40_000, "a\n \n" * 50_000):
+        messages = parsed([user(flood), user(flood), user(flood)])
+        assert [each.raw for each in marked(messages)] == [each.raw for each in messages]

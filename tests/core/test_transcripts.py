@@ -1,0 +1,101 @@
+"""A conversation that a client has rendered into one message is known by its form, and its oldest turns give way."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from litellm_compaction.core.stretches import is_client_summary
+from litellm_compaction.core.transcripts import rendered_in, turns, with_fewer_turns
+from tests.builders import JsonDict, assistant, count, parsed, system, user
+
+FIRST, LAST = "first of all 17", "last of all 17"
+TEXTS = [FIRST, *(f"Number {at} says: this\n\nand that, at {at}:00." for at in range(18)), LAST]
+
+
+def rendered(form: Callable[[str, str], str], user_name: str = "user", model_name: str = "assistant") -> str:
+    return "\n".join(form(model_name if at % 2 else user_name, text) for at, text in enumerate(TEXTS))
+
+
+LABELS = rendered(lambda role, text: f"[{role}]: {text}")
+BELOW = "Now write the record."
+JSON = json.dumps(
+    [{"content": text, "role": "assistant" if at % 2 else "user"} for at, text in enumerate(TEXTS)], indent=1
+)
+EVENTS = "\n".join(
+    f"<EVENT id={at}>\nSaid by {'agent' if at % 2 else 'human'}: {text}\n</EVENT>" for at, text in enumerate(TEXTS)
+)
+MARKUP = rendered(lambda role, text: f"<|im_start|>{role}\n{text}<|im_end|>")
+HEADS = rendered(lambda role, text: f"# {role.upper()}\n{text}")
+
+REQUESTS: dict[str, list[JsonDict]] = {
+    "in the system message": [system(f"Write a record:\n<history>\n{LABELS}\n</history>"), user(BELOW)],
+    "in an element": [system(), user(f"<conversation>\n{LABELS}\n</conversation>\n\n{BELOW}")],
+    "under a heading": [user(f"### Task:\nSay its topic.\n### Chat:\n{rendered(lambda r, t: f'{r.upper()}: {t}')}")],
+    "with a cue": [user(f"{BELOW}\n\n{rendered(lambda r, t: f'{r}: {t}', 'Human', 'AI')}\n\nNew record:")],
+    "elements": [user(f"{BELOW}\n<BEFORE>\nx\n</BEFORE>\n{EVENTS}\n\n{BELOW}")],
+    "JSON": [user(f"{BELOW}\n{JSON}\n{BELOW}")],
+    "chat markup": [user(f"{BELOW}\n---\n{MARKUP}\n---")],
+    "nothing else": [system("Condense this conversation."), user(HEADS)],
+}
+
+
+@pytest.mark.parametrize("raw", REQUESTS.values(), ids=REQUESTS)
+def test_the_oldest_turns_give_way(raw: list[JsonDict]) -> None:
+    """With a mark; the instruction stands where it stood, and the newest turn stays as long as any."""
+    messages = parsed(raw)
+    assert is_client_summary(messages, {})
+    at = rendered_in(messages)
+    assert at is not None
+    text = messages[at].text
+    before, _, rest = text.partition(text[turns(text)[0].start : turns(text)[0].end])
+    for tokens in (40, count(text) // 2, count(text) - count(before) - 60):
+        shown = with_fewer_turns(messages[at], tokens, count).text
+        assert shown.startswith(f"{before}[The oldest ")
+        assert shown.endswith(rest[rest.index(LAST) :])
+        assert FIRST not in shown
+        assert count(shown) <= count(text) - tokens
+    assert with_fewer_turns(messages[at], 0, count) is messages[at]
+
+
+def test_of_one_huge_turn_the_ends_stay() -> None:
+    """The instruction behind it as well."""
+    text = f"{BELOW}\n<log>\n{LABELS}\n[user]: {'word ' * 9000}\n</log>\n{BELOW}"
+    shown = with_fewer_turns(parsed([user(text)])[0], 10_000, count).text
+    assert shown.endswith(f"\n</log>\n{BELOW}")
+    assert "tokens left out" in shown
+    assert count(shown) <= count(text) - 10_000
+
+
+PASTED = f"Here is a chat with the support:\n{rendered(lambda role, text: f'{role}: {text}')}\n\nWho is right?"
+
+
+@pytest.mark.parametrize(
+    ("raw", "has_tools"),
+    [
+        ([system(), user(PASTED)], False),
+        ([user("Hi."), assistant("Hello."), user(f"<log>\n{LABELS}\n</log>\nWhy?")], False),
+        ([user(f"<log>\n{LABELS}\n</log>\nWhy?")], True),
+        ([user("<doc>\nThe user is right.\n</doc>\n" * 9 + "Is he?")], False),
+        ([user("user: a\nassistant: b\n" + "word " * 400)], False),
+        # A few examples in a long system prompt.
+        ([system("Q: a?\nA: b.\nQ: c?\nA: d.\n\n" + "Be kind. " * 90), user("Hello.")], False),
+        ([system("user\nassistant\n"), user("Port the parser.")], False),
+        ([user("")], False),
+        ([], False),
+    ],
+)
+def test_a_person_who_pastes_a_chat_is_a_person(raw: list[JsonDict], has_tools: bool) -> None:
+    """With tools, with an answer before it, or without any mark of a client's around it."""
+    assert not is_client_summary(parsed(raw), {}, has_tools=has_tools)
+
+
+def test_floods_are_read_in_time() -> None:
+    """Whatever stands in one message."""
+    for flood in ("<ab>\n" * 40_000, '{"role": "user", "a":' * 4_000, "user\n" * 40_000, "<user>x</user>\n" * 20_000):
+        started_s = time.process_time()
+        rendered_in(parsed([user(flood)]))
+        assert time.process_time() - started_s < 2
