@@ -138,10 +138,6 @@ class Browser:
             for kind in ("keyDown", "keyUp"):
                 self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
 
-    def keys_sent(self) -> list[tuple[str, bool]]:
-        """The addresses of all requests so far, and if each had an `Authorization`."""
-        return [each for name, urls in self._urls.items() for each in zip(urls, self._has_key[name], strict=True)]
-
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Writes a PNG."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
