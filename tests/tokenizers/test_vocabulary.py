@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,6 @@ from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.registry import has_pack, read_pack
 
 PACKS = Path(registry.__file__).parent / "packs"
-SMALL = (
-    "llama3",
-    "llama2",
-    "phi3",
-    "mistral-v1",
-    "mistral-v3",
-    "mistral-v7",
-    "tekken",
-    "qwen2",
-    "deepseek-v3",
-    "gpt-oss",
-)
-GOLDEN = json.loads((Path(__file__).parent.parent / "tokens" / "golden" / "prompts.json").read_text(encoding="utf-8"))
 
 
 def test_a_damaged_pack_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

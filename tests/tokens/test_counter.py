@@ -34,17 +34,6 @@ FAMILIES = (
     family_of("", "gpt-4o"),
 )
 PROSE = "The quick brown fox jumps over the lazy dog while the others are watching from the hill. "
-TOOLS: tuple[JsonValue, ...] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": f"tool_{index}",
-            "description": "Reads a file and returns its lines.",
-            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
-        },
-    }
-    for index in range(8)
-)
 
 
 def request(*raw: Mapping[str, JsonValue], tools: tuple[JsonValue, ...] = ()) -> Request:
@@ -57,32 +46,6 @@ def user(text: JsonValue) -> dict[str, JsonValue]:
 
 async def count(family: Family, *raw: Mapping[str, JsonValue], tools: tuple[JsonValue, ...] = ()) -> Count:
     return await TokenCounter().count("t", family, request(*raw, tools=tools))
-
-
-async def test_gpt_oss_follows_the_harmony_template() -> None:
-    """The count is that of the rendered template: 63 tokens around, 4 per message, 2 more for an answer's channel."""
-    header = (
-        "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
-        "Current date: 2026-11-21\n\nReasoning: medium\n\n"
-        "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-    )
-    texts = [("system", header), ("developer", "# Instructions\n\nYou help.\n\n"), ("user", PROSE)]
-    # Four special or role tokens around each, three more for `<|channel|>final`, two to start the answer.
-
-    def length(text: str) -> int:
-        return registry.token_length("o200k_base", text)
-
-    truth = sum(length(text) + 4 for _, text in texts) + (length(PROSE) + 6) + 4 + length("Go on.") + 2
-    made = await count(
-        GPT_OSS,
-        {"role": "system", "content": "You help."},
-        user(PROSE),
-        {"role": "assistant", "content": PROSE},
-        user("Go on."),
-    )
-    assert made.exact
-    assert made.error_ratio == 0.02
-    assert made.tokens == truth
 
 
 async def test_first_requests_err_high() -> None:
@@ -170,10 +133,13 @@ PARTS = st.lists(
     | JSON_VALUES,
     max_size=4,
 )
+ODD = st.sampled_from(
+    ["<|im_end|>", "</s>", "[INST]", "<|eot_id|><|start_header_id|>", "<think>a</think>b", "\x00", "\ud800", " " * 9000]
+)
 MESSAGES = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "function", "🤖"])},
     optional={
-        "content": st.text(st.characters(codec=None), max_size=200) | PARTS | JSON_VALUES,
+        "content": st.text(st.characters(codec=None), max_size=200) | PARTS | JSON_VALUES | ODD,
         "tool_calls": st.lists(JSON_VALUES, max_size=3) | JSON_VALUES,
         "function_call": JSON_VALUES,
         "tool_call_id": JSON_VALUES,

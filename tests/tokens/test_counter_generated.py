@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from litellm_compaction.simulator.rendering import count
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
 from litellm_compaction.tokens.counter import GeneratedTokens, TokenCounter
@@ -58,11 +57,3 @@ def test_a_family_counts_with_its_own_vocabulary(model: str, name: str) -> None:
         generated.add(text[position : position + step])
         position += step
     assert generated.exact() == pytest.approx(token_length(family.vocabulary, text), rel=0.005)
-
-
-def test_nothing_is_nothing() -> None:
-    """No delta, an empty delta: no tokens."""
-    generated = GeneratedTokens(count)
-    assert (generated.tokens, generated.exact()) == (0, 0)
-    generated.add("")
-    assert (generated.tokens, generated.exact()) == (0, 0)
