@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from litellm_compaction.simulator import Model, Simulator
 from litellm_compaction.simulator.catalog import Instance
 from tests import virtual_time
@@ -31,14 +29,6 @@ def test_v0_list_has_a_loaded_window_only_when_loaded(bench: BenchFactory) -> No
     assert (first["state"], first["loaded_context_length"]) == ("loaded", 6000)
     assert (second["state"], second["type"], second["arch"]) == ("not-loaded", "vlm", "gemma4")
     assert "loaded_context_length" not in second
-
-
-def test_v0_single_model_is_the_bare_object(bench: BenchFactory) -> None:
-    """One model's page is its list entry, addressed also without its publisher; an unknown one is a 404."""
-    served = bench(6000)
-    assert served.get(f"/api/v0/models/{KEY}") == served.get("/api/v0/models")["data"][0]
-    assert served.get("/api/v0/models/qwen3-8b")["id"] == KEY
-    assert served.client.get("/api/v0/models/nope").status_code == 404
 
 
 def test_openai_list_knows_no_window(bench: BenchFactory) -> None:
@@ -91,23 +81,3 @@ def test_concurrent_jit_requests_load_copies() -> None:
     # In virtual time all four wait before the first is loaded.
     got = virtual_time.run(ask_at_once())
     assert len(simulator.instances) == len({instance.id for instance in got}) == 4
-
-
-def test_idle_models_expire(bench: BenchFactory) -> None:
-    """A JIT model whose idle time to live has passed is no longer loaded."""
-    served = bench(None)
-    served.chat(user("hi"), ttl=60)
-    served.simulator.instances[0].last_used_s -= 61
-    assert served.get("/api/v0/models")["data"][0]["state"] == "not-loaded"
-
-
-def test_python_load_refuses_the_impossible() -> None:
-    """Loading an unknown model, an impossible window, or a taken id raises."""
-    simulator = Simulator([Model(KEY, max_context_length=100)])
-    with pytest.raises(KeyError):
-        simulator.load("nope", 10)
-    with pytest.raises(ValueError, match="not within"):
-        simulator.load(KEY, 101)
-    simulator.load(KEY, 100, instance_id="one")
-    with pytest.raises(ValueError, match="taken"):
-        simulator.load(KEY, 100, instance_id="one")

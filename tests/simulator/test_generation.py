@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -26,16 +25,6 @@ def test_stream_is_the_text_in_small_pieces(bench: BenchFactory, chunk_tokens: i
     assert sum("role" in data["choices"][0]["delta"] for _, data in events[:-1]) == 1
     assert events[-1] == ("message", "[DONE]")
     assert served.last.content == text
-
-
-@pytest.mark.parametrize("limit", [0, 1, 5, -1])
-def test_max_tokens(served: Bench, limit: int) -> None:
-    """`max_tokens` ends the answer with `length` after exactly so many tokens, and -1 means no limit."""
-    served.simulator.script = lambda call: Reply(numbered_words(40))
-    events = served.events(user("go"), max_tokens=limit)
-    assert finish_reasons(events) == ["stop" if limit == -1 else "length"]
-    if limit >= 0:
-        assert served.last.completion_tokens == limit
 
 
 def test_stop_strings_end_the_text_before_them(served: Bench) -> None:
@@ -103,16 +92,6 @@ def test_whole_tool_call(served: Bench) -> None:
     assert (choice["message"]["tool_calls"], choice["finish_reason"]) == ([], "length")
 
 
-def test_text_completion(served: Bench, client: openai.OpenAI) -> None:
-    """The completions endpoint answers without a template, streamed or not."""
-    served.simulator.script = lambda call: Reply(f"seen: {call.prompt_text}")
-    answer = client.completions.create(model=KEY, prompt="once")
-    assert answer.choices[0].text == "seen: once"
-    assert served.last.prompt_tokens == 1
-    chunks = list(client.completions.create(model=KEY, prompt="once", stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "seen: once"
-
-
 TEXT = numbered_words(20)
 
 
@@ -170,31 +149,6 @@ def test_a_fault_ends_an_answer(bench: BenchFactory, stream: bool) -> None:
         served.simulator.fail_next(Fault("empty", "mid_text"))
         events = served.events(user("hi"))
         assert (finish_reasons(events), bool(deltas(events)), events[-1][1]) == ([], True, "[DONE]")
-
-
-def test_speed(bench: BenchFactory) -> None:
-    """Tokens come at the configured speed, streamed or not, after a prompt that takes its time."""
-    served = bench(tokens_per_second=200, prompt_tokens_per_second=200, script=lambda call: Reply("a b c d e f g h"))
-    for stream in (True, False):
-        started_s = time.monotonic()
-        served.chat(user("hi"), stream=stream)
-        assert time.monotonic() - started_s >= 8 / 200
-    record = served.simulator.requests[0]
-    assert record.first_delta_s is not None
-    assert record.first_delta_s - record.started_s >= record.computed_tokens / 200
-
-
-def test_slow(bench: BenchFactory) -> None:
-    """A slow answer comes whole, after its delay."""
-    served = bench(script=lambda call: Reply(TEXT, fault=Fault("slow", "mid_text", delay_ms=60)))
-    assert deltas(served.events(user("hi"))) == TEXT
-    assert served.last.ended_s - served.last.started_s >= 0.06
-
-
-def test_reasoning_inline(bench: BenchFactory) -> None:
-    """With `think` the thoughts are inside the text."""
-    served = bench(reasoning_field="think", script=lambda call: Reply("Answer.", reasoning="Hm."))
-    assert deltas(served.events(user("go"))) == "<think>\nHm.\n</think>\n\nAnswer."
 
 
 def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> None:

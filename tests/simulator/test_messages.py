@@ -15,29 +15,19 @@ CALL = {"id": "1", "type": "function", "function": {"name": "read", "arguments":
 @pytest.mark.parametrize(
     "body",
     [
-        {},
         {"messages": []},
-        {"messages": "hi"},
         {"messages": [1]},
-        {"messages": [{}]},
         {"messages": [{"role": "user"}]},
-        {"messages": [user(None)]},
         {"messages": [user(5)]},
         {"messages": [assistant(None)]},
         {"messages": [user([{"type": "text"}])]},
-        {"messages": [user([None])]},
-        {"messages": [user([{"type": "image_url", "image_url": {}}])]},
         {"messages": [{"role": "wizard", "content": "x"}]},
         {"messages": [{"role": "tool", "content": "x"}]},
         {"messages": [assistant("", tool_calls="x")]},
-        {"messages": [assistant("", tool_calls=[{}])]},
         {"messages": [assistant("", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": {}}}])]},
         {"messages": [assistant("", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": "{"}}])]},
-        {"messages": [assistant("", tool_calls=[{"id": "1", "function": {"name": "f", "arguments": "[]"}}])]},
         {"messages": [user("hi")], "tools": "x"},
-        {"messages": [user("hi")], "tool_choice": {"type": "function"}},
         {"messages": [user("hi")], "max_tokens": "many"},
-        {"messages": [user("hi")], "max_tokens": 1.5},
         {"messages": [user("hi")], "stop": 5},
     ],
 )
@@ -105,25 +95,3 @@ def test_strict_templates(bench: BenchFactory, rule: str, messages: list[Any], e
     if error:
         assert response.json()["error"].startswith("Error rendering prompt with jinja template: ")
         assert error in response.json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"model": KEY, "parallel": 4}, 400),
-        ({"model": "nope"}, 404),
-        ({"model": KEY, "context_length": "big"}, 400),
-        ({"model": KEY, "context_length": 10**9}, 400),
-        ({}, 400),
-    ],
-)
-def test_impossible_loads_are_refused(bench: BenchFactory, body: dict[str, object], status: int) -> None:
-    """Unknown keys, models, and windows are refused with an error body."""
-    response = bench().client.post("/api/v1/models/load", json=body)
-    assert (response.status_code, "error" in response.json()) == (status, True)
-
-
-def test_nothing_loaded_and_no_jit_is_a_404(bench: BenchFactory) -> None:
-    """Without JIT and without a loaded model the request is refused as LM Studio does."""
-    response = bench(None, jit=False).chat(user("hi"))
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import Model, Reply, Tokenizer
-from tests.simulator.bench import KEY, BenchFactory, assistant, long_chat, system, user
+from tests.simulator.bench import KEY, BenchFactory, assistant, long_chat, user
 
 HAN = "请把这份报告翻译成英文，然后告诉我哪些数字是错的。" * 20
 LATIN = "Translate this report into German, and say which figures are wrong. " * 20
@@ -47,18 +47,6 @@ def test_a_message_that_alone_is_too_long_loses_its_front(bench: BenchFactory) -
     served.chat(user("first"), assistant("yes"), user((LATIN + HAN) * 20 + "the very end"))
     assert served.last.seen_text.endswith("the very end")
     assert 700 < served.last.kept_tokens <= 875
-
-
-def test_a_test_can_ask_what_a_request_would_count(bench: BenchFactory) -> None:
-    """The same number as `usage`, without a request."""
-    messages = [system("Be terse."), user(HAN), assistant("x"), user(LATIN)]
-    served = bench(models=[Model(KEY, tokenizer=Tokenizer(factor=1.3, wide_factor=1.75, message_tokens=3))])
-    counted = served.simulator.count_chat(served.simulator.instances[0], messages)
-    assert served.chat(*messages).json()["usage"]["prompt_tokens"] == counted
-    assert len(served.simulator.requests) == 1
-
-
-TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
 
 
 def test_images_cost_a_fixed_number_of_tokens(bench: BenchFactory) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from litellm_compaction.simulator import ChatCall, Reply, summary_of_facts
+from litellm_compaction.simulator import summary_of_facts
 from tests.simulator.bench import Bench, user
 
 
@@ -20,31 +20,6 @@ def test_parts_of_a_summary_are_merged(served: Bench) -> None:
     heading = "### What the user said"
     parts = f"You write the record.\n\nPART 1:\n{heading}\n- First.\n\nPART 2:\n{heading}\n- Second."
     assert served.chat(user(parts)).json()["choices"][0]["message"]["content"] == f"{heading}\n- First.\n- Second."
-
-
-def test_failing_script_is_a_visible_500(served: Bench) -> None:
-    """A script that raises gives a 500 that names the exception."""
-
-    def script(call: ChatCall) -> Reply:
-        raise KeyError("boom")
-
-    served.simulator.script = script
-    response = served.chat(user("hi"))
-    assert (response.status_code, "boom" in response.json()["error"]) == (500, True)
-
-
-def test_raw_responses(served: Bench) -> None:
-    """A reply with a status or a raw body is sent as it is."""
-    replies = [
-        Reply(status=503, raw_body={"error": "busy"}),
-        Reply(raw_body="not json"),
-        Reply("why", status=429),
-    ]
-    served.simulator.script = lambda call: replies[call.index]
-    first, second, third = (served.chat(user("hi")) for _ in replies)
-    assert (first.status_code, first.json()) == (503, {"error": "busy"})
-    assert (second.status_code, second.text) == (200, "not json")
-    assert (third.status_code, third.json()) == (429, {"error": "why"})
 
 
 def test_summary_keeps_the_facts_that_occur() -> None:
