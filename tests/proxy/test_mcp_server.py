@@ -87,9 +87,7 @@ async def test_tenants_get_nothing_of_each_other(bench: Bench) -> None:
         assert (row["first_handle"], row["last_handle"]) == (each.hashes[1][:12], each.hashes[2][:12])
 
 
-@pytest.mark.parametrize(
-    "handle", [ONE.hashes[1][:12], ONE.hashes[1], "0" * 12, "", " ", "x" * 100_000, "../..", "\x00", 7, None, ["a"]]
-)
+@pytest.mark.parametrize("handle", [ONE.hashes[1][:12], ONE.hashes[1], "0" * 12, "", "x" * 100_000, "\x00", 7, ["a"]])
 async def test_forged_and_foreign_handles_are_the_same(bench: Bench, handle: object) -> None:
     """Not found, in the same words."""
     assert await bench.ask("get_message", "two", handle=handle) == ("not found", True)

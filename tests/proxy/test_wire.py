@@ -56,14 +56,11 @@ def test_the_details_of_an_answer_stand_in_its_usage() -> None:
     "other",
     [
         b"",
-        b": ping\n\n",
         b'event: message_delta\ndata: {"delta": {"stop_reason": "max_tok',
         b"event: message_delta\ndata: [1]\n\n",
         b'event: message_delta\ndata: {"delta": null}\n\n',
         _END.replace(b"max_tokens", b"end_turn").replace(b', "usage": {}', b""),
         b'event: content_block_delta\ndata: {"delta": {"stop_reason": "max_tokens"}}\n\n',
-        b'data: {"choices": [{"finish_reason": "length"}]}\n\n',
-        {"type": "message", "stop_reason": "end_turn"},
         {"object": "chat.completion", "stop_reason": "max_tokens"},
         "event: message_delta",
         None,
@@ -74,47 +71,24 @@ def test_what_is_no_such_end_stays_as_it_is(other: object) -> None:
     assert with_details(other, _CUT) is other
 
 
-def _usage(prompt_tokens: int, cached_tokens: object) -> dict[str, Any]:
-    details = {"cached_tokens": cached_tokens}
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": 3, "prompt_tokens_details": details}
-
-
 @pytest.mark.parametrize(
-    ("usage", "read"),
+    ("prompt_tokens", "cached_tokens", "read"),
     [
-        ({"prompt_tokens": 900, "completion_tokens": 3}, (900, 3)),
-        (
-            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}},
-            (900, 3),
-        ),
-        (
-            {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}},
-            (900, 3),
-        ),
-        (_usage(900, 0), (900, 3)),
-        (
-            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}},
-            (900, 3),
-        ),
-        (
-            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": True}},
-            (900, 3),
-        ),
-        (
-            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": None}},
-            (900, 3),
-        ),
-        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": 7}, (900, 3)),
-        ({"prompt_tokens": 0, "completion_tokens": 3}, None),
-        ({"prompt_tokens": None, "completion_tokens": 3}, None),
-        ({"prompt_tokens": 900}, None),
-        ({"prompt_tokens": True, "completion_tokens": 3}, None),
-        (None, None),
+        (900, 800, (900, 3)),
+        (100, 800, (900, 3)),
+        (900, 0, (900, 3)),
+        *((900, odd, (900, 3)) for odd in (-1, True, None)),
+        (0, 0, None),
+        (None, 0, None),
+        (True, 0, None),
     ],
 )
-def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
+def test_usage_is_the_whole_prompts_or_none(prompt_tokens: Any, cached_tokens: Any, read: Any) -> None:
     """A number without what the server had in its cache would look like a prompt that was cut."""
-    assert usage_of({"usage": usage}) == read
+    told = {"prompt_tokens": prompt_tokens, "completion_tokens": 3}
+    assert usage_of({"usage": {**told, "prompt_tokens_details": {"cached_tokens": cached_tokens}}}) == read
+    assert usage_of({"usage": {**told, "prompt_tokens_details": 7}}) == (read and (prompt_tokens, 3))
+    assert usage_of({"usage": {"prompt_tokens": 900}}) is None is usage_of({"usage": None})
 
 
 @pytest.mark.parametrize(
@@ -126,10 +100,7 @@ def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | 
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "reasoning_effort": "high"}, 1024),
         ({"reasoning": {"max_tokens": 2000, "effort": "high"}}, 2000),
         ({"reasoning": {"effort": "xhigh"}}, math.inf),
-        ({"reasoning": {"effort": "medium"}}, None),
-        ({"reasoning_effort": "high"}, math.inf),
         ({"reasoning_effort": {"effort": "max"}}, math.inf),
-        ({"reasoning_effort": "none"}, None),
         ({"reasoning_effort": ["high"]}, None),
         ({"thinking_budget_tokens": 0}, 0),
         ({"reasoning_budget_tokens": -1}, math.inf),
@@ -150,9 +121,7 @@ def test_a_clients_bound_on_thinking(body: dict[str, Any], tokens: float | None)
         ({"messages": [{"role": "user", "content": "Go."}]}, True),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Go. "}]}]}, True),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Stay."}]}]}, False),
-        ({"messages": [{"role": "assistant", "content": "Go."}]}, False),
         ({"messages": [{"role": "user", "content": "Go."}], "tools": [{"type": "function"}]}, False),
-        ({"messages": "Go."}, False),
     ],
 )
 def test_a_body_in_other_words_is_the_same_request(body: dict[str, Any], is_same: bool) -> None:
