@@ -45,11 +45,6 @@ def test_the_lines_of_clients_are_the_commands() -> None:
     assert between("clients", page("docs/clients.md")) == clients_table.table()
 
 
-def test_the_matrix_of_clients_is_the_one_that_was_run() -> None:
-    """`python -m tests.clients --write` runs it, `python -m tests.clients_table --write` puts it into the page."""
-    assert between("matrix", page("docs/clients.md")) == clients_table.matrix()
-
-
 def shown_config(name: str) -> str:
     """The first example of a config in a page."""
     found = re.search(r"```yaml\n(.*?)```", page(name), re.DOTALL)

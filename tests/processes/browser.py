@@ -105,14 +105,6 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, expression: str) -> None:
-        """Waits for an expression to become true."""
-        until_s = time.monotonic() + _LIMIT_S
-        while not self.evaluate(f"!!({expression})"):
-            assert time.monotonic() < until_s, f"never true: {expression}"
-            # The page's own scripts change it: there is nothing to wait for but the next look.
-            time.sleep(0.1)
-
     def text(self) -> str:
         """What somebody reads."""
         return str(self.evaluate("document.body.innerText"))
