@@ -102,9 +102,7 @@ _SLOW_PLACES = (
     "engine/sharing/test_pool_workers.py",
     "tokens/test_golden.py",
     "tokenizers/test_registry.py",
-    "tokenizers/test_encoders.py",
     "tokenizers/test_sources.py",
-    "tokenizers/test_vocabulary.py",
     "proxy/answer/test_loop_seeded.py",
 )
 # What only `.ci/full` runs, beside the tests that are marked `full`.

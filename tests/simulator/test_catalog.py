@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from litellm_compaction.simulator import Model, Simulator
-from litellm_compaction.simulator.catalog import Instance
-from tests import virtual_time
+from litellm_compaction.simulator import Model
 from tests.simulator.bench import KEY, BenchFactory, user
 
 OTHER = Model("google/gemma-4-12b", publisher="google", architecture="gemma4", type="vlm")
@@ -31,16 +27,6 @@ def test_v0_list_has_a_loaded_window_only_when_loaded(bench: BenchFactory) -> No
     assert "loaded_context_length" not in second
 
 
-def test_openai_list_knows_no_window(bench: BenchFactory) -> None:
-    """The OpenAI list names all downloads with JIT, only loaded ones without, and never a window."""
-    served = bench(models=[Model(KEY), OTHER])
-    entries = served.get("/v1/models")["data"]
-    assert [entry["id"] for entry in entries] == [KEY, OTHER.key]
-    assert set(entries[0]) == {"id", "object", "owned_by"}
-    served.simulator.jit = False
-    assert [entry["id"] for entry in served.get("/v1/models")["data"]] == [KEY]
-
-
 def test_load_and_unload_through_the_api(bench: BenchFactory) -> None:
     """Loading echoes its configuration on request, a second load is `key:2`, and unloading removes it."""
     served = bench(6000)
@@ -61,23 +47,3 @@ def test_a_key_means_its_first_instance(bench: BenchFactory) -> None:
     assert served.last.context_length == 4096
     served.chat(user("hi"), model="big")
     assert (served.last.instance_id, served.last.context_length) == ("big", 16384)
-
-
-def test_jit_evicts_the_other_jit_model_only(bench: BenchFactory) -> None:
-    """At most one JIT model stays loaded; what was loaded by hand stays."""
-    served = bench(models=[Model(KEY), OTHER, Model("third")])
-    served.chat(user("hi"), model=OTHER.key)
-    served.chat(user("hi"), model="third")
-    assert [instance.id for instance in served.simulator.instances] == [KEY, "third"]
-
-
-def test_concurrent_jit_requests_load_copies() -> None:
-    """As LM Studio does (bt#1751)."""
-    simulator = Simulator([Model(KEY)], load_ms=1500)
-
-    async def ask_at_once() -> list[Instance]:
-        return await asyncio.gather(*(simulator.resolve(KEY, None) for _ in range(4)))
-
-    # In virtual time all four wait before the first is loaded.
-    got = virtual_time.run(ask_at_once())
-    assert len(simulator.instances) == len({instance.id for instance in got}) == 4

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import jinja2
 import pytest
-from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from litellm_compaction.simulator import Gate, Model, Reply, Tokenizer
+from litellm_compaction.simulator import Model, Tokenizer
 from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, system, tool_round, user
 
 HELLO = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
@@ -145,36 +141,6 @@ def test_the_template_in_effect_renders_and_counts_as_http_does(bench: BenchFact
             assert counted == served.last.prompt_tokens
 
 
-def test_an_answer_can_be_of_another_kind(bench: BenchFactory) -> None:
-    """Another shape, far too long, late, of fewer endpoints, of a model that goes or is busy between two calls."""
-    served = bench()
-    sdk, instance = served.simulator.sdk, served.simulator.instances[0]
-    with raw(served) as client:
-        sdk.mode = "wrong_shape"
-        assert isinstance(client.count("x")["result"], list)
-        sdk.mode, sdk.late_s = "late", 0.1
-        client.ask("listLoaded")
-        assert (sdk.calls[-1].answered_s or 0) - sdk.calls[-1].asked_s >= 0.1
-        sdk.mode, sdk.unknown = "unknown", frozenset({"applyPromptTemplate"})
-        assert client.format(HELLO)["kind"] == "rpcEndpointUnknown"
-        assert client.count("x")["result"] == {"tokenCount": 1}
-        sdk.mode, instance.chats_in_app = "busy", 1
-        specifier = {"type": "query", "query": {"identifier": KEY}}
-        parameter = {"specifier": specifier, "inputString": "x"}
-        client.send(type="rpcCall", endpoint="countTokens", callId=99, parameter=parameter)
-        assert "result" in client.ask("listLoaded")
-        instance.chats_in_app = 0
-        assert client.read()["callId"] == 99
-        sdk.mode, sdk.tokens_factor, sdk.extra_tokens = "unloads", 1.5, 1
-        formatted = client.format(HELLO)["result"]["formatted"]
-        assert client.count(formatted)["error"]["title"] == "No model found that fits the query"
-        sdk.mode = "huge"
-        client.send(type="rpcCall", endpoint="listLoaded", callId=7)
-        assert len(client.connection.recv(timeout=LIMIT_S)) > 32 << 20
-    with pytest.raises(InvalidStatus), raw(bench(api="llama.cpp")):
-        pass
-
-
 async def test_the_official_client_lists_measures_and_counts(bench: BenchFactory) -> None:
     """List, context length, template with tools, count and tokens, by `lmstudio` from PyPI; nothing is loaded."""
     lmstudio = pytest.importorskip("lmstudio", reason="LM Studio's client is not installed")
@@ -240,41 +206,3 @@ def test_what_it_cannot_read_is_warned_of_and_never_answered(bench: BenchFactory
         assert "callId" not in warning
         assert client.ask("listLoaded")["type"] == "rpcResult"
     assert served.simulator.sdk.calls[0].outcome == "warning"
-
-
-def test_the_state_is_that_of_the_instance(bench: BenchFactory) -> None:
-    """Idle, generating for somebody, and asked in LM Studio's own window."""
-    gate = Gate()
-    served = bench(script=lambda call: Reply("one two three", gate=gate))
-    with raw(served) as client:
-
-        def state() -> Any:
-            return client.ask_of(KEY, "getInstanceProcessingState", throwIfNotFound=True)["result"]
-
-        assert state() == {"status": "idle", "queued": 0}
-        asking = threading.Thread(target=lambda: served.chat(user("hi")))
-        asking.start()
-        assert gate.reached.wait(LIMIT_S)
-        assert state() == {"status": "generating", "queued": 1}
-        gate.open()
-        asking.join(LIMIT_S)
-        served.simulator.instances[0].chats_in_app = 1
-        assert state() == {"status": "generating", "queued": 1}
-
-
-def test_each_call_is_recorded_with_its_time_and_its_socket(bench: BenchFactory) -> None:
-    """What was asked, when, by whom, and that the socket was closed; and what comes before it is asked is nothing."""
-    served = bench()
-    sdk = served.simulator.sdk
-    served.chat(user("hi"))
-    httpx.get(f"{served.base_url}/lmstudio-greeting")
-    assert (sdk.sockets, sdk.calls) == ([], [])
-    before_s = time.monotonic()
-    with raw(served, "guest:me") as client:
-        client.count("x")
-        assert [socket.client_identifier for socket in sdk.open_sockets()] == ["guest:me"]
-    [call] = sdk.calls
-    assert before_s < call.asked_s <= (call.answered_s or 0) <= time.monotonic()
-    assert (call.endpoint, call.outcome, call.socket.namespace) == ("countTokens", "result", "llm")
-    assert sdk.parameters("countTokens")[0]["inputString"] == "x"
-    served.simulator.wait_until(lambda: sdk.open_sockets() == [])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,28 +74,6 @@ async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
     await until_it_answers(store)
     await store.add_event(time.time(), "after")
     assert [event.text for event in await store.events(after=before.number)] == ["after"]
-
-
-async def test_a_store_serves_several_event_loops_at_once(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Threads with loops of their own put and find through one store."""
-    store, others = opened(server.url), threading.active_count()
-
-    def work(number: int) -> int:
-        async def use() -> int:
-            for step in range(20):
-                await store.put("team", compaction(f"h{number}-{step}"))
-            found = len(await store.find("team", [f"h{number}-{step}" for step in range(20)]))
-            # An event loop that ends closes its own connections.
-            await store.server._clients.aclose()  # type: ignore[attr-defined]
-            return found
-
-        return asyncio.run(use())
-
-    with ThreadPoolExecutor(4) as threads:
-        loop = asyncio.get_running_loop()
-        assert await asyncio.gather(*(loop.run_in_executor(threads, work, number) for number in range(4))) == [20] * 4
-    # Four of the pool's.
-    assert threading.active_count() - others <= 4
 
 
 async def test_a_cancelled_put_is_finished(server: Server, opened: Callable[..., RedisStore]) -> None:
