@@ -1,20 +1,10 @@
-"""The lines of each client, and the matrix of clients, as docs/clients.md must show them.
-
-`python -m tests.clients_table` prints the lines; with `--write` it puts both into the page. `python -m tests.clients
---write` runs the matrix, and this writes what came of it.
-"""
+"""The lines of each client as docs/clients.md must show them: `python -m tests.clients_table` prints them."""
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from litellm_compaction.cli.connect import CLIENTS, Place, filled, sections
-from tests.clients import report
-
-_PAGE = Path(__file__).parents[1] / "docs" / "clients.md"
 
 _PLACE = Place("lm_studio/qwen/qwen3-8b", 65_536, "http://127.0.0.1:4000")
 
@@ -44,23 +34,5 @@ def _lines(name: str) -> Iterator[str]:
             yield f"{'' if not heading else chr(10)}```{language}\n{text}\n```"
 
 
-def matrix() -> str:
-    """The matrix of clients as it was last run."""
-    return report.table(report.recorded())
-
-
-def write() -> None:
-    """Puts both into the page, between their markers."""
-    text = _PAGE.read_text(encoding="utf-8")
-    for name, made in (("clients", table()), ("matrix", matrix())):
-        begin, end = re.search(rf"<!-- {name}:begin.*?-->\n", text), text.find(f"\n<!-- {name}:end -->")
-        assert begin is not None, name
-        text = text[: begin.end()] + made + text[end:]
-    _PAGE.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    if "--write" in sys.argv:
-        write()
-    else:
-        print(table())
+    print(table())

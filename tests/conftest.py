@@ -100,23 +100,16 @@ _SLOW_PLACES = (
     "cli/test_up.py",
     "engine/test_compactor_long_conversations.py",
     "engine/sharing/test_pool_workers.py",
-    "tokens/test_counter_engine_golden.py",
-    "tokens/test_counter_golden.py",
+    "tokens/test_golden.py",
     "tokenizers/test_registry.py",
-    "tokenizers/test_encoders.py",
     "tokenizers/test_sources.py",
-    "tokenizers/test_vocabulary.py",
     "proxy/answer/test_loop_seeded.py",
-    "stores/test_redis_outages.py",
 )
 # What only `.ci/full` runs, beside the tests that are marked `full`.
 _FULL_PLACES = (
     "processes/test_newcomer.py",
-    "real_engine/test_background.py",
     "real_engine/test_cut_answers.py",
-    "real_engine/test_recall.py",
     "real_engine/test_thoughts.py",
-    "test_deploy_programs.py",
 )
 
 

@@ -51,15 +51,6 @@ async def _waiting(flights: Flights[int], work: Work, count: int, key: str = "ke
     return tasks
 
 
-async def test_everybody_gets_the_result_of_one_run() -> None:
-    """Three who ask at the same time are served by one run."""
-    flights, work = Flights[int](), Work()
-    tasks = await _waiting(flights, work, 3)
-    work.gate.set()
-    assert await asyncio.gather(*tasks) == [1, 1, 1]
-    assert work.started == 1
-
-
 async def test_a_cancelled_waiter_leaves_the_others_alone() -> None:
     """The first caller too: the run is not its own."""
     flights, work = Flights[int](), Work()
@@ -345,21 +336,6 @@ async def test_who_leaves_takes_no_share_along() -> None:
     await held.begin("c")
     held.end("c")
     assert await third == "c"
-
-
-async def test_who_leaves_at_the_moment_of_their_turn_takes_no_share_along() -> None:
-    """Nothing of it has begun."""
-    shares, gate = Shares(10), threading.Event()
-    first = asyncio.ensure_future(shares.run(10, gate.wait))
-    second = asyncio.ensure_future(shares.run(10, lambda: None))
-    await asyncio.sleep(0)
-    turn = shares._waiting[0][1]
-    turn.add_done_callback(lambda _: second.cancel())
-    gate.set()
-    await first
-    with pytest.raises(asyncio.CancelledError):
-        await second
-    assert await shares.run(10, lambda: 1) == 1
 
 
 async def test_who_leaves_the_head_of_the_queue_makes_room_for_the_next() -> None:

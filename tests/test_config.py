@@ -1,12 +1,15 @@
-"""What an operator can set: defaults, bounds, contradictions, and errors that say what to change."""
+"""What an operator can set: defaults, bounds, contradictions, prompts, the shipped file; errors say what to change."""
 
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import (
     DeploymentSettings,
     Settings,
@@ -237,3 +240,59 @@ def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: s
         deployment_settings_from(section, "model_list[2].model_info.compaction")
     assert str(raised.value).startswith("model_list[2].model_info.compaction")
     assert finding in str(raised.value)
+
+
+def test_a_prompt_is_read_once(tmp_path: Path) -> None:
+    """At start; what the file says later counts after a restart."""
+    file = tmp_path / "prompt.txt"
+    file.write_text('\ufeffIn {words} words. {"drop": []}\n', encoding="utf-8")
+    settings = settings_from({"prompt_file": {"summary": str(file)}})
+    file.unlink()
+    assert settings.own_prompt("summary") == 'In {words} words. {"drop": []}'
+    assert settings.own_prompt("handoff") == ""
+    assert Settings().own_prompt("summary") == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "finding"),
+    [
+        (b"no bound", r"without \{words\}; required: \{words\}; allowed besides: \{round\}"),
+        (b"{words} {wrods}", r"unknown placeholder \{wrods\}; required"),
+        (b"", r"without \{words\}"),
+        (b"\xff\xfe{words}", "allowed: text in UTF-8"),
+        (b"{words}" * 10_000, "longer than allowed: 16384 bytes"),
+        (None, "No such file or directory; allowed: a readable text file"),
+    ],
+)
+def test_what_is_wrong_with_a_prompt_stops_the_start(data: bytes | None, finding: str, tmp_path: Path) -> None:
+    """Key, value, and what is allowed; never the prompt itself."""
+    file = tmp_path / "bad.txt"
+    if data is not None:
+        file.write_bytes(data)
+    section = {"prompt_file": {"handoff": str(file)}}
+    with pytest.raises(ConfigError, match=finding) as raised:
+        settings_from(section)
+    assert str(raised.value).startswith(
+        f"callback_settings.litellm_compaction.prompt_file = {section['prompt_file']!r}: handoff: {file}"
+    )
+    assert "no bound" not in str(raised.value)
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_shipped_config_shows_real_settings_with_their_defaults() -> None:
+    """Each commented key exists, and its value is the default."""
+    text = (ROOT / "config.yaml").read_text(encoding="utf-8")
+    shown = re.findall(r"^    # (\w+): (\S+)", text.partition("    # for example:\n")[2], re.MULTILINE)
+    assert len(shown) >= 5
+    for name, value in shown:
+        default = Settings.model_fields[name].default
+        assert value in (str(default), f"{default:.2f}" if isinstance(default, float) else str(default))
+
+
+def test_the_shipped_config_has_the_defaults() -> None:
+    """Nothing else is set, so that the defaults of the code count: on one's own machine originals are kept."""
+    shipped = settings_from(read_config(ROOT / "config.yaml").settings)
+    assert shipped == settings_from({"keep_originals": "compacted"})
+    assert shipped != settings_from(None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -47,11 +45,6 @@ def test_the_lines_of_clients_are_the_commands() -> None:
     assert between("clients", page("docs/clients.md")) == clients_table.table()
 
 
-def test_the_matrix_of_clients_is_the_one_that_was_run() -> None:
-    """`python -m tests.clients --write` runs it, `python -m tests.clients_table --write` puts it into the page."""
-    assert between("matrix", page("docs/clients.md")) == clients_table.matrix()
-
-
 def shown_config(name: str) -> str:
     """The first example of a config in a page."""
     found = re.search(r"```yaml\n(.*?)```", page(name), re.DOTALL)
@@ -60,35 +53,12 @@ def shown_config(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
-def test_the_config_runs(name: str, tmp_path: Path) -> None:
-    """The example has nothing wrong."""
+def test_the_config_runs_and_is_the_shipped_one(name: str, tmp_path: Path) -> None:
+    """The example has nothing wrong; apart from comments it is config.yaml."""
     path = tmp_path / "config.yaml"
     path.write_text(shown_config(name), encoding="utf-8")
     assert [finding for finding in read_config(path).findings({}) if finding.level == "problem"] == []
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
-def test_the_config_is_the_shipped_one(name: str) -> None:
-    """Apart from comments."""
     assert yaml.safe_load(shown_config(name)) == yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
-def test_the_two_commands_are_one_line_each(name: str) -> None:
-    """Both do all the set-up with Python and pip alone."""
-    start, test = (
-        line.removeprefix("python3 -m venv .venv && ").split(" && ")
-        for line in re.findall(r"^python3 -m venv .*$", page(name), re.MULTILINE)
-    )
-    assert start == [".venv/bin/python tools/install.py", ".venv/bin/litellm-compaction up"]
-    assert test == [".venv/bin/python tools/install.py --tests", ".venv/bin/python -m pytest -n 3 --dist loadfile"]
-
-
-def test_ci_runs_the_tests_of_the_readme() -> None:
-    """The same install and the same command, in a fresh environment."""
-    script = page(".ci/common") + page(".ci/run")
-    assert "tools/install.py --tests" in script
-    assert '/bin/python" -m pytest -n 3 --dist loadfile' in script
 
 
 def test_every_command_and_option_is_documented() -> None:
@@ -135,29 +105,6 @@ def test_linked_files_and_headings_exist(path: Path) -> None:
         target = path.parent / name if name else path
         assert target.is_file(), link
         assert not anchor or anchor in anchors_of(target.read_text(encoding="utf-8")), link
-
-
-def test_every_page_is_listed() -> None:
-    """In the list of pages, in the README and in the site's menu, in the same order."""
-    names = listed("docs/README.md")
-    assert sorted(names) == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
-    assert re.findall(r"^- \[.*?\]\(docs/(.*?\.md)\)", page("README.md"), re.MULTILINE) == names
-    below = listed("docs/contributing.md")
-    assert sorted(below) == sorted(f"contributing/{path.name}" for path in DOCS.glob("contributing/*.md"))
-    menu = yaml.safe_load(page("mkdocs.yml"))["nav"]
-    assert names[-1] == "contributing.md"
-    assert [name for entry in menu for name in menu_names(entry)] == ["README.md", *names, *below]
-
-
-def listed(name: str) -> list[str]:
-    """The pages in a page's list."""
-    return re.findall(r"^- \[.*?\]\((.*?\.md)\)", page(name), re.MULTILINE)
-
-
-def menu_names(entry: Mapping[str, Any]) -> list[str]:
-    """The pages of an entry of the menu, and of those below it."""
-    [value] = entry.values()
-    return [value] if isinstance(value, str) else [name for each in value for name in menu_names(each)]
 
 
 def test_every_line_that_warns_has_a_remedy() -> None:

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.errors import (
-    DoesNotFit,
-    ModelNotLoaded,
     Overflow,
-    Share,
-    SummaryFailed,
-    WindowUnknown,
     overflow_from_text,
 )
 
@@ -57,19 +52,3 @@ def test_recorded_bodies_are_recognized(recorded: dict[str, Any]) -> None:
 def test_other_texts_are_no_overflow(text: str) -> None:
     """A mistaken overflow would compact conversations for nothing."""
     assert overflow_from_text(text) is None
-
-
-def test_messages_say_what_to_change() -> None:
-    """The numbers and names that callers need are attributes too."""
-    unknown = WindowUnknown("qwen", tried="/api/v1/models: no connection")
-    assert str(unknown).startswith(
-        "Context limit not available for qwen. Please ensure model metadata is correct. Tried: /api/v1/models"
-    )
-    assert "Tried" not in str(WindowUnknown("qwen"))
-    assert "when_not_loaded: warm_up" in str(ModelNotLoaded("qwen"))
-    assert (str(SummaryFailed("timeout", "no summary within 5 s")), SummaryFailed("empty").reason) == (
-        "timeout: no summary within 5 s",
-        "empty",
-    )
-    fits_not = DoesNotFit("too large", shares=(Share("tools", 9),), window_tokens=8, needed_tokens=256)
-    assert (fits_not.shares[0].name, fits_not.window_tokens, fits_not.needed_tokens) == ("tools", 8, 256)

@@ -1,7 +1,9 @@
-"""The names that the package gives, and what importing it costs."""
+"""The names that the package gives, what importing it costs, and that each module can be: `.ci/run` tries Pythons."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
@@ -28,3 +30,14 @@ def test_every_public_name_is_there() -> None:
         assert name in dir(litellm_compaction)
     with pytest.raises(AttributeError, match="no attribute 'compress'"):
         _ = litellm_compaction.compress  # type: ignore[attr-defined]
+
+
+def test_every_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that only a rare setting imports must not be the one that knows too new a Python."""
+    # LiteLLM asks the network for prices otherwise.
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    found = [each.name for each in pkgutil.walk_packages(litellm_compaction.__path__, "litellm_compaction.")]
+    assert len(found) > 100
+    for name in found:
+        if not name.endswith("__main__"):
+            importlib.import_module(name)

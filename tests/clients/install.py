@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -48,19 +47,6 @@ def install(name: str, packages: Sequence[str], folder: Path) -> Path:
         _run(["npm", "install", "--prefix", str(home), *quiet, *npm], PATH=search_path(home, folder))
     mark.write_text(json.dumps(list(packages)), encoding="utf-8")
     return home
-
-
-def version(home: Path, package: str) -> str:
-    """The version of an installed package, `pip:…` or `npm:…`; "" if it is not there."""
-    kind, _, asked = package.partition(":")
-    name = re.match(r"@?[^@\[=<>]+", asked)
-    assert name is not None, package
-    if kind == "npm":
-        manifest = home / "node_modules" / name[0] / "package.json"
-        return str(json.loads(manifest.read_text(encoding="utf-8"))["version"]) if manifest.is_file() else ""
-    code = f"import importlib.metadata as m; print(m.version({name[0]!r}))"
-    done = subprocess.run([home / "venv/bin/python", "-c", code], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def search_path(home: Path, folder: Path) -> str:

@@ -29,9 +29,9 @@ class Client:
 
     Attributes:
         name: of its folder and its row.
-        packages: what is installed, `pip:…` or `npm:…`; the first one's version is shown.
-        command: one headless run; `{driver}` is the program in drivers/, `{browser}` a Chromium, `{prompt}` the prompt,
-            which is sent to the standard input where it does not stand here.
+        packages: what is installed, `pip:…` or `npm:…`.
+        command: one headless run; `{driver}` is the program in drivers/, `{prompt}` the prompt, which is sent to the
+            standard input where it does not stand here.
         connect: of `litellm-compaction connect`, whose lines configure it.
         tongue: how the model calls its tools.
         folder: of its installation and its driver; several rows may share one.
@@ -47,7 +47,6 @@ class Client:
     """
 
     name: str
-    title: str
     packages: tuple[str, ...]
     command: tuple[str, ...]
     connect: str
@@ -67,17 +66,12 @@ class Client:
     def home(self) -> str:
         return self.folder or self.name
 
-    @property
-    def needs_browser(self) -> bool:
-        return "{browser}" in self.command
 
-
-def _sdk(name: str, title: str, *packages: str, connect: str, folder: str = "", **more: Any) -> Client:
+def _sdk(name: str, *packages: str, connect: str, folder: str = "", **more: Any) -> Client:
     is_python = packages[0].startswith("pip:")
     environ = more.pop("environ", {})
     return Client(
         name,
-        title,
         packages,
         ("python" if is_python else "node", "{driver}"),
         connect,
@@ -117,7 +111,6 @@ _OPEN_WEBUI = {
 PROGRAMS: tuple[Client, ...] = (
     Client(
         "codex",
-        "Codex (exec)",
         ("npm:@openai/codex",),
         _CODEX,
         "codex",
@@ -128,7 +121,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "codex-items",
-        "Codex (exec), a provider named OpenAI",
         ("npm:@openai/codex",),
         (
             *_CODEX,
@@ -144,7 +136,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "claude",
-        "Claude Code (-p)",
         ("npm:@anthropic-ai/claude-code",),
         _CLAUDE,
         "claude",
@@ -159,7 +150,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "opencode",
-        "OpenCode (run)",
         ("npm:opencode-ai",),
         _OPENCODE,
         "opencode",
@@ -175,7 +165,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "aider",
-        "aider (whole)",
         ("pip:aider-chat",),
         ("python", "{driver}"),
         "aider",
@@ -189,7 +178,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "llm",
-        "llm",
         ("pip:llm",),
         ("llm", "-m", "{model}", "--functions", "{driver}", "--chain-limit", "0"),
         "llm",
@@ -197,7 +185,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "qwen",
-        "Qwen Code",
         ("npm:@qwen-code/qwen-code",),
         _QWEN,
         "qwen",
@@ -212,7 +199,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "cline",
-        "Cline (CLI)",
         ("npm:cline",),
         _CLINE,
         "cline",
@@ -227,7 +213,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "continue",
-        "Continue (cn)",
         ("npm:@continuedev/cli",),
         ("cn", "-p", "--auto", "{prompt}"),
         "continue",
@@ -241,7 +226,6 @@ PROGRAMS: tuple[Client, ...] = (
         },
     ),
     Client(
-        "mini-swe-agent",
         "mini-swe-agent",
         ("pip:mini-swe-agent", "pip:mcp"),
         ("mini", "-y", "--exit-immediately", "-m", "openai/{model}", "-t", "{prompt}"),
@@ -259,7 +243,6 @@ PROGRAMS: tuple[Client, ...] = (
     ),
     Client(
         "open-webui",
-        "Open WebUI (its API)",
         ("pip:open-webui",),
         ("python", "{driver}"),
         "open-webui",
@@ -267,45 +250,23 @@ PROGRAMS: tuple[Client, ...] = (
         has_server=True,
         without={"own": _NO_COMMAND},
     ),
-    Client(
-        "open-webui-page",
-        "Open WebUI (its page)",
-        ("pip:open-webui",),
-        ("python", "{driver}", "{browser}"),
-        "open-webui",
-        tongue=Tongue(
-            lambda _: ("", ""),
-            lambda _, content: ("", f"```python\n{content}```\n"),
-            is_text=True,
-        ),
-        folder="open-webui",
-        environ=_OPEN_WEBUI,
-        # Its page sends 6,500 tokens of tools.
-        window=16_384,
-        has_server=True,
-        without={"results": "no files to read", "own": _NO_COMMAND},
-    ),
 )
 
 LIBRARIES: tuple[Client, ...] = (
-    _sdk("openai-python-chat", "openai (Python), chat", "pip:openai", connect="openai-python", folder="openai-python"),
+    _sdk("openai-python-chat", "pip:openai", connect="openai-python", folder="openai-python"),
     _sdk(
         "openai-python-responses",
-        "openai (Python), responses",
         "pip:openai",
         connect="openai-python",
         folder="openai-python",
     ),
-    _sdk("openai-node-chat", "openai (Node), chat", "npm:openai", connect="openai-node", folder="openai-node"),
-    _sdk(
-        "openai-node-responses", "openai (Node), responses", "npm:openai", connect="openai-node", folder="openai-node"
-    ),
-    _sdk("anthropic-python", "anthropic (Python)", "pip:anthropic", connect="claude", most_answer_tokens=7000),
-    _sdk("anthropic-node", "anthropic (Node)", "npm:@anthropic-ai/sdk", connect="claude", most_answer_tokens=7000),
-    _sdk("litellm", "litellm (SDK)", "pip:litellm", connect="openai-python"),
+    _sdk("openai-node-chat", "npm:openai", connect="openai-node", folder="openai-node"),
+    _sdk("openai-node-responses", "npm:openai", connect="openai-node", folder="openai-node"),
+    _sdk("anthropic-python", "pip:anthropic", connect="claude", most_answer_tokens=7000),
+    _sdk("anthropic-node", "npm:@anthropic-ai/sdk", connect="claude", most_answer_tokens=7000),
+    _sdk("litellm", "pip:litellm", connect="openai-python"),
     _sdk(
         "langchain",
-        "LangChain, LangGraph (create_agent)",
         "pip:langchain",
         "pip:langchain-openai",
         "pip:langgraph",
@@ -313,7 +274,6 @@ LIBRARIES: tuple[Client, ...] = (
     ),
     _sdk(
         "openai-agents-chat",
-        "openai-agents, chat",
         "pip:openai-agents",
         connect="openai-python",
         folder="openai-agents",
@@ -321,21 +281,19 @@ LIBRARIES: tuple[Client, ...] = (
     ),
     _sdk(
         "openai-agents-responses",
-        "openai-agents, responses",
         "pip:openai-agents",
         connect="openai-python",
         folder="openai-agents",
         environ={"OPENAI_AGENTS_API": "responses"},
     ),
-    _sdk("pydantic-ai", "pydantic-ai (run_stream)", "pip:pydantic-ai-slim[openai]", connect="openai-python"),
+    _sdk("pydantic-ai", "pip:pydantic-ai-slim[openai]", connect="openai-python"),
     _sdk(
         "llama-index",
-        "LlamaIndex (FunctionAgent)",
         "pip:llama-index-core",
         "pip:llama-index-llms-openai-like",
         connect="openai-python",
     ),
-    _sdk("vercel", "Vercel AI SDK", "npm:ai", "npm:@ai-sdk/openai-compatible", "npm:zod", connect="vercel"),
+    _sdk("vercel", "npm:ai", "npm:@ai-sdk/openai-compatible", "npm:zod", connect="vercel"),
 )
 
 CLIENTS = (*LIBRARIES, *PROGRAMS)

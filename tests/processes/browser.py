@@ -105,14 +105,6 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, expression: str) -> None:
-        """Waits for an expression to become true."""
-        until_s = time.monotonic() + _LIMIT_S
-        while not self.evaluate(f"!!({expression})"):
-            assert time.monotonic() < until_s, f"never true: {expression}"
-            # The page's own scripts change it: there is nothing to wait for but the next look.
-            time.sleep(0.1)
-
     def text(self) -> str:
         """What somebody reads."""
         return str(self.evaluate("document.body.innerText"))
@@ -137,10 +129,6 @@ class Browser:
         with self.loading():
             for kind in ("keyDown", "keyUp"):
                 self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
-
-    def keys_sent(self) -> list[tuple[str, bool]]:
-        """The addresses of all requests so far, and if each had an `Authorization`."""
-        return [each for name, urls in self._urls.items() for each in zip(urls, self._has_key[name], strict=True)]
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Writes a PNG."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.conftest import _never_over_the_window, carrier, plain
-from tests.integration.restart_bench import Carrier, Restarting, shared
+from tests.integration.conftest import _never_over_the_window, plain
+from tests.integration.restart_bench import Restarting, shared
 
-__all__ = ["_never_over_the_window", "carrier", "plain"]
+__all__ = ["_never_over_the_window", "plain"]
 
 
 @pytest.fixture(scope="module")
-def restarting(request: pytest.FixtureRequest, carrier: Carrier) -> Restarting:
+def restarting(request: pytest.FixtureRequest) -> Restarting:
     """Models that talk past their windows, behind sockets."""
-    return shared(request, carrier, process=True)
+    return shared(request, "auto", process=True)

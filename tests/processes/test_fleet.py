@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import inf
 from threading import Event
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.builders import ONE_ROUND, prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, is_summary_call, open_bench
 from tests.integration.harness import CHAT, Proxy, Streamed, proxy
 from tests.integration.restart_bench import shut, stream_problems, without_restarts
+from tests.processes.counting import TAGS, counting, held_tokens, words
 from tests.stores.servers import Server, any_program, running
 
 pytestmark = pytest.mark.proxy
@@ -36,8 +36,6 @@ _GROUPS = [
     *(Group(name, _WINDOW, simulator={"chunk_tokens": 48}) for name in _POOLS),
     *(Group(name, 8192, slots=1, simulator={"chunk_tokens": 48}) for name in _LONG),
 ]
-_TAGS = ("alpha", "beta", "gamma", "delta")
-_WORDS = 600
 
 
 @dataclass
@@ -89,7 +87,7 @@ class _Conversation:
     def problems(self, answer: Streamed) -> list[str]:
         """Why an answer is not whole, as one that just ends would not be."""
         text = without_restarts(answer.text)
-        is_whole = text.endswith("Fine.") if self.is_long else text.split() == _words(self.tag)
+        is_whole = text.endswith("Fine.") if self.is_long else text.split() == words(self.tag)
         return [*stream_problems(answer), *([] if is_whole else [f"{self.tag}: {text[-200:]!r}"])]
 
 
@@ -102,19 +100,6 @@ def _conversations() -> list[_Conversation]:
     ]
 
 
-def _words(tag: str) -> list[str]:
-    return [f"{tag}{number}" for number in range(1, _WORDS + 1)]
-
-
-def _counting(call: ChatCall) -> Reply:
-    """Counts in the client's own words, and goes on after the last word that it sees."""
-    if is_summary_call(call.body):
-        return Reply(SUMMARY)
-    tag = re.findall(r"count (\w+)", call.sent_text)[0]
-    done = re.findall(rf"{tag}(\d+)", call.sent_text)
-    return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]))
-
-
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_long_answers_through_both_proxies_never_overflow_the_context(fleet: Fleet, stream: bool) -> None:
     """Four, two through each, together more than the window: all complete, and at no time could they have outgrown it.
@@ -125,27 +110,21 @@ def test_long_answers_through_both_proxies_never_overflow_the_context(fleet: Fle
     for each in fleet.proxies:
         # So that all begin at the same moment.
         assert each.chat("pool", [{"role": "user", "content": "Hello."}], max_tokens=16).status_code == 200
-    watch = fleet.bench.watch("pool", _counting)
+    watch = fleet.bench.watch("pool", counting)
 
     def answer(at: int) -> str:
-        tag, through = _TAGS[at], fleet.proxies[at % 2]
+        tag, through = TAGS[at], fleet.proxies[at % 2]
         messages = [{"role": "user", "content": f"count {tag}"}]
         if stream:
             return without_restarts(through.stream("pool", messages).text)
         content: str = through.chat("pool", messages).json()["choices"][0]["message"]["content"]
         return content
 
-    with ThreadPoolExecutor(len(_TAGS)) as clients:
-        answers = list(clients.map(answer, range(len(_TAGS))))
-    assert [text.split() for text in answers] == [_words(tag) for tag in _TAGS]
+    with ThreadPoolExecutor(len(TAGS)) as clients:
+        answers = list(clients.map(answer, range(len(TAGS))))
+    assert [text.split() for text in answers] == [words(tag) for tag in TAGS]
     assert "pool_overflow" not in {record.outcome for record in watch.records}
-    assert max(_held_tokens(watch, at.started_s) for at in watch.chats) <= _WINDOW
-
-
-def _held_tokens(watch: Watch, at_s: float) -> int:
-    """What the prompts and bounds of all that ran at a time could have come to together."""
-    running = [each for each in watch.chats if each.started_s <= at_s < (each.ended_s or inf)]
-    return sum(each.prompt_tokens + (each.body or {})["max_tokens"] for each in running)
+    assert max(held_tokens(watch.chats, at.started_s) for at in watch.chats) <= _WINDOW
 
 
 def test_the_same_request_through_both_proxies_makes_one_summary(fleet: Fleet) -> None:
@@ -182,7 +161,7 @@ def test_a_rolling_restart_in_the_middle_of_32_streams_costs_nobody_anything(fle
     middle, conversations, sent = Gate(), _conversations(), Counter[str]()
 
     def script(call: ChatCall) -> Reply:
-        reply = _counting(call) if "count c" in call.sent_text else Reply("It is. Fine.")
+        reply = counting(call) if "count c" in call.sent_text else Reply("It is. Fine.")
         return reply if is_summary_call(call.body) else replace(reply, gate=middle, gate_after_tokens=2)
 
     watches = {name: fleet.bench.watch(name, script) for name in (*_POOLS, *_LONG)}

@@ -8,7 +8,6 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
@@ -128,16 +127,3 @@ def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Rou
     assert _held_in_the_end(fast) == (0, 0)
     if route.stream:
         assert sum(record.path.endswith("completions") for record in watch.records) > points
-
-
-@pytest.mark.full
-def test_five_hundred_that_leave_at_once_give_all_back(fast: Bench) -> None:
-    """Those that run, and those that wait for room."""
-    routes = [route for route in _ROUTES if route.stream]
-    for route in routes:
-        fast.watch(route.group, _answers)
-    with ThreadPoolExecutor(100) as clients:
-        list(clients.map(lambda n: _leave(fast, routes[n % len(routes)], f"at once {n}", after_s=1.5), range(500)))
-    assert _held_in_the_end(fast) == (0, 0)
-    for route in routes:
-        assert "Fine." in fast.proxy.post(route.body("Hi.") | {"stream": False}, route.path).text

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.integration.harness import MASTER_KEY, Proxy
+from tests.integration.harness import Proxy
 from tests.processes.browser import Browser, browse, chromium
 from tests.processes.page_scene import PAGE, scene, sign_in, unfold_settings
 
@@ -27,20 +27,6 @@ pytestmark = [
 Scheme = Literal["light", "dark"]
 # A wide screen, a tablet, and two phones.
 VIEWS: list[tuple[int, Scheme]] = [(1280, "light"), (1280, "dark"), (768, "light"), (390, "dark"), (360, "light")]
-# As `name` in view.py writes one that a line does not hold.
-_LONG_NAMES = """
-document.querySelectorAll('td bdi, th bdi').forEach(name => {
-  name.innerHTML = 'lm_studio/<wbr>mistral-small-3.2-24b-instruct-2506/<wbr>deepseek-r1-distill-qwen-32b' })
-"""
-# Parts of a name that stand on more than one line.
-_BROKEN_WORDS = """
-[...document.querySelectorAll('bdi')].flatMap(name => [...name.childNodes].filter(n => n.nodeType === 3))
-  .flatMap(text => [...text.data.matchAll(/[^-/ ]+/g)].filter(word => {
-    const range = document.createRange();
-    range.setStart(text, word.index);
-    range.setEnd(text, word.index + word[0].length);
-    return range.getClientRects().length > 1; }).map(word => word[0]))
-"""
 # WCAG 2.2, 1.4.3: text needs 4.5 to 1 against what is behind it. The background is that of the nearest painted parent.
 _CONTRASTS = """
 (() => {
@@ -97,10 +83,8 @@ def test_everything_is_seen_without_scrolling_sideways(
     assert "Guarded deployments" in browser.text()
     assert browser.evaluate(_CONTRASTS) == []
     browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    browser.evaluate(_LONG_NAMES)
     hidden = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
     assert browser.evaluate(hidden) == 0
-    assert browser.evaluate(_BROKEN_WORDS) == []
     plots = browser.evaluate(
         "[...document.querySelectorAll('figure svg')].map(e => e.getBoundingClientRect()).map(b => [b.width, b.height])"
     )
@@ -121,25 +105,6 @@ def test_everything_is_seen_without_scrolling_sideways(
     painted = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert painted == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(18, 23, 29)")
     browser.screenshot(tmp_path / f"page-{scheme}-{width}.png")
-
-
-def test_a_plot_has_its_lines_and_marks(running: Proxy, browser: Browser) -> None:
-    """The limits, a bar a turn, compactions and restarts, all painted where they can be seen."""
-    browser.view(1280, 900)
-    sign_in(browser, running)
-    texts = browser.evaluate(
-        "[...document.querySelectorAll('figure svg')[1].querySelectorAll('text')].map(e => e.textContent)"
-    )
-    assert texts[:2] == ["100 %", "90 %"]
-    # Where a prompt is really compacted: at 80 %, or before that if the room for the answer asks for it.
-    assert 60 <= int(texts[2].removesuffix(" %")) < 80
-    for selector, least in ((".bar", 40), (".rule", 3), ("path.compact", 2), ("circle.restart", 1)):
-        boxes = browser.evaluate(
-            f"[...document.querySelectorAll('figure')].flatMap(f => [...f.querySelectorAll({selector!r})])"
-            ".map(e => e.getBoundingClientRect()).map(b => b.width + b.height)"
-        )
-        assert len(boxes) >= least, selector
-        assert all(size > 2 for size in boxes), selector
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York", ""])
@@ -193,30 +158,6 @@ def test_a_setting_is_changed_and_reset(running: Proxy, browser: Browser, script
     assert browser.evaluate("document.querySelector('#target_ratio').value") == "0.4"
     browser.click("button[name=reset][value='*']")
     assert "changed here to" not in browser.text()
-
-
-def test_the_key_is_asked_for_and_goes_to_the_page_only(running: Proxy, browser: Browser, tmp_path: Path) -> None:
-    """A wrong one shows nothing. The right one is in no address, no cookie, and no request to LiteLLM's own routes."""
-    browser.view(1280, 900)
-    sign_in(browser, running)
-    assert MASTER_KEY not in browser.evaluate("location.href + document.documentElement.outerHTML")
-    assert browser.evaluate("document.cookie") == ""
-    before = len(browser.keys_sent())
-    for path in ("/compaction", "/v1/models", "/compaction/"):
-        browser.open(f"{running.base_url}{path}")
-    sent = [(url.removeprefix(running.base_url), key) for url, key in browser.keys_sent()[before:]]
-    assert set(sent) - {("/favicon.ico", False)} == {
-        ("/compaction", False),
-        ("/v1/models", False),
-        ("/compaction/", True),
-    }
-    # LiteLLM's own answer to a browser without a key.
-    browser.complaints.clear()
-    with browse(chromium() or "", tmp_path) as another:
-        sign_in(another, running, "sk-wrong")
-        assert "Guarded deployments" not in another.text()
-        sign_in(another, running)
-        assert "Guarded deployments" in another.text()
 
 
 def test_another_port_of_this_machine_reads_and_writes_nothing(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -94,6 +92,13 @@ def test_what_was_dropped_is_found_by_its_owner_alone(
     assert running.get("/compaction/recall", q="Archibald", key=BERT).json()["hits"] == []
     assert running.get("/compaction/recall", q="walrus", key="sk-wrong").status_code == 401
     assert running.get("/compaction/recall", q="").status_code == 400
+    called = {"name": "search_history", "arguments": {"query": "walrus"}}
+    told_of = running.proxy.client.post(
+        "/compaction/mcp",
+        json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": called},
+        headers={"Authorization": f"Bearer {BERT}", "Accept": "application/json, text/event-stream"},
+    )
+    assert ("Bartholomew" in told_of.text, "Archibald" in told_of.text) == (True, False)
     running.proxy.expect_logged("GET /compaction/recall")
     assert not running.proxy.logged("walrus|Archibald|Bartholomew|failed_open|originals_")
 
@@ -110,15 +115,3 @@ def test_what_was_dropped_is_found_by_its_owner_alone(
     files = list(running.folder.rglob("store.sqlite3.originals*"))
     assert files
     assert b"Archibald" not in b"".join(path.read_bytes() for path in files)
-
-
-def test_a_query_that_no_server_takes_is_refused(running: Running) -> None:
-    """Of 100 kB: by the HTTP server itself, in a word, and the proxy goes on."""
-    address = urlsplit(running.proxy.base_url)
-    assert address.hostname is not None
-    with socket.create_connection((address.hostname, address.port or 80), timeout=_LIMIT_S) as connection:
-        connection.sendall(b"GET /compaction/recall?q=" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: proxy\r\n\r\n")
-        assert connection.recv(100).startswith(b"HTTP/1.1 4")
-    refused = running.get("/compaction/recall", q="x" * 50_000)
-    assert (refused.status_code, "at most 400 are searched" in refused.text) == (400, True)
-    assert running.get("/compaction/recall", q="x" * 400).json()["hits"] == []

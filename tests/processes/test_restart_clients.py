@@ -43,11 +43,10 @@ main().catch(error => { console.error(error); process.exit(1); });
 """
 
 
-@pytest.fixture(scope="module", params=["auto", "auto behind another"])
+@pytest.fixture(scope="module", params=[False, True], ids=["alone", "behind another"])
 def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, and the better one with another callback before it."""
-    carrier, _, another = request.param.partition(" ")
-    return shared(request, carrier, behind_another=bool(another), process=True)
+    """Alone, and with another callback before it."""
+    return shared(request, "auto", behind_another=request.param, process=True)
 
 
 def _talks(restarting: Restarting, *, thinks: bool = False) -> Any:
@@ -84,29 +83,9 @@ def test_openai_chat_helper(restarting: Restarting) -> None:
     assert len(watch.chats) > 1
 
 
-async def test_openai_async_chat(restarting: Restarting) -> None:
-    """The asynchronous client too, with the usage it asks for."""
-    _talks(restarting)
-    text, usages, reasons = "", [], []
-    async with openai.AsyncOpenAI(**_options(restarting)) as client:
-        stream = await client.chat.completions.create(
-            model="local",
-            messages=asked("async"),  # type: ignore[arg-type]
-            tools=tools(1),  # type: ignore[arg-type]
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        async for chunk in stream:
-            text += "".join(choice.delta.content or "" for choice in chunk.choices)
-            reasons += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
-            usages += [chunk.usage] if chunk.usage else []
-    assert (text, reasons, len(usages)) == (TEXTS["prose"], ["tool_calls"], 1)
-
-
 def test_openai_responses(restarting: Restarting) -> None:
     """The responses API, streamed and whole: one message item and one function call."""
     with openai.OpenAI(**_options(restarting)) as client:
-        _skip_where_hooks_cannot(restarting)
         _talks(restarting)
         question: Any = {"model": "local", "tools": [{"type": "function", **tools(1)[0]["function"]}]}
         events = list(client.responses.create(input=asked("responses"), stream=True, **question))
@@ -122,31 +101,9 @@ def test_openai_responses(restarting: Restarting) -> None:
         assert made == WANTED
 
 
-async def test_openai_async_helpers(restarting: Restarting) -> None:
-    """The accumulating helpers of the asynchronous client end with one message, on both routes."""
-    async with openai.AsyncOpenAI(**_options(restarting)) as client:
-        # The helper parses the calls of strict tools only.
-        schema = {**tools(1)[0]["function"], "strict": True}
-        _talks(restarting)
-        question: Any = {"messages": asked("async helper"), "tools": [{"type": "function", "function": schema}]}
-        async with client.chat.completions.stream(model="local", **question) as chat:
-            choice = (await chat.get_final_completion()).choices[0]
-        assert (choice.message.content or "") == TEXTS["prose"]
-        assert (_made(choice.message), choice.finish_reason) == (WANTED, "tool_calls")
-        if restarting.carrier == "hooks":
-            return  # they carry chat completions only
-        _talks(restarting)
-        question = {"input": asked("async responses helper"), "tools": [{"type": "function", **schema}]}
-        async with client.responses.stream(model="local", **question) as stream:
-            response = await stream.get_final_response()
-    assert response.output_text == TEXTS["prose"]
-    assert [(item.name, item.arguments) for item in response.output if item.type == "function_call"] == WANTED
-
-
 def test_anthropic_messages(restarting: Restarting) -> None:
     """The messages API through Anthropic's client: thinking, text and tool use with their blocks in order."""
     anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
-    _skip_where_hooks_cannot(restarting)
     _talks(restarting, thinks=True)
     schema = tools(1)[0]["function"]
     system, user = asked("anthropic")
@@ -173,23 +130,6 @@ def test_anthropic_messages(restarting: Restarting) -> None:
     assert (kinds[0], kinds[-1]) == ("thinking", "tool_use")
 
 
-def test_langchain(restarting: Restarting) -> None:
-    """LangChain adds the chunks up to one message with one parsed call."""
-    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
-    _talks(restarting)
-    model = langchain.ChatOpenAI(model="local", streaming=True, **_options(restarting)).bind_tools(tools(1))
-    messages = [(message["role"], message["content"]) for message in asked("langchain")]
-    joined = None
-    for chunk in model.stream(messages):
-        joined = chunk if joined is None else joined + chunk
-    assert joined is not None
-    assert joined.content == TEXTS["prose"]
-    assert [(call["name"], call["args"]) for call in joined.tool_calls] == [
-        (name, json.loads(arguments)) for name, arguments in WANTED
-    ]
-    assert joined.invalid_tool_calls == []
-
-
 def test_node_client(restarting: Restarting) -> None:
     """OpenAI's client for Node reads one choice; `OPENAI_NODE_MODULES` names the folder that holds the package."""
     node, modules = shutil.which("node"), os.environ.get("OPENAI_NODE_MODULES", "")
@@ -210,8 +150,3 @@ def test_node_client(restarting: Restarting) -> None:
     assert choice["message"]["content"] == TEXTS["prose"]
     made = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
     assert (made, choice["finish_reason"]) == (WANTED, "tool_calls")
-
-
-def _skip_where_hooks_cannot(restarting: Restarting) -> None:
-    if restarting.carrier == "hooks":
-        pytest.skip("LiteLLM's hooks carry chat completions only")

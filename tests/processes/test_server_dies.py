@@ -10,7 +10,6 @@ import pytest
 
 from litellm_compaction.simulator import serve
 from tests.integration.bench import KEY, Bench, Group, open_bench
-from tests.integration.restart_bench import Carrier
 
 pytestmark = pytest.mark.proxy
 
@@ -32,8 +31,8 @@ def _name(route: str, stream: bool) -> str:
 
 
 @pytest.fixture(scope="module")
-def dying(tmp_path_factory: pytest.TempPathFactory, carrier: Carrier) -> Iterator[Bench]:
-    """A proxy with either carrier, before LM Studios that have ended since their windows were read."""
+def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A proxy before LM Studios that have ended since their windows were read."""
     names = [_name(*case) for case in CASES]
     with ExitStack() as stack, ExitStack() as servers:
 
@@ -47,7 +46,7 @@ def dying(tmp_path_factory: pytest.TempPathFactory, carrier: Carrier) -> Iterato
             open_bench(
                 tmp_path_factory.mktemp("dying"),
                 [Group("local", 4096)],
-                {"window_cache_s": 3600, "carrier": carrier},
+                {"window_cache_s": 3600},
                 entries=[entry(name) for name in names],
                 # With retries the second attempt would find it out before it is sent.
                 router_settings={"num_retries": 0},

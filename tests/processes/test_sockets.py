@@ -14,7 +14,7 @@ from tests.builders import talk
 from tests.integration.bench import KEY, Bench
 from tests.integration.harness import MASTER_KEY, proxy
 from tests.integration.page_forms import ANNA
-from tests.integration.test_standards import RULE, TRIGGER, Running, items, opened, said, scripted
+from tests.integration.test_standards import TRIGGER, Running, items, opened, scripted
 from tests.integration.test_ways_round import SEEN, open_ways, over
 
 __all__ = ["scripted"]
@@ -65,41 +65,6 @@ def test_anthropics_list_says_what_can_be_done(running: Running, claude: Any) ->
     assert (
         "capabilities" not in running.proxy.client.get("/v1/models", headers={"Authorization": f"Bearer {ANNA}"}).text
     )
-
-
-@pytest.mark.full
-def test_a_compaction_block_comes_with_the_answer(running: Running, claude: Any) -> None:
-    """As Anthropic's own client reads it, streamed and not; the block sent back stands for what came before it."""
-    edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 4000}}
-    body: dict[str, Any] = {
-        "model": "small",
-        "max_tokens": 50,
-        "messages": said("block", 40),
-        "betas": ["compact-2026-01-12"],
-        "context_management": {"edits": [edit]},
-    }
-    with claude.beta.messages.stream(**body) as stream:
-        kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
-        streamed = stream.get_final_message()
-    assert kinds[0] == "compaction_delta"
-    whole = claude.beta.messages.create(**body)
-    for message in (streamed, whole):
-        assert [block.type for block in message.content] == ["compaction", "text"]
-        assert message.stop_reason == "end_turn"
-    summaries = len(running.asked(summaries=True))
-    said_back = {"role": "assistant", "content": [block.model_dump() for block in whole.content]}
-    following = {**body, "messages": [*said("block", 40), said_back, {"role": "user", "content": "And now?"}]}
-    again = claude.beta.messages.create(**following)
-    assert [block.type for block in again.content] == ["text"]
-    assert RULE in str(running.last)
-    assert [message["role"] for message in running.last][-2:] == ["assistant", "user"]
-    assert len(running.asked(summaries=True)) == summaries
-    paused = {**body, "messages": said("paused", 40)}
-    paused["context_management"] = {"edits": [{**edit, "pause_after_compaction": True}]}
-    alone = claude.beta.messages.create(**paused)
-    assert [block.type for block in alone.content] == ["compaction"]
-    assert alone.stop_reason == "compaction"
-    assert [each["type"] for each in alone.to_dict()["usage"]["iterations"]] == ["compaction"]
 
 
 @pytest.fixture(scope="module")

@@ -29,29 +29,32 @@ class _Failing:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "reason", "told"),
     [
-        (litellm.Timeout("secret words", model="m", llm_provider="lm_studio"), "timeout"),
-        (litellm.APIConnectionError("secret words", model="m", llm_provider="lm_studio"), "error"),
-        (ValueError("secret words"), "error"),
+        (litellm.Timeout("secret words", model="m", llm_provider="lm_studio"), "timeout", ""),
+        (
+            litellm.APIConnectionError("secret words", model="m", llm_provider="lm_studio"),
+            "error",
+            "APIConnectionError status=500",
+        ),
+        (
+            litellm.RateLimitError("secret words", model="m", llm_provider="openai"),
+            "error",
+            "RateLimitError status=429",
+        ),
+        (ValueError("secret words"), "error", "ValueError status=None"),
     ],
 )
-async def test_a_failed_call_is_told_in_one_word(error: Exception, reason: str) -> None:
-    """LiteLLM's own time limit is a timeout like ours; what the server said is in no message."""
+async def test_a_failed_call_is_told_in_one_word(
+    error: Exception, reason: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LiteLLM's own time limit is a timeout like ours; the operator gets model, class and status, none of the words."""
     ask = Caller(_Failing(error), "m", {}, timeout_s=60, group="pruner").ask
-    with pytest.raises(SummaryFailed) as failed:
-        await ask([user_message("text")], max_tokens=5)
+    with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed) as failed:
+        await ask([user_message("secret words. Prompt it.")], max_tokens=5)
     assert failed.value.reason == reason
     assert "secret" not in str(failed.value)
-
-
-async def test_a_failed_call_leaves_what_the_operator_needs(caplog: pytest.LogCaptureFixture) -> None:
-    """Which model, the status, and the exception's class; a server may quote the conversation, so none of its words."""
-    error = litellm.RateLimitError("The password of Ada is SwordFish99", model="m", llm_provider="openai")
-    ask = Caller(_Failing(error), "m", {}, timeout_s=60, group="pruner").ask
-    with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed):
-        await ask([user_message("The password of Ada is SwordFish99. Prompt it.")], max_tokens=5)
-    assert caplog.messages == ["pruning_failed model=pruner error=RateLimitError status=429"]
+    assert caplog.messages == ([f"pruning_failed model=pruner error={told}"] if told else [])
 
 
 class _Streaming:

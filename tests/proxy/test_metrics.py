@@ -3,166 +3,123 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import prometheus_client
 import pytest
 
-from litellm_compaction.events import AHEAD, ContinuationEvent, TruncationAlarm
-from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
-from tests.test_events import event
+from litellm_compaction.events import AHEAD, TruncationAlarm
+from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics, add_to_trace, note_request_span
+from tests.test_events import CUT, event
 
 ALARM = TruncationAlarm(
     model="qwen", window_tokens=8192, expected_tokens=9000, reported_tokens=5000, reason="prompt_far_below_count"
 )
 
 
-class Series:
-    """One labelled counter or histogram."""
+class Library:
+    """The real one, with a registry of its own."""
 
     def __init__(self) -> None:
-        self.values: list[float] = []
+        self.REGISTRY = prometheus_client.CollectorRegistry()
+        for name in ("Counter", "Histogram", "Gauge"):
+            setattr(self, name, partial(getattr(prometheus_client, name), registry=self.REGISTRY))
 
-    def inc(self, amount: float = 1) -> None:
-        self.values.append(amount)
+    def shown(self) -> dict[str, float]:
+        """By name and labels, as Prometheus reads them; of histograms sums and counts."""
+        text = prometheus_client.generate_latest(self.REGISTRY).decode()
+        lines = [line.rpartition(" ") for line in text.splitlines() if line[0] != "#"]
+        return {
+            name.removeprefix("litellm_compaction_"): float(value)
+            for name, _, value in lines
+            if "_bucket" not in name and "_created" not in name
+        }
 
-    def observe(self, value: float) -> None:
-        self.values.append(value)
 
-
-@dataclass
-class FakeLibrary:
-    """As much of prometheus_client as is used: instruments by name, and a registry that refuses a name twice."""
-
-    made: dict[str, dict[tuple[str, ...], Series]] = field(default_factory=dict)
-    hides_names: bool = False
-    looks: dict[str, Callable[[], float]] = field(default_factory=dict)
-
-    @property
-    def REGISTRY(self) -> Any:  # noqa: N802
-        names = {name: self._instrument(name) for name in self.made}
-        return SimpleNamespace() if self.hides_names else SimpleNamespace(_names_to_collectors=names)
-
-    def Counter(self, name: str, text: str, labels: tuple[str, ...]) -> Any:  # noqa: N802
-        assert name.endswith("_total")
-        return self._make(name, text)
-
-    def Histogram(self, name: str, text: str, labels: tuple[str, ...], *, buckets: tuple[float, ...]) -> Any:  # noqa: N802
-        assert name.rpartition("_")[2] in ("tokens", "ratio", "seconds")
-        assert list(buckets) == sorted(buckets)
-        return self._make(name, text)
-
-    def Gauge(self, name: str, text: str) -> Any:  # noqa: N802
-        return self._make(name, text)
-
-    def _make(self, name: str, text: str) -> Any:
-        assert text.endswith(".")
-        if name in self.made:
-            raise ValueError("Duplicated timeseries in CollectorRegistry")
-        self.made[name] = {}
-        return self._instrument(name)
-
-    def _instrument(self, name: str) -> Any:
-        return SimpleNamespace(
-            labels=lambda *values: self.made[name].setdefault(values, Series()),
-            set_function=lambda look: self.looks.__setitem__(name, look),
-        )
-
-    def of(self, name: str) -> dict[tuple[str, ...], list[float]]:
-        return {labels: series.values for labels, series in self.made[f"litellm_compaction_{name}"].items()}
+def counted(*events: Any) -> dict[str, float]:
+    library = Library()
+    metrics = Metrics(lambda: library)
+    for each in events:
+        metrics.observe(each)
+    return library.shown()
 
 
 def test_what_is_held_is_shown_at_each_look() -> None:
     """From the start, without an event; a module that is loaded twice shows the newer one's."""
-    library, held = FakeLibrary(), [3, 700]
+    library, held = Library(), [3, 700]
     Metrics(lambda: library).show_held(lambda: (9, 9))
     Metrics(lambda: library).show_held(lambda: (held[0], held[1]))
-    assert {name: look() for name, look in library.looks.items()} == {
-        "litellm_compaction_room_answers": 3,
-        "litellm_compaction_room_tokens": 700,
-    }
+    assert library.shown() == {"room_answers": 3, "room_tokens": 700}
     held[0] = 0
-    assert library.looks["litellm_compaction_room_answers"]() == 0
+    assert library.shown()["room_answers"] == 0
 
 
-def test_a_compaction_is_counted() -> None:
-    """By model, phase and outcome; its tokens, how full the window was, and what the summary took."""
-    library = FakeLibrary()
-    Metrics(lambda: library).observe(event())
-    assert library.of("compactions_total") == {("qwen", "pre_request", "compacted"): [1]}
-    assert library.of("prompt_before_tokens") == {("qwen",): [7000]}
-    assert library.of("prompt_after_tokens") == {("qwen",): [3000]}
-    assert library.of("summary_calls_total") == {("qwen",): [1]}
-    assert library.of("summary_duration_seconds") == {("qwen",): [pytest.approx(1.2)]}
-    assert library.of("window_fill_ratio") == {("qwen",): [pytest.approx(7000 / 8192)]}
-    assert library.of("refusals_total") == {}
+MODEL = '{model="qwen"}'
+_OF_A_COMPACTION = {
+    'compactions_total{model="qwen",outcome="compacted",phase="pre_request"}': 1,
+    f"prompt_before_tokens_sum{MODEL}": 7000,
+    f"prompt_after_tokens_sum{MODEL}": 3000,
+    f"summary_calls_total{MODEL}": 1,
+    f"summary_duration_seconds_sum{MODEL}": 1.2,
+    f"window_fill_ratio_sum{MODEL}": 7000 / 8192,
+}
 
 
-def test_a_refusal_an_alarm_and_restarts_are_counted() -> None:
-    """A refusal was never sent, so it has no tokens after; the others have counters of their own."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    metrics.observe(event("refused", summary_calls=0))
-    metrics.observe(ALARM)
-    metrics.restarted("qwen", 2)
-    assert library.of("refusals_total") == {("qwen",): [1]}
-    assert library.of("prompt_after_tokens") == {}
-    assert library.of("truncation_alarms_total") == {("qwen", "prompt_far_below_count"): [1]}
-    assert library.of("restarts_total") == {("qwen",): [2]}
+@pytest.mark.parametrize(
+    ("told_of", "expected", "absent"),
+    [
+        (event(), _OF_A_COMPACTION, ("refusals", "ahead", "restarts", "alarms")),
+        (
+            event("reused", summary_calls=0, reason="prepared"),
+            {'ahead_total{model="qwen",result="used"}': 1},
+            ("calls",),
+        ),
+        # A refusal was never sent, so it has no tokens after.
+        (event("refused", summary_calls=0), {f"refusals_total{MODEL}": 1}, ("prompt_after", "summary")),
+        (event("prepared"), {'ahead_total{model="qwen",result="prepared"}': 1}, ("compactions", "window_fill")),
+        (event("given_up", reason="arrived"), {'ahead_total{model="qwen",result="given_up"}': 1}, ("compactions",)),
+        (ALARM, {'truncation_alarms_total{model="qwen",reason="prompt_far_below_count"}': 1}, ("compactions",)),
+        (CUT, {'answers_ended_total{model="qwen",outcome="attempts"}': 1}, ("compactions", "restarts")),
+        (replace(CUT, outcome="aborted"), {'answers_ended_total{model="qwen",outcome="aborted"}': 1}, ()),
+        (replace(CUT, outcome="restarted"), {}, ("answers_ended",)),
+    ],
+)
+def test_each_event_is_counted_by_what_it_is(told_of: Any, expected: dict[str, float], absent: tuple[str, ...]) -> None:
+    """By model, phase and outcome; what is no decision about a prompt by itself."""
+    shown = counted(told_of)
+    assert {name: shown.get(name) for name in expected} == {name: pytest.approx(n) for name, n in expected.items()}
+    assert [name for name in shown if any(part in name for part in absent)] == []
 
 
-def test_what_is_no_decision_about_a_prompt_is_counted_by_itself() -> None:
-    """Records that are written ahead, with what they cost among all summaries; answers that the window has cut."""
-    library = FakeLibrary()
-    metrics = Metrics(lambda: library)
-    metrics.observe(event("prepared"))
-    metrics.observe(event("given_up", summary_calls=0, reason="arrived"))
-    metrics.observe(event("reused", summary_calls=0, reason="prepared"))
-    sizes = {"window_tokens": 8192, "attempt": 0, "attempts": 3, "tokens_before": 8000, "tokens_after": 8000}
-    for outcome in ("restarted", "attempts", "aborted"):
-        metrics.observe(ContinuationEvent(outcome=outcome, model="qwen", **sizes))  # type: ignore[arg-type]
-    ahead = {outcome: values for (_, outcome), values in library.of("ahead_total").items()}
-    assert ahead == {"prepared": [1], "given_up": [1], "used": [1]}
-    assert sum(map(len, library.of("compactions_total").values())) == 1
-    assert sum(map(len, library.of("summary_duration_seconds").values())) == 1
-    assert library.of("answers_ended_total") == {("qwen", "attempts"): [1], ("qwen", "aborted"): [1]}
+def test_restarts_are_counted_for_a_bounded_number_of_models() -> None:
+    """A client's invented names must not fill the registry; a module that is loaded twice counts on."""
+    library = Library()
+    for _ in range(2):
+        metrics = Metrics(lambda: library)
+        for number in range(MAX_MODELS + 50):
+            metrics.restarted(f"model {number}", 2)
+    shown = {name: value for name, value in library.shown().items() if name.startswith("restarts_total")}
+    assert len(shown) == MAX_MODELS + 1
+    assert sum(shown.values()) == 4 * (MAX_MODELS + 50)
 
 
-def test_without_the_library_nothing_happens() -> None:
-    """No error, and the import is tried once."""
+@pytest.mark.parametrize("error", [ImportError(), ValueError("Duplicated timeseries in CollectorRegistry")])
+def test_without_the_library_or_the_names_nothing_happens(error: Exception) -> None:
+    """No error, requests go on, and it is tried once."""
     tried: list[int] = []
 
     def load() -> Any:
         tried.append(1)
-        raise ImportError
+        raise error
 
     metrics = Metrics(load)
     for _ in range(3):
         metrics.observe(event())
         metrics.restarted("qwen", 1)
     assert tried == [1]
-
-
-def test_a_name_that_somebody_else_has_is_no_error() -> None:
-    """Then there are no metrics, and requests go on."""
-    library = FakeLibrary(made={"litellm_compaction_compactions_total": {}}, hides_names=True)
-    metrics = Metrics(lambda: library)
-    for _ in range(2):
-        metrics.observe(event())
-    assert library.of("compactions_total") == {}
-
-
-def test_the_real_library_takes_them() -> None:
-    """Names, labels and buckets are valid for prometheus_client; its default registry shows them."""
-    prometheus_client = pytest.importorskip("prometheus_client")
-    for _ in range(2):
-        Metrics().observe(event())
-    text = prometheus_client.generate_latest().decode()
-    labels = '{model="qwen",outcome="compacted",phase="pre_request"}'
-    assert f"litellm_compaction_compactions_total{labels} 2.0" in text
-    assert 'litellm_compaction_window_fill_ratio_bucket{le="0.9",model="qwen"} 2.0' in text
 
 
 class Span:
@@ -212,10 +169,7 @@ def test_a_compaction_is_an_event_of_its_request() -> None:
 
 def test_what_belongs_to_no_request_or_is_told_already_is_left_out() -> None:
     """What is written ahead, though a request has begun its task; a restart, whose compaction is told."""
-    continued = ContinuationEvent(
-        outcome="restarted", model="qwen", window_tokens=1, attempt=1, attempts=3, tokens_before=1, tokens_after=1
-    )
-    assert told(*map(event, sorted(AHEAD)), continued) == []
+    assert told(*map(event, sorted(AHEAD)), CUT) == []
 
 
 def test_a_request_without_a_span_gets_none_of_another_request() -> None:

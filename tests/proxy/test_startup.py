@@ -40,8 +40,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
             None,
             r"litellm_compaction: unknown key 'pre_request_ration'; did you mean 'pre_request_ratio'\?",
         ),
-        ({"pre_request_ratio": 1.5}, None, r"pre_request_ratio = 1\.5: .*less than 1"),
-        ({"notices": "loud"}, None, r"notices = 'loud': .*'content', 'reasoning' or 'off'"),
         (
             {"pruning_model": "nobody"},
             None,
@@ -71,7 +69,6 @@ def test_a_wrong_one_stops_the_start(
         ("qwen/*", "google/gemma", False),
         ("*-8b", "qwen3-8b", True),
         ("a.*", "ab", False),
-        ("fixed", "fixed", True),
         ("fixed", "other", False),
     ],
 )
@@ -90,7 +87,6 @@ def misplaced(config: dict[str, Any]) -> list[Finding]:
     [
         ({"litellm_compaction": {}}, "litellm_compaction"),
         ({"callback_settings": {"mode": "observe"}}, "callback_settings.mode"),
-        ({"callback_settings": {"litellm-compaction": {}}}, "callback_settings.litellm-compaction"),
         ({"callback_settings": {"litellm_compacton": {}}}, "callback_settings.litellm_compacton"),
         ({"callback_settings": {"litellm_compaction.handler": {}}}, "callback_settings.litellm_compaction.handler"),
         (

@@ -16,7 +16,7 @@ from tests.real_engine.shim import Shim, serve
 # Whether four answers of 350 tokens share a context of 4,096, in place of 60 in 512: that takes minutes.
 IS_LONG = bool(os.environ.get("TESTS_LONG_ANSWERS"))
 # Window and slots of each engine, by the name of its model. llama.cpp rounds windows up to 256.
-ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (4096 if IS_LONG else 512, 4), "reloaded": (1024, 1)}
+ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (4096 if IS_LONG else 512, 4)}
 # The engine `pool` once more, as what it is: a llama.cpp that nobody has told us of its slots.
 LLAMA_CPP = "pool by llama.cpp"
 
@@ -38,7 +38,7 @@ def open_bench(folder: Path, weights: Path) -> Iterator[Bench]:
     The model writes its summaries worse than none (facts of 2026-11: 29 of 29 degenerate), and each would take minutes
     here, so that compactions are made without a model.
     """
-    settings = {"tokenizer": str(weights), "max_summary_calls": 0, "answer_min_tokens": 48, "window_cache_s": 0.2}
+    settings = {"tokenizer": str(weights), "max_summary_calls": 0, "answer_min_tokens": 48}
     engines = {name: Engine(weights, window, slots) for name, (window, slots) in ENGINES.items()}
     with ExitStack() as stack:
         for engine in engines.values():

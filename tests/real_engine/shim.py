@@ -83,18 +83,11 @@ class Shim:
     Attributes:
         engines: by the name under which LM Studio would list them.
         exchanges: every `POST`, in the order in which they came.
-        grammars: what an answer has to look like (llama.cpp's GBNF), by how the last message begins; for tests that do
-            not depend on what so small a model happens to write.
-        calls: the tool that an answer calls, and its arguments as GBNF, by how the last message begins. llama.cpp takes
-            no grammar beside tools, and its own for `tool_choice: required` lets this model write words first, so the
-            engine completes its own rendering of the request, and what it writes comes as a call.
     """
 
     engines: dict[str, Engine]
     base_url: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
-    grammars: dict[str, str] = field(default_factory=dict)
-    calls: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def answers(self, model: str, *, since: int = 0) -> list[Exchange]:
         """The chats and completions of one model, from the `since`th exchange on, when they have ended."""
@@ -164,12 +157,6 @@ class Shim:
             exchange.status = 404
             exchange.ended.set()
             return JSONResponse({"error": {"message": f"Model {exchange.model} is not loaded."}}, 404)
-        for beginning, grammar in self.grammars.items():
-            if exchange.asked_text.startswith(beginning):
-                content = json.dumps({**body, "grammar": grammar}).encode()
-        for beginning, (tool, grammar) in self.calls.items():
-            if exchange.asked_text.startswith(beginning) and body.get("tools"):
-                return await _called(engine, exchange, tool, grammar)
         client = httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(None))
         try:
             up = client.build_request("POST", f"{engine.base_url}{path}", content=content)
@@ -184,36 +171,6 @@ class Shim:
         return StreamingResponse(
             _pumped(client, answer, exchange), answer.status_code, media_type=answer.headers.get("content-type")
         )
-
-
-async def _called(engine: Engine, exchange: Exchange, tool: str, grammar: str) -> Response:
-    """An answer that is one call of a tool, whose arguments the model writes."""
-    body = exchange.body
-    async with httpx.AsyncClient(base_url=engine.base_url, trust_env=False, timeout=_LIMIT_S) as client:
-        rendered = await client.post("/apply-template", json={"messages": body["messages"], "tools": body["tools"]})
-        asked = {"prompt": rendered.json()["prompt"], "grammar": grammar, "temperature": 0, "n_predict": 100}
-        written = (await client.post("/completion", json={**asked, "cache_prompt": True})).json()
-    exchange.status, exchange.finish_reason = 200, "tool_calls"
-    exchange.note(written)
-    usage = {"prompt_tokens": exchange.prompt_tokens, "completion_tokens": written["timings"]["predicted_n"]}
-    usage["total_tokens"] = exchange.total_tokens
-    function = {"name": tool, "arguments": written["content"]}
-    call = {"index": 0, "id": f"call_{len(written['content'])}", "type": "function", "function": function}
-    said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    answer = {"id": "chatcmpl-call", "created": 1, "model": exchange.model, "usage": usage}
-    choice = {"index": 0, "finish_reason": "tool_calls"}
-    exchange.is_whole = True
-    exchange.ended.set()
-    if not body.get("stream"):
-        return JSONResponse({**answer, "object": "chat.completion", "choices": [{**choice, "message": said}]})
-    chunk = {**answer, "object": "chat.completion.chunk", "usage": None}
-    chunks = [
-        {**chunk, "choices": [{"index": 0, "finish_reason": None, "delta": said}]},
-        {**chunk, "choices": [{**choice, "delta": {}}]},
-        {**chunk, "choices": [], "usage": usage},
-    ]
-    lines = [f"data: {json.dumps(each)}\n\n" for each in chunks]
-    return Response("".join([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
 
 
 async def _pumped(client: httpx.AsyncClient, answer: httpx.Response, exchange: Exchange) -> AsyncIterator[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -198,38 +197,6 @@ def _parts(answer: str, exchanges: Sequence[Exchange]) -> str:
             break
         rest = rest[len(said.rstrip()) :].lstrip()
     return rest.strip()
-
-
-@pytest.mark.full
-def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
-    """Killed and loaded with half the window: the long conversation of before is compacted to that, and answered."""
-    engine = bench.engines["reloaded"]
-    messages = [_user("Remember the word heron."), _assistant("Yes.")]
-    for day in range(13, 19):
-        note = f"On day {day} we saw {day * 7} gulls, {day * 3} terns and an island of {day} miles. "
-        messages += [_user(note * 3 + "Note that."), _assistant("Noted.")]
-    messages.append(_user("How are you?"))
-    begun = len(bench.shim.exchanges)
-    before = bench.proxy.chat("reloaded", messages, max_tokens=4)
-    assert before.headers["x-litellm-compaction-window"] == "1024"
-    assert before.headers["x-litellm-compaction"] == "none"
-    assert bench.shim.answers("reloaded", since=begun)[-1].prompt_tokens > 512
-    engine.kill()
-    assert bench.proxy.chat("reloaded", messages, max_tokens=4).status_code >= 400
-    engine.window_tokens = 512
-    engine.start()
-    begun = len(bench.shim.exchanges)
-    messages += [_assistant("Well."), _user("And what was the word?")]
-    answer = bench.proxy.chat("reloaded", messages, max_tokens=4)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["x-litellm-compaction-window"] == "512"
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    assert answer.json()["usage"]["completion_tokens"] > 0
-    (exchange,) = bench.shim.answers("reloaded", since=begun)
-    assert (exchange.error, exchange.is_whole) == ("", True)
-    assert 0 < exchange.prompt_tokens < exchange.total_tokens <= 512
-    assert "heron" in json.dumps(exchange.body)
-    assert exchange.asked_text.endswith("\n\nAnd what was the word?")
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain
 from litellm_compaction.recall import Index, QueryTooLong, checked, hits, search
-from litellm_compaction.recall.hits import folded_place, statements
+from litellm_compaction.recall.hits import folded_place
 from litellm_compaction.recall.terms import sought
 from tests.builders import parsed, texts
 from tests.recall.test_index import assistant, called, indexed, made, result, talk, user
@@ -28,16 +28,6 @@ def test_words_find_the_answer_beside_them() -> None:
     """The question's words stand in one message, the answer in the next: one hit shows both."""
     index = indexed(*talk([*_CHAT, "Which instrument does your sister play?", "The oboe.", *_CHAT]))
     assert "The oboe." in shown(index, "What instrument did my sister play?")[0]
-
-
-def test_what_stands_beside_a_hit_is_shown_up_to_it() -> None:
-    """Of the message before it the end, of the one behind it the beginning: what was said next to it."""
-    before, after = (" ".join(f"{word}{at}" for at in range(90)) for word in ("before", "after"))
-    hit = search(indexed(user(before), assistant("The oboe is hers."), user(after)), "oboe").hits[0]
-    first, found, last = (piece.text.strip("… ") for piece in hit.pieces)
-    assert "oboe" in found
-    assert before.endswith(first)
-    assert after.startswith(last)
 
 
 def test_an_id_comes_before_words() -> None:
@@ -101,7 +91,6 @@ def test_the_newer_value_comes_first_and_the_older_one_is_marked(older: str, new
     [
         ("Flight 1 to Rome costs 300.", "Flight 2 to Rome costs 400."),
         ("The port is 4812.", "The limit is 38."),
-        ("Rome is old.", "Rome is old, and has 3 airports."),
         ("The port of Rome is listed as 4812.", "The port of Oslo is listed as 4913."),
         ("The old port of Rome is listed as 4812.", "The new port of Rome is listed as 4913."),
         ("Question 1: the port of Rome is listed as 4812.", "Question 2: what is the port of Rome listed as?"),
@@ -127,15 +116,6 @@ def test_a_tools_word_supersedes_no_persons() -> None:
     assert not any(hit.later for hit in hits if hit.original.role == "user")
 
 
-def test_a_later_result_of_the_same_call_supersedes_the_earlier_one() -> None:
-    """The newest reading of a file says what holds."""
-    rounds = [called("read", '{"path": "a.py"}', "c"), result("limit = 10", "c")]
-    again = [called("read", '{"path":"a.py"}', "d"), result("limit = 20", "d")]
-    index = indexed(user("Go."), *rounds, *talk(_CHAT), *again, assistant("Done."))
-    hits = [hit for hit in search(index, "limit").hits if hit.original.role == "tool"]
-    assert [(hit.original.text, bool(hit.later)) for hit in hits] == [("limit = 20", False), ("limit = 10", True)]
-
-
 def test_a_repeated_text_is_found_once() -> None:
     """Of the same words the newest message stands for all."""
     zoo = "The zebra sleeps. " * 30
@@ -149,7 +129,6 @@ def test_a_repeated_text_is_found_once() -> None:
     [
         (r"/order-\d{4}[a-f]/", "It was order-1234c."),
         ("/ORDER-1/", "It was order-1234c."),
-        ("zebra|oboe|lyre", "a lyre"),
         ('zebra AND (oboe OR "lyre") NEAR/3 \'x', "a lyre"),
         ("lyre*,;:-^{}", "a lyre"),
     ],
@@ -178,12 +157,10 @@ def test_an_expression_that_never_ends_is_given_up() -> None:
     ("query", "text"),
     [
         ("ebr", "the zebra"),
-        ("EBR", "the zebra"),
         ("猫", "黒猫がいる"),
         ("=>", "a => b"),
         (".*", "a.*b"),
         ("🦓", "a 🦓!"),
-        ("TRASS", "die Straße"),
         ("traß", "DIE STRASSE"),
     ],
 )
@@ -243,19 +220,6 @@ def test_an_older_result_with_the_id_comes_first() -> None:
     first, *_ = search(index, "is ord_77x12 open?").hits
     assert first.original.text == "ord_77x12 is open"
     assert first.later
-
-
-def test_of_a_question_of_100_kb_the_beginning_is_looked_up() -> None:
-    """A person's whole message is looked up unasked, and takes no longer than another."""
-    index = indexed(*talk(["the zebra sleeps", *_CHAT]))
-    assert "zebra" in shown(index, "zebra " + "x9_y " * 25_000)[0]
-
-
-def test_of_tiny_messages_a_few_are_shown() -> None:
-    """An excerpt has 16 of them at most: their roles take more room than their words."""
-    index = indexed(*talk(["ok"] * 400))
-    (hit, *_) = search(index, "ok").hits
-    assert len(hit.pieces) == 16
 
 
 def test_a_word_that_stands_everywhere_is_found_in_the_newest() -> None:
@@ -318,17 +282,3 @@ def test_visible_messages_are_never_found(said: list[str], visible: set[int]) ->
     for query in said:
         for hit in search(index, query, visible=entries).hits:
             assert not any(entry.startswith(hit.original.handle) for entry in entries)
-
-
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("The port is 4812.", True),
-        ("Is the port 4812?", False),
-        ("ポートは 4812 ですか？", False),
-        ("Port 4812?!", False),
-    ],
-)
-def test_a_question_states_nothing(text: str, is_one: bool) -> None:
-    """Whatever numbers are in it: it makes nothing old that was said before."""
-    assert bool(statements(text, ["port"])) == is_one

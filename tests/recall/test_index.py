@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Message, chain
 from litellm_compaction.recall import Index, search
-from tests.builders import JsonDict, parsed, texts
+from tests.builders import JsonDict, assistant, calls, parsed, texts, user
 
 
 def made(*raw: JsonDict) -> tuple[tuple[Message, ...], tuple[str, ...]]:
@@ -23,17 +23,8 @@ def indexed(*raw: JsonDict) -> Index:
     return index
 
 
-def user(text: str) -> JsonDict:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> JsonDict:
-    return {"role": "assistant", "content": text}
-
-
 def called(name: str, arguments: str, identifier: str) -> JsonDict:
-    function = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": identifier, "function": function}]}
+    return calls(identifier, name=name, arguments=arguments)
 
 
 def result(text: str, identifier: str) -> JsonDict:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from litellm_compaction.recall import Lookup, QueryTooLong, found_fields, indexed, message_fields, shown_to_people
+from litellm_compaction.recall import Lookup, found_fields, indexed, message_fields, shown_to_people
 from litellm_compaction.stores import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows
 from tests.recall.test_index import assistant, user
@@ -86,14 +86,6 @@ async def test_what_is_gone_is_not_shown() -> None:
     assert "whale shark" not in repr(await lookup.search("tenant", "fastest bird", limit=5))
     assert await lookup.find("tenant", hit.original.handle) == ()
     assert await said(lookup, "falcon") != []
-
-
-async def test_a_query_over_the_bound_is_refused() -> None:
-    """At 400 characters it is searched, at one more it is not."""
-    lookup = Lookup(Counting())
-    assert (await lookup.search("tenant", "x" * 400, limit=5)).hits == []
-    with pytest.raises(QueryTooLong):
-        await lookup.search("tenant", "x" * 401, limit=5)
 
 
 async def test_as_json_and_as_text() -> None:

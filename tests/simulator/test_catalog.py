@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
-from litellm_compaction.simulator import Model, Simulator
-from litellm_compaction.simulator.catalog import Instance
-from tests import virtual_time
+from litellm_compaction.simulator import Model
 from tests.simulator.bench import KEY, BenchFactory, user
 
 OTHER = Model("google/gemma-4-12b", publisher="google", architecture="gemma4", type="vlm")
@@ -33,24 +27,6 @@ def test_v0_list_has_a_loaded_window_only_when_loaded(bench: BenchFactory) -> No
     assert "loaded_context_length" not in second
 
 
-def test_v0_single_model_is_the_bare_object(bench: BenchFactory) -> None:
-    """One model's page is its list entry, addressed also without its publisher; an unknown one is a 404."""
-    served = bench(6000)
-    assert served.get(f"/api/v0/models/{KEY}") == served.get("/api/v0/models")["data"][0]
-    assert served.get("/api/v0/models/qwen3-8b")["id"] == KEY
-    assert served.client.get("/api/v0/models/nope").status_code == 404
-
-
-def test_openai_list_knows_no_window(bench: BenchFactory) -> None:
-    """The OpenAI list names all downloads with JIT, only loaded ones without, and never a window."""
-    served = bench(models=[Model(KEY), OTHER])
-    entries = served.get("/v1/models")["data"]
-    assert [entry["id"] for entry in entries] == [KEY, OTHER.key]
-    assert set(entries[0]) == {"id", "object", "owned_by"}
-    served.simulator.jit = False
-    assert [entry["id"] for entry in served.get("/v1/models")["data"]] == [KEY]
-
-
 def test_load_and_unload_through_the_api(bench: BenchFactory) -> None:
     """Loading echoes its configuration on request, a second load is `key:2`, and unloading removes it."""
     served = bench(6000)
@@ -71,43 +47,3 @@ def test_a_key_means_its_first_instance(bench: BenchFactory) -> None:
     assert served.last.context_length == 4096
     served.chat(user("hi"), model="big")
     assert (served.last.instance_id, served.last.context_length) == ("big", 16384)
-
-
-def test_jit_evicts_the_other_jit_model_only(bench: BenchFactory) -> None:
-    """At most one JIT model stays loaded; what was loaded by hand stays."""
-    served = bench(models=[Model(KEY), OTHER, Model("third")])
-    served.chat(user("hi"), model=OTHER.key)
-    served.chat(user("hi"), model="third")
-    assert [instance.id for instance in served.simulator.instances] == [KEY, "third"]
-
-
-def test_concurrent_jit_requests_load_copies() -> None:
-    """As LM Studio does (bt#1751)."""
-    simulator = Simulator([Model(KEY)], load_ms=1500)
-
-    async def ask_at_once() -> list[Instance]:
-        return await asyncio.gather(*(simulator.resolve(KEY, None) for _ in range(4)))
-
-    # In virtual time all four wait before the first is loaded.
-    got = virtual_time.run(ask_at_once())
-    assert len(simulator.instances) == len({instance.id for instance in got}) == 4
-
-
-def test_idle_models_expire(bench: BenchFactory) -> None:
-    """A JIT model whose idle time to live has passed is no longer loaded."""
-    served = bench(None)
-    served.chat(user("hi"), ttl=60)
-    served.simulator.instances[0].last_used_s -= 61
-    assert served.get("/api/v0/models")["data"][0]["state"] == "not-loaded"
-
-
-def test_python_load_refuses_the_impossible() -> None:
-    """Loading an unknown model, an impossible window, or a taken id raises."""
-    simulator = Simulator([Model(KEY, max_context_length=100)])
-    with pytest.raises(KeyError):
-        simulator.load("nope", 10)
-    with pytest.raises(ValueError, match="not within"):
-        simulator.load(KEY, 101)
-    simulator.load(KEY, 100, instance_id="one")
-    with pytest.raises(ValueError, match="taken"):
-        simulator.load(KEY, 100, instance_id="one")

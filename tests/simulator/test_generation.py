@@ -1,18 +1,15 @@
-"""How answers unfold: pieces, limits, stop strings, thoughts, speed."""
+"""How answers unfold: pieces, limits, stop strings, thoughts; and what a script may answer."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 
-from litellm_compaction.simulator import Fault, Gate, Model, Reply, numbered_words
-from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, deltas, finish_reasons, parse_events, user
+from litellm_compaction.simulator import Gate, Model, Reply, numbered_words, summary_of_facts
+from tests.simulator.bench import KEY, Bench, BenchFactory, deltas, finish_reasons, user
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7])
@@ -26,16 +23,6 @@ def test_stream_is_the_text_in_small_pieces(bench: BenchFactory, chunk_tokens: i
     assert sum("role" in data["choices"][0]["delta"] for _, data in events[:-1]) == 1
     assert events[-1] == ("message", "[DONE]")
     assert served.last.content == text
-
-
-@pytest.mark.parametrize("limit", [0, 1, 5, -1])
-def test_max_tokens(served: Bench, limit: int) -> None:
-    """`max_tokens` ends the answer with `length` after exactly so many tokens, and -1 means no limit."""
-    served.simulator.script = lambda call: Reply(numbered_words(40))
-    events = served.events(user("go"), max_tokens=limit)
-    assert finish_reasons(events) == ["stop" if limit == -1 else "length"]
-    if limit >= 0:
-        assert served.last.completion_tokens == limit
 
 
 def test_stop_strings_end_the_text_before_them(served: Bench) -> None:
@@ -52,24 +39,6 @@ def test_reasoning_in_its_own_field(bench: BenchFactory, field: str) -> None:
     events = served.events(user("go"), stream_options={"include_usage": True})
     assert (deltas(events, field), deltas(events)) == ("Hm, hm.", "Answer.")
     assert events[-2][1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
-
-
-@pytest.mark.parametrize(("echoes", "begun"), [(True, "Once upon"), (False, "")])
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_continued_message_is_repeated_before_the_rest_of_it(
-    bench: BenchFactory, echoes: bool, begun: str, stream: bool
-) -> None:
-    """As LM Studio 0.4.16 and llama.cpp do; what is repeated is not generated, so it costs no tokens."""
-    served = bench(script=lambda call: Reply(" a time"), echoes_prefill=echoes)
-    messages = user("hi"), assistant("Once upon")
-    if stream:
-        events = served.events(*messages)
-        answered = deltas(events)
-        assert [bool(data["choices"][0]["delta"].get("role")) for _, data in events[:-1]].count(True) == 1
-    else:
-        answered = served.chat(*messages).json()["choices"][0]["message"]["content"]
-    assert answered == f"{begun} a time"
-    assert (served.last.content, served.last.completion_tokens) == (" a time", 2)
 
 
 @pytest.fixture
@@ -94,25 +63,6 @@ def test_openai_client_reads_a_streamed_tool_call(served: Bench, client: openai.
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_whole_tool_call(served: Bench) -> None:
-    """A response that is not streamed carries complete calls only; one cut by max_tokens is left out."""
-    served.simulator.script = lambda call: Reply(tool_calls=[("read", '{"path": "a.py"}')])
-    message = served.chat(user("hi")).json()["choices"][0]["message"]
-    assert message["tool_calls"][0]["function"] == {"name": "read", "arguments": '{"path": "a.py"}'}
-    choice = served.chat(user("hi"), max_tokens=12).json()["choices"][0]
-    assert (choice["message"]["tool_calls"], choice["finish_reason"]) == ([], "length")
-
-
-def test_text_completion(served: Bench, client: openai.OpenAI) -> None:
-    """The completions endpoint answers without a template, streamed or not."""
-    served.simulator.script = lambda call: Reply(f"seen: {call.prompt_text}")
-    answer = client.completions.create(model=KEY, prompt="once")
-    assert answer.choices[0].text == "seen: once"
-    assert served.last.prompt_tokens == 1
-    chunks = list(client.completions.create(model=KEY, prompt="once", stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "seen: once"
-
-
 TEXT = numbered_words(20)
 
 
@@ -131,72 +81,6 @@ def test_disconnect_ends_the_generation(bench: BenchFactory) -> None:
     assert record.content
 
 
-def test_unload_fails_what_is_being_generated(bench: BenchFactory) -> None:
-    """Unloading an instance ends its streams with an error event."""
-    served = bench()
-    gate = Gate()
-    served.simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2)
-
-    def unload() -> None:
-        assert gate.reached.wait(60)
-        served.simulator.unload(KEY)
-
-    unloader = threading.Thread(target=unload)
-    unloader.start()
-    events = served.events(user("hi"))
-    unloader.join()
-    assert events[-1][0] == "error"
-    assert served.last.outcome == "error"
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_fault_ends_an_answer(bench: BenchFactory, stream: bool) -> None:
-    """A status, a cut connection, an error event, an end without a reason: at once or in mid-text, once each."""
-    served = bench()
-    served.simulator.fail_next(Fault("500", message="out of memory"))
-    response = served.chat(user("hi"), stream=stream)
-    assert (response.status_code, response.json()) == (500, {"error": "out of memory"})
-    for at in ("before_first_delta", "mid_text"):
-        served.simulator.fail_next(Fault("drop", at))  # type: ignore[arg-type]
-        with pytest.raises(httpx.RemoteProtocolError):
-            served.chat(user("hi"), stream=stream)
-        assert (served.last.outcome, served.last.completion_tokens > 0) == ("fault", at == "mid_text")
-    served.simulator.fail_next(Fault("error_event", "mid_text", after_tokens=6))
-    response = served.chat(user("hi"), stream=stream)
-    error = parse_events(response.text)[-1][1] if stream else response.json()
-    assert error["error"]["message"] == "generation failed"
-    assert served.chat(user("hi"), stream=stream).status_code == 200
-    if stream:
-        served.simulator.fail_next(Fault("empty", "mid_text"))
-        events = served.events(user("hi"))
-        assert (finish_reasons(events), bool(deltas(events)), events[-1][1]) == ([], True, "[DONE]")
-
-
-def test_speed(bench: BenchFactory) -> None:
-    """Tokens come at the configured speed, streamed or not, after a prompt that takes its time."""
-    served = bench(tokens_per_second=200, prompt_tokens_per_second=200, script=lambda call: Reply("a b c d e f g h"))
-    for stream in (True, False):
-        started_s = time.monotonic()
-        served.chat(user("hi"), stream=stream)
-        assert time.monotonic() - started_s >= 8 / 200
-    record = served.simulator.requests[0]
-    assert record.first_delta_s is not None
-    assert record.first_delta_s - record.started_s >= record.computed_tokens / 200
-
-
-def test_slow(bench: BenchFactory) -> None:
-    """A slow answer comes whole, after its delay."""
-    served = bench(script=lambda call: Reply(TEXT, fault=Fault("slow", "mid_text", delay_ms=60)))
-    assert deltas(served.events(user("hi"))) == TEXT
-    assert served.last.ended_s - served.last.started_s >= 0.06
-
-
-def test_reasoning_inline(bench: BenchFactory) -> None:
-    """With `think` the thoughts are inside the text."""
-    served = bench(reasoning_field="think", script=lambda call: Reply("Answer.", reasoning="Hm."))
-    assert deltas(served.events(user("go"))) == "<think>\nHm.\n</think>\n\nAnswer."
-
-
 def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> None:
     """A client that leaves during prompt processing keeps its slot until that is done, as in LM Studio."""
     # One slot: beside others the next request need not wait for this one.
@@ -211,3 +95,31 @@ def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> N
     served.chat(user("next"))
     assert first.outcome == "disconnected"
     assert served.last.ended_s - first.started_s >= first.computed_tokens / 100
+
+
+def test_a_request_for_a_summary_gets_one_of_what_was_shown(served: Bench) -> None:
+    """Behind the conversation, or with a transcript of it; a newcomer's log has no junk, and says nothing of it."""
+    behind = served.chat(user("The port is 4812."), user("You write the record of a conversation."))
+    assert behind.json()["choices"][0]["message"]["content"] == "### What the user said\n- The port is 4812."
+    transcript = "You write the record.\n\nCONVERSATION TO CONDENSE:\nUSER:\nThe port is 4812.\n\nASSISTANT:\nFine."
+    alone = served.chat(user(transcript))
+    assert alone.json()["choices"][0]["message"]["content"] == "### What the user said\n- The port is 4812."
+
+
+def test_parts_of_a_summary_are_merged(served: Bench) -> None:
+    """Into one that has the lines of each, as a long conversation's own summaries are; none is lost for nothing."""
+    heading = "### What the user said"
+    parts = f"You write the record.\n\nPART 1:\n{heading}\n- First.\n\nPART 2:\n{heading}\n- Second."
+    assert served.chat(user(parts)).json()["choices"][0]["message"]["content"] == f"{heading}\n- First.\n- Second."
+
+
+def test_summary_keeps_the_facts_that_occur() -> None:
+    """A summary holds the facts that stand in the text, or a stable share of them, within its bound."""
+    facts = [f"src/module_{number}.py:{number}" for number in range(100)]
+    text = " ".join(facts[:80])
+    ideal = summary_of_facts(text, facts)
+    assert [fact in ideal for fact in facts] == [True] * 80 + [False] * 20
+    lossy = summary_of_facts(text, facts, keep_ratio=0.5)
+    assert 20 < sum(f"- {fact}\n" in lossy for fact in facts) < 60
+    assert lossy == summary_of_facts(text, facts, keep_ratio=0.5)
+    assert len(summary_of_facts(text, facts, max_chars=600)) <= 600

@@ -22,24 +22,6 @@ def test_bodies_that_are_no_json_object_are_refused(bench: BenchFactory, raw: by
     assert served.last.body is None
 
 
-@pytest.mark.parametrize(("api", "known"), [("v1", 4), ("v0", 3), ("openai", 1)])
-def test_older_servers_offer_fewer_paths(bench: BenchFactory, api: str, known: int) -> None:
-    """Each API generation offers its own paths and treats newer ones as unknown."""
-    served = bench(api=api)
-    paths = ["/v1/models", "/lmstudio-greeting", "/api/v0/models", "/api/v1/models"]
-    assert ["error" not in served.get(path) for path in paths] == [True] * known + [False] * (4 - known)
-
-
-def test_token_is_required_where_one_is_set(bench: BenchFactory) -> None:
-    """A missing or wrong bearer token gives a 401 with an error object, the right one passes."""
-    served = bench(api_token="sk-lm-test")
-    assert served.client.get("/api/v1/models").status_code == 401
-    assert "message" in served.chat(user("hi"), headers=None).json()["error"]
-    served.client.headers["Authorization"] = "Bearer sk-lm-test"
-    assert served.chat(user("hi")).status_code == 200
-    assert served.last.headers["authorization"] == "Bearer sk-lm-test"
-
-
 TEXT = numbered_words(20)
 
 

@@ -56,13 +56,11 @@ class Server:
     Attributes:
         folder: where it may write: a replica does.
         options: as on the command line, such as `--maxmemory 2mb`.
-        first: what stands before them: a configuration file, `--sentinel`.
     """
 
     program: str
     folder: Path
     options: Sequence[str] = ()
-    first: Sequence[str] = ()
     port: int = 0
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -75,8 +73,7 @@ class Server:
             self.port = kept_port or free_port()
             self.process = subprocess.Popen(
                 [
-                    *(self.program, *self.first, "--port", str(self.port), "--bind", "127.0.0.1"),
-                    *(() if self.first else ("--save", "")),
+                    *(self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""),
                     *("--daemonize", "no", "--loglevel", "warning", *self.options),
                 ],
                 cwd=self.folder,

@@ -5,20 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from redis.asyncio import Redis
 
 from litellm_compaction.errors import StoreError
@@ -26,7 +17,7 @@ from litellm_compaction.stores import Board, Store, open_board, open_store
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, ServerFacts, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
-from tests.stores.servers import Server, any_program, running
+from tests.stores.servers import Server, any_program, free_port, running
 from tests.virtual_time import VirtualLoop
 
 TTL_S = 100.0
@@ -83,28 +74,6 @@ async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
     await until_it_answers(store)
     await store.add_event(time.time(), "after")
     assert [event.text for event in await store.events(after=before.number)] == ["after"]
-
-
-async def test_a_store_serves_several_event_loops_at_once(server: Server, opened: Callable[..., RedisStore]) -> None:
-    """Threads with loops of their own put and find through one store."""
-    store, others = opened(server.url), threading.active_count()
-
-    def work(number: int) -> int:
-        async def use() -> int:
-            for step in range(20):
-                await store.put("team", compaction(f"h{number}-{step}"))
-            found = len(await store.find("team", [f"h{number}-{step}" for step in range(20)]))
-            # An event loop that ends closes its own connections.
-            await store.server._clients.aclose()  # type: ignore[attr-defined]
-            return found
-
-        return asyncio.run(use())
-
-    with ThreadPoolExecutor(4) as threads:
-        loop = asyncio.get_running_loop()
-        assert await asyncio.gather(*(loop.run_in_executor(threads, work, number) for number in range(4))) == [20] * 4
-    # Four of the pool's.
-    assert threading.active_count() - others <= 4
 
 
 async def test_a_cancelled_put_is_finished(server: Server, opened: Callable[..., RedisStore]) -> None:
@@ -164,27 +133,24 @@ async def test_the_rights_that_the_documentation_names_are_enough(
         await store.says("GET", "other")
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1, signed by itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(timezone.utc)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / "certificate.pem", folder / "key.pem"
-    paths[0].write_bytes(made.public_bytes(Encoding.PEM))
-    paths[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return paths
+async def test_a_refusal_is_told_in_our_words_and_is_no_outage() -> None:
+    """A replica takes no write and still finds; of a missing right the server's own words would name the user."""
+    with running(any_program()) as server:
+        store = RedisStore(server.url, limit_s=10)
+        await store.put("team", compaction("before"))
+        server.tell("REPLICAOF", "127.0.0.1", str(free_port()))
+        with pytest.raises(StoreError, match="ReadOnly"):
+            await store.put("team", compaction("h"))
+        assert await store.find("team", ["before"]) == [compaction("before")]
+        server.tell("REPLICAOF", "NO", "ONE")
+        await store.put("team", compaction("after"))
+        server.tell("ACL", "SETUSER", "default", "-@all", "+ping", "+eval", "+evalsha", "+acl", "+hgetall")
+        for write in (store.put_setting("mode", "off"), store.put("team", compaction("h"))):
+            with pytest.raises(StoreError, match=r"NoPermission|ResponseError|refuses: ACL") as raised:
+                await write
+            assert "default" not in str(raised.value)
+        assert not store.is_resting
+        await store.aclose()
 
 
 async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +13,6 @@ from litellm_compaction.stores import Store
 from litellm_compaction.stores.rows import MemoryRows, SteadyRows
 from tests.stores.compactions import compaction
 from tests.stores.made import FailingRows
-from tests.virtual_time import played
 
 READS, WRITES = {"find", "scan", "tail"}, {"put", "change", "append", "delete"}
 
@@ -101,29 +99,6 @@ async def test_what_the_spare_took_is_handed_over(caplog: pytest.LogCaptureFixtu
     assert told(caplog) == ["store_failed", "store_recovered"]
 
 
-def letters(kept: str, new: str) -> str:
-    """A fact that can be added to."""
-    return "".join(sorted({*kept, *new}))
-
-
-async def test_what_was_added_during_an_outage_is_added_behind_it() -> None:
-    """It takes nothing away of what other processes have added meanwhile; what replaces a fact replaces all of that."""
-    made = Steady()
-    assert await made.store.merge_fact("model", "letters", "b", letters) == "b"
-    await made.durable.put_fact("model", "other", "z")
-    made.rows.failing = READS | WRITES
-    assert await made.store.merge_fact("model", "letters", "c", letters) == "c"
-    await made.store.merge_fact("model", "other", "a", letters)
-    await made.store.put_fact("model", "other", "n")
-    made.rows.failing = set()
-    assert await made.store.get_fact("model", "letters") == "bc"
-    await made.durable.merge_fact("model", "letters", "a", letters)
-    await made.hand_over()
-    assert await made.durable.get_fact("model", "letters") == "abc"
-    assert await made.store.get_fact("model", "letters") == "abc"
-    assert await made.durable.get_fact("model", "other") == "n"
-
-
 async def test_what_is_purged_while_it_is_handed_over_stays_purged() -> None:
     """A purge waits for the hand-over, which would write anew."""
     made = Steady()
@@ -152,7 +127,3 @@ async def test_what_is_too_large_for_the_store_holds_nothing_else_up(caplog: pyt
     await made.hand_over()
     assert {each.compaction.covered_hash for each in await made.durable.compactions()} == {"a", "b"}
     assert told(caplog)[-1] == "store_recovered"
-
-
-def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    return played(test, test)

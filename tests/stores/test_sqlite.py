@@ -79,13 +79,6 @@ def test_urls_name_files(url: str, expected: str) -> None:
     assert sqlite_path(url, {"XDG_DATA_HOME": "/data", "HOME": "/h"}) == Path(expected)
 
 
-@pytest.mark.parametrize("url", ["mysql://localhost", "sqlite:///", "sqlite://host/db", "sqlite", ""])
-def test_other_urls_are_errors(url: str) -> None:
-    """They are named, with what is allowed."""
-    with pytest.raises(StoreError, match=r"store '.*: memory://, sqlite://"):
-        open_store(url, ttl_s=1, max_bytes=1024)
-
-
 async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
     """In the folder that the environment names, and only when it is used."""
     environ = {"LITELLM_COMPACTION_HOME": str(tmp_path / "home")}

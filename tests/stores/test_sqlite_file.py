@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from pathlib import Path
@@ -16,8 +15,6 @@ from litellm_compaction.stores.sqlite_file import SqliteFile
 from tests.stores.compactions import compaction
 from tests.stores.conftest import Open, asides, change
 from tests.stores.made import MemoryStore, SqliteStore, SteadyStore
-
-posix = pytest.mark.skipif(os.name != "posix", reason="POSIX modes and open files")
 
 
 async def test_a_locked_file_is_written_again_after_a_while(path: Path) -> None:

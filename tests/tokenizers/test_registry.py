@@ -1,4 +1,4 @@
-"""Token lengths: any string, offline, in pieces that cost what the whole costs."""
+"""Token lengths: any string, offline, word by word as by the whole; a damaged pack is an error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers import registry
-from litellm_compaction.tokenizers.registry import token_length
+from litellm_compaction.tokenizers.encoders import TokenizersEncoder
+from litellm_compaction.tokenizers.registry import has_pack, read_pack, token_length, vocabulary
 
 NAMES = ("cl100k_base", "o200k_base", "gpt-oss", "llama3", "llama2", "mistral-v3", "tekken", "qwen2", "deepseek-v3")
 ANY_TEXT = st.text(st.characters(codec=None))
@@ -51,3 +53,63 @@ def test_loading_needs_no_network_and_leaves_the_environment(folder: str | None,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+PACKS = Path(registry.__file__).parent / "packs"
+
+
+def test_a_damaged_pack_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose hash is another is not used."""
+    (tmp_path / "llama2.json.xz").write_bytes(b"no")
+    (tmp_path / "SHA256SUMS").write_text((PACKS / "SHA256SUMS").read_text())
+    monkeypatch.setattr(registry, "_FOLDER", tmp_path)
+    assert has_pack("llama2")
+    with pytest.raises(CompactionError, match="reinstall"):
+        read_pack("llama2")
+
+
+BY_WORDS = ("llama2", "mistral-v3", "phi3", "gemma4")
+PIECE = st.one_of(
+    st.sampled_from(
+        [
+            " ",
+            "  ",
+            "▁",
+            "\n",
+            "\n\n",
+            "\t",
+            "\r\n",
+            ">",
+            "</",
+            "> </",
+            ">▁</",
+            "a",
+            "the",
+            " the",
+            "né",
+            "中文",
+            "👍🏽",
+        ]
+    ),
+    st.text(st.characters(exclude_categories=("Cs",)), max_size=6),
+)
+TEXT = st.lists(PIECE, max_size=30).map("".join)
+
+
+def encoder(name: str) -> TokenizersEncoder:
+    found = vocabulary(name)._encoder
+    assert isinstance(found, TokenizersEncoder)
+    return found
+
+
+def by_the_whole(name: str, texts: list[str]) -> list[int]:
+    return TokenizersEncoder(encoder(name)._tokenizer).lengths(texts)
+
+
+@settings(max_examples=settings().max_examples * 7, deadline=None)
+@given(name=st.sampled_from(BY_WORDS), texts=st.lists(TEXT, max_size=3))
+@example(name="gemma4", texts=["<b> </b> <i> </i>\n> </"])
+@example(name="llama2", texts=["", " ", "a" * 100 + " b"])
+def test_words_take_what_the_text_takes(name: str, texts: list[str]) -> None:
+    """Any text, also one in which a token reaches over a space, in each vocabulary that is counted by words."""
+    assert encoder(name).lengths(texts) == by_the_whole(name, texts)

@@ -12,12 +12,10 @@ import pytest
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers import registry
-from litellm_compaction.tokenizers.families import Family, family_of
+from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.model_files import ModelFiles
-from litellm_compaction.tokenizers.sources import (
-    Sources,
-)
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio import WantedModel
 from litellm_compaction.windows.windows import Target
 from tests.tokenizers.vocabulary_files import write_pack_gguf
@@ -25,18 +23,6 @@ from tests.tokenizers.vocabulary_files import write_pack_gguf
 CASES: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "tokens" / "golden" / "prompts.json").read_text("utf-8")
 )["cases"]
-LOCAL = "http://127.0.0.1:1234/v1"
-WANTED = WantedModel(key="tiny", publisher="p", file_format="gguf")
-# A vocabulary in this package, a template in it, and how the model is called whose they are.
-FAMILIES = [
-    ("qwen2", "qwen3", "qwen3", "qwen3-8b"),
-    ("llama2", "llama2", "llama", "llama-2-7b"),
-    ("tekken", "mistral-nemo", "llama", "mistral-nemo-instruct-2407"),
-]
-
-
-def target(model: str = "tiny", *, api_base: str | None = LOCAL, tokenizer: str = "") -> Target:
-    return Target(key=model, model=model, api_base=api_base, api_key=None, context_length=None, tokenizer=tokenizer)
 
 
 def request(case: str) -> Request:
@@ -44,19 +30,34 @@ def request(case: str) -> Request:
     return Request(messages=tuple(map(parse_message, found["messages"])), tools=tuple(found.get("tools", ())))
 
 
-async def count(family: Family, asked: Request) -> Count:
-    return await TokenCounter().count("t", family, asked)
-
-
-def lm_studio(folder: Path, **options: Any) -> Sources:
-    return Sources(files=ModelFiles(folder, home=folder / "home"), **options)
-
-
-@pytest.fixture
-def downloaded(tmp_path: Path) -> Path:
-    """LM Studio's models folder with one model, which carries Qwen's vocabulary and template."""
+@pytest.mark.parametrize(
+    ("model", "own", "everybodys", "kind"),
+    [
+        ("tiny", "", "auto", "lm_studio_file"),
+        ("tiny", "", "{other}", "operator"),
+        ("tiny", "auto", "{other}", "lm_studio_file"),
+        ("tiny", "heuristic", "{other}", "heuristic"),
+        ("tiny", "llama-3.1-8b", "auto", "operator"),
+        ("tiny", "/nonexistent/x.gguf", "auto", "lm_studio_file"),
+        ("llama-3.1-8b", "", "auto", "pack"),
+        ("nobody-knows", "", "auto", "stand_in"),
+    ],
+)
+async def test_sources_have_an_order(tmp_path: Path, model: str, own: str, everybodys: str, kind: str) -> None:
+    """The deployment's word, the global one, LM Studio's file, a pack, a stand-in; a broken file is passed over."""
     write_pack_gguf(tmp_path / "p" / "tiny-GGUF" / "tiny-Q4_K_M.gguf", "qwen2", "qwen3")
-    return tmp_path
+    other = str(write_pack_gguf(tmp_path / "other.gguf", "llama2", "llama2"))
+    files = ModelFiles(tmp_path, home=tmp_path / "home")
+    sources = Sources(files=files, tokenizer=everybodys.format(other=other))
+    wanted = WantedModel(key=model, publisher="p", file_format="gguf")
+    base = "http://127.0.0.1:1234/v1"
+    asked = Target(key=model, model=model, api_base=base, api_key=None, context_length=None, tokenizer=own)
+    found = await sources.source(asked, "", wanted, patient=True)
+    assert (found.kind, len(found.failures)) == (kind, own.startswith("/nonexistent"))
+    if kind == "lm_studio_file":
+        asked_for, known = request("agent, 6 calls"), family_of("qwen3", "qwen3-8b")
+        counted = await TokenCounter().count("t", found.family, asked_for)
+        assert (counted.tokens, counted.exact) == ((await TokenCounter().count("t", known, asked_for)).tokens, True)
 
 
 @pytest.fixture

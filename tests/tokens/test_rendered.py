@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
@@ -122,30 +118,3 @@ def test_reasoning_that_the_template_drops_costs_nothing() -> None:
     without = count(QWEN3, user("x"), assistant("y"), user("z"))
     assert with_reasoning.tokens == without.tokens
     assert with_reasoning.exact
-
-
-FAMILIES = (LLAMA31, LLAMA2, MISTRAL_V1, NEMO, SMALL, QWEN3, GPT_OSS, family_of("phi3", "phi-3.5"))
-ODD = st.text(st.characters(codec=None), max_size=60) | st.sampled_from(
-    ["<|im_end|>", "</s>", "[INST]", "<|eot_id|><|start_header_id|>", "<think>a</think>b", "\x00", "\ud800", " " * 9000]
-)
-TURNS = st.lists(
-    st.one_of(
-        st.builds(lambda text: {"role": "user", "content": text}, ODD),
-        st.builds(lambda text, thought: assistant(text, reasoning_content=thought), ODD, ODD),
-        st.builds(lambda text: {"role": "system", "content": text}, ODD),
-        st.builds(lambda text: assistant("", tool_calls=call(arguments=json.dumps({"a": text}))), ODD),
-        st.builds(lambda text: {"role": "tool", "tool_call_id": "call00001", "content": text}, ODD),
-    ),
-    max_size=6,
-)
-
-
-@settings(max_examples=settings().max_examples * 5, deadline=None)
-@given(turns=TURNS, family=st.sampled_from(FAMILIES), has_tools=st.booleans())
-def test_any_conversation_has_a_count(turns: list[dict[str, Any]], family: Family, has_tools: bool) -> None:
-    """Special tokens in texts, surrogates, any order of roles: no exception, nothing negative, parts that add up."""
-    made = count(family, *turns, tools=(TOOL,) if has_tools else ())
-    assert made.tokens == made.overhead_tokens + made.tools_tokens + sum(made.sizes)
-    assert len(made.sizes) == len(turns)
-    assert min((made.overhead_tokens, made.tools_tokens, *made.sizes)) >= 0
-    assert 0 <= made.allowance_tokens <= made.raw_tokens

@@ -106,9 +106,3 @@ def target(
         context_length=context_length,
         is_lmstudio=is_lmstudio,
     )
-
-
-async def settled() -> None:
-    """Lets background reads over the mock transport end."""
-    for _ in range(50):
-        await asyncio.sleep(0)

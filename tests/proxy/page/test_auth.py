@@ -24,7 +24,6 @@ def basic(password: str, name: str = "any") -> str:
     [
         ("Bearer sk-anna", "Bearer sk-anna"),
         (basic("sk-anna"), "Bearer sk-anna"),
-        (basic("sk-anna").replace("Basic", "basic"), "Bearer sk-anna"),
         # Typed into the upper field of the box.
         (basic("", "sk-anna"), "Bearer sk-anna"),
         (basic("a:b:schlüssel"), "Bearer a:b:schlüssel"),
@@ -62,7 +61,6 @@ _BASIC = {"authorization": basic("sk-anna")}
 @pytest.mark.parametrize(
     ("method", "headers", "expected"),
     [
-        ("GET", {}, True),
         ("GET", _BASIC, True),
         ("GET", {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, True),
         ("POST", {"sec-fetch-site": "same-origin", "sec-fetch-mode": "navigate", **_BASIC}, True),
@@ -70,12 +68,9 @@ _BASIC = {"authorization": basic("sk-anna")}
         ("GET", {"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}, True),
         ("GET", {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors", "origin": "http://h:1"}, False),
         ("POST", {"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate", "origin": "http://h:1"}, False),
-        ("POST", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False),
         # Without Fetch Metadata: plain http in a local network.
         ("POST", {"origin": "http://box:4000", "host": "box:4000", **_BASIC}, True),
         ("POST", {"origin": "http://box:3000", "host": "box:4000"}, False),
-        ("GET", {"origin": "http://evil", "host": "box:4000"}, False),
-        ("POST", {"origin": "http://proxy.example", "host": "x"}, False),
         ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, False),
         ("POST", {"origin": "null", "host": "box:4000"}, False),
         # A script's own key, which no browser sends by itself; a browser's, from who knows where.

@@ -85,7 +85,7 @@ async def test_an_empty_query_is_told_so(params: dict[str, str]) -> None:
         assert "q is empty" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("limit", ["0", "51", "-1", "x", "", "1e1", "0000000010000000", "\u0665"])
+@pytest.mark.parametrize("limit", ["0", "51", "-1", "x", "", "0000000010000000", "\u0665"])
 async def test_a_limit_is_a_small_number(limit: str) -> None:
     async with await _client() as client:
         answer = await client.get(RECALL_PATH, params={"q": "whale", "limit": limit}, headers=_as("one"))

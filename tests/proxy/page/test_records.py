@@ -113,15 +113,6 @@ async def test_forged_and_foreign_ids_are_the_same(routes: Routes) -> None:
     assert (await routes.get("one")).status_code == 404
 
 
-async def test_without_a_key_there_is_nothing(routes: Routes) -> None:
-    """A program is refused; a browser is sent to the page, which asks for the key."""
-    answer = await routes.get("nobody")
-    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    sent = await routes.client.get(f"{RECORDS_PATH}/{RECORD}", headers=BROWSER, follow_redirects=False)
-    assert (sent.status_code, sent.headers["location"]) == (303, "../")
-    assert "walrus" not in answer.text + sent.text
-
-
 async def test_its_page_escapes_what_was_said(routes: Routes) -> None:
     """Texts of conversations and models are text; the policy is the page's own."""
     page = await routes.get("one", **BROWSER)

@@ -1,10 +1,10 @@
-"""The page as drawn from data: every value escaped, nothing loaded, nothing run but its own script."""
+"""The page as drawn from data: every value escaped, nothing loaded, only its own script run; turns as lines."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import time
+import json
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -14,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.errors import WindowUnknown
-from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
+from litellm_compaction.events import CompactionEvent, TruncationAlarm
 from litellm_compaction.proxy.live_settings import Change
 from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.data import _state, events_for
-from litellm_compaction.proxy.page.turns import Drop, Talk, Turn
+from litellm_compaction.proxy.page.data import _state
+from litellm_compaction.proxy.page.turns import Drop, Talk, Turn, turn_from_json, turn_to_json
 from litellm_compaction.proxy.page.view import SCRIPT, SECURITY_HEADERS, STYLE, Content, Field, Notice, page, plain_page
 from litellm_compaction.proxy.report import DeploymentReport
 from litellm_compaction.windows.windows import Target
-from tests.stores.made import MemoryStore
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &amp; \x00\ud800\u202e"
 _VOID = {"meta", "input", "br", "wbr"}
@@ -151,22 +150,6 @@ def test_a_time_that_no_calendar_has_is_empty(when_s: float) -> None:
     assert ('<time datetime="2001-09-09T01:46:40Z">' in good, "2001" in damaged) == (True, False)
 
 
-@pytest.mark.slow
-async def test_a_tenant_s_events_are_found_behind_thousands_of_others() -> None:
-    """However many others have written since; only its own, the newest first, as many as are shown."""
-    store = MemoryStore(ttl_s=100, max_bytes=1_000_000)
-    known: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
-    for number in range(6000):
-        tenant = "anna" if number < 300 else "bert"
-        event = CompactionEvent(outcome="compacted", tokens_before=number, tokens_after=1, tenant=tenant, **known)
-        await store.add_event(time.time(), event_to_json(event))
-    found = await events_for(store, Visitor(role="internal_user", tenant="anna", auth=None))
-    assert [event.tokens_before for event in found if isinstance(event, CompactionEvent)] == [*range(299, 99, -1)]
-    assert await events_for(store, Visitor(role="", tenant="an", auth=None)) == []
-    everything = await events_for(store, Visitor(role="proxy_admin", tenant="carl", auth=None))
-    assert [event.tenant for event in everything] == ["bert"] * 200
-
-
 _TARGET = Target(key="1|m", model="m", api_base="http://10.0.0.7/v1", api_key=None, context_length=None)
 
 
@@ -175,3 +158,47 @@ def test_why_nobody_knows_a_window_is_not_everybodys_business() -> None:
     report = DeploymentReport(target=_TARGET, carrier="hooks", absence=WindowUnknown("m", tried="10.0.0.7 says no"))
     assert "10.0.0.7" in _state(report, Visitor(role="proxy_admin", tenant="t", auth=None))
     assert _state(report, Visitor(role="internal_user", tenant="t", auth=None)) == "not known"
+
+
+TURN = Turn(
+    talk="abcdef0123",
+    model="mødel\ud800",
+    tenant="anna",
+    when_s=1.5,
+    messages=3,
+    before_tokens=10,
+    prompt_tokens=9,
+    filled_tokens=12,
+    window_tokens=8192,
+    compact_ratio=0.8,
+    carry_ratio=0.9,
+    action="compacted",
+    restarts=[Drop(7000, 2000)],
+)
+
+
+_BAD: list[dict[str, object]] = [
+    {"when_s": float("nan")},
+    {"compact_ratio": float("inf")},
+    {"window_tokens": -1},
+    {"filled_tokens": 10**400},
+    {"action": "exploded"},
+    {"restarts": [[1]]},
+    {"messages": None},
+]
+
+
+@given(
+    st.text(max_size=40) | st.sampled_from(_BAD).map(lambda bad: json.dumps({**json.loads(turn_to_json(TURN)), **bad}))
+)
+def test_lines_that_this_version_cannot_read_are_passed_over(text: str) -> None:
+    """Whatever another version, or somebody else, has written."""
+    assert turn_from_json(text) is None
+
+
+@pytest.mark.parametrize("turn", [TURN, replace(TURN, action="none", restarts=[])])
+def test_a_line_is_read_as_it_was_written(turn: Turn) -> None:
+    """Every number of it, and any name."""
+    assert turn_from_json(turn_to_json(turn)) == turn
+    newer = json.dumps({**json.loads(turn_to_json(turn)), "of another version": 1})
+    assert turn_from_json(newer) == turn

@@ -1,15 +1,18 @@
-"""Routes that LiteLLM does not serve for a local model, asked of it as requests for an answer."""
+"""Routes that LiteLLM does not serve for a local model, asked of it as requests for an answer; compressed bodies."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
+import sys
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from litellm_compaction.proxy.standards import encodings, routes
+from litellm_compaction.proxy.standards.encodings import TooLarge, Unreadable, encoding_of, most_plain_bytes, plain
 from litellm_compaction.proxy.standards.routes import counting, serving
 
 
@@ -146,3 +149,49 @@ async def test_a_compressed_body_larger_than_all_that_is_unpacked_at_a_time_is_r
     status, told = await asked(Application(), "/v1/responses", b"1234" * 9, content_encoding="gzip")
     assert status == 413
     assert "Send less" in told["error"]["message"]
+
+
+BODY = b'{"model": "small", "input": "Hi"}'
+
+
+def _zstd(body: bytes) -> bytes:
+    found: bytes = pytest.importorskip("zstandard").compress(body)
+    return found
+
+
+@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", _zstd)])
+def test_a_body_is_read_as_it_was(name: str, pack: Callable[[bytes], bytes]) -> None:
+    """And the word for its encoding goes; a damaged or an endless one is refused."""
+    headers = [(b"Content-Encoding", name.encode()), (b"accept", b"*/*")]
+    assert encoding_of(headers) == name.encode()
+    assert plain(pack(BODY), headers) == (BODY, [(b"accept", b"*/*")])
+    most = b" " * 8_000_000
+    assert plain(pack(most), headers).content == most
+    with pytest.raises(TooLarge, match=r"has more than 8\.0 MB"):
+        plain(pack(most + b" "), headers)
+    with pytest.raises(Unreadable, match=f"its content-encoding, {name}, says"):
+        plain(b"{" + pack(BODY), headers)
+
+
+def test_a_cut_body_is_refused() -> None:
+    """Half a request is none."""
+    with pytest.raises(Unreadable):
+        plain(gzip.compress(BODY)[:-9], [(b"content-encoding", b"gzip")])
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the package, and with the client's own way out."""
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(Unreadable, match=r"install `zstandard`.*enable_request_compression"):
+        plain(b"", [(b"content-encoding", b"zstd")])
+
+
+@pytest.mark.parametrize(
+    ("packed_bytes", "most_bytes"),
+    [(0, 8_000_000), (400_000, 8_000_000), (1_000_000, 20_000_000), (9_000_000, 128_000_000)],
+)
+def test_the_most_that_a_body_may_have(packed_bytes: int, most_bytes: int) -> None:
+    """By what was sent; never more than all bodies may have together."""
+    assert most_plain_bytes(packed_bytes) == most_bytes
+    with pytest.raises(TooLarge, match=r"has more than 128\.0 MB"):
+        most_plain_bytes(128_000_001)

@@ -1,4 +1,4 @@
-"""Counts golden requests with a real llama.cpp, for tests/tokens/test_counter_engine_golden.py.
+"""Counts golden requests with a real llama.cpp, for tests/tokens/test_golden.py.
 
     LLAMA_SERVER=/path/to/llama-server python tests/tokens/golden/build_engine.py [--models FOLDER]
 

@@ -1,0 +1,199 @@
+"""Servers that count otherwise than the template says: what it leaves out, what they cut, what their protocol told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import JsonValue, Request, parse_message
+from litellm_compaction.templates.template import template
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import Count, TokenCounter, ToldCounts
+from litellm_compaction.tokens.media import MediaPrices
+from tests.windows.fake_lmstudio import Clock
+
+LEAVING_OUT = [
+    family_of("llama", "meta-llama-3.1-8b-instruct"),
+    family_of("llama", "llama-3.2-3b-instruct"),
+    family_of("llama", "mistral-nemo"),
+    family_of("llama", "mistral-small-3.2"),
+]
+RENDERING = [family_of("qwen2", "qwen2.5-7b-instruct"), family_of("qwen3", "qwen3-4b")]
+THOUGHT = "The flight leaves at noon, so that the train has to be there an hour before. "
+
+
+def session(rounds: int, *, text: str = THOUGHT * 12) -> Request:
+    raw: list[dict[str, Any]] = [{"role": "user", "content": "Find me a way to the coast."}]
+    for index in range(rounds):
+        call = {"id": f"call{index:05d}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        raw += [
+            {"role": "assistant", "content": text, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": f"Flight {index} leaves at noon. " * 10},
+        ]
+    return Request(messages=tuple(map(parse_message, raw)))
+
+
+def upper(count: Count) -> float:
+    return count.tokens * (1 + count.error_ratio)
+
+
+async def shown_tokens(family: Any, request: Request) -> int:
+    """Tokens of the same prompt with the text beside calls rendered."""
+    counter = TokenCounter()
+    texts = [message.text for message in request.messages if message.calls]
+    prompt = (await counter.count("t", family, request)).tokens
+    return prompt + sum([await counter.count_text("t", family, text) for text in texts])
+
+
+@pytest.mark.parametrize("family", LEAVING_OUT, ids=lambda family: family.name)
+async def test_text_that_a_template_leaves_out_is_a_doubt_of_the_count(family: Any) -> None:
+    """The count is what the template renders, its upper bound what a server would count that renders all."""
+    request = session(20)
+    made = await TokenCounter().count("t", family, request)
+    without = await TokenCounter().count("t", family, session(20, text=""))
+    assert made.tokens == without.tokens
+    assert not made.exact
+    assert upper(made) >= await shown_tokens(family, request)
+    assert upper(without) < 1.1 * without.tokens
+
+
+@pytest.mark.parametrize("family", RENDERING, ids=lambda family: family.name)
+async def test_text_that_a_template_renders_is_none(family: Any) -> None:
+    """Its count is as exact as any."""
+    made = await TokenCounter().count("t", family, session(20))
+    assert upper(made) < 1.1 * made.tokens
+    assert template(family.template).renders_text_beside_calls
+
+
+UNKNOWN = family_of("", "nobody-knows")
+# Their templates render the system message with the last user message, and only if that is the very last one.
+WITHOUT_SYSTEM = [family_of("llama", "mistral-nemo"), family_of("llama", "mistral-7b-instruct-v0.3")]
+RULES = "Be kind to travelers, look flights up before you promise any, and never refund what was not paid. " * 60
+
+
+def requests(*kinds: str, rules: str = RULES) -> list[Request]:
+    """One request for each kind, as a stateless client sends them: what a `user` says, or a `tool` has found."""
+    raw: list[dict[str, Any]] = [{"role": "system", "content": rules}]
+    requests: list[Request] = []
+    for index, kind in enumerate(kinds):
+        if kind == "tool":
+            call = {"id": f"call{index:05d}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            raw += [
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": f"Flight {index} leaves at noon. " * 40},
+            ]
+        else:
+            answer = [{"role": "assistant", "content": "Of course. " * 9}] if index else []
+            raw += [*answer, {"role": "user", "content": f"And number {index}, please? " * 12}]
+        requests.append(Request(messages=tuple(map(parse_message, raw))))
+    return requests
+
+
+async def told(counter: TokenCounter, request: Request, prompt_tokens: int) -> Count:
+    """As the engine does it with a reply's usage."""
+    made = await counter.count("t", UNKNOWN, request)
+    if counter.is_suspicious(made, prompt_tokens):
+        counter.explains("t", made, prompt_tokens)
+    else:
+        counter.learn("t", made, prompt_tokens)
+    return made
+
+
+@pytest.mark.parametrize("rules", [RULES, RULES[:1000]], ids=["long", "short"])
+@pytest.mark.parametrize("family", WITHOUT_SYSTEM, ids=lambda family: family.template)
+async def test_no_count_is_too_low_whatever_comes_last(family: Any, rules: str) -> None:
+    """Before such an end a count may have the system message in it; before the user's word it must."""
+    counter, exact = TokenCounter(), TokenCounter()
+    kinds = ("user", "user", "tool", "user", "tool", "tool", "tool", "user", "tool", "user")
+    for request in requests(*kinds, rules=rules):
+        truth = (await exact.count("t", family, request)).tokens
+        made = await told(counter, request, truth)
+        assert truth <= made.tokens + made.margin_tokens
+        if made.role == "user":
+            assert made.tokens < 1.1 * truth or len(request.messages) == 2
+
+
+LLAMA31 = family_of("", "llama-3.1-8b")
+PROSE = "The quick brown fox jumps over the lazy dog while the others are watching from the hill. "
+
+
+def chat(turns: int, *, words: int, name: str = "") -> Request:
+    raw: Sequence[Mapping[str, JsonValue]] = [
+        {"role": ("user", "assistant")[index % 2], "content": f"{name}{index}: {PROSE * words}"}
+        for index in range(turns)
+    ]
+    return Request(messages=tuple(map(parse_message, raw)))
+
+
+async def counted(counter: TokenCounter, asked: Request) -> Count:
+    return await counter.count("t", LLAMA31, asked)
+
+
+async def is_suspicious(counter: TokenCounter, asked: Request, factor: float) -> bool:
+    """Whether the server's number for a request is suspicious; learned in either case, as the engine does."""
+    made = await counted(counter, asked)
+    prompt_tokens = round(made.raw_tokens * factor)
+    suspicious = counter.is_suspicious(made, prompt_tokens)
+    counter.learn("t", made, prompt_tokens)
+    return suspicious
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda tokens: 8192.0,
+        lambda tokens: 8192 - tokens % 700,
+        lambda tokens: tokens - 3000,
+        lambda tokens: 4096 + tokens % 1000,
+        lambda tokens: tokens / 2 - 100 * (tokens % 7),
+    ],
+    ids=["window", "whole messages", "a fixed piece", "half a window", "by half"],
+)
+async def test_a_cut_prompt_stays_one(cut: object) -> None:
+    """Prompts of growing size that a server cuts never become the measure of others."""
+    assert callable(cut)
+    counter = TokenCounter()
+    for turns in range(11, 41, 2):
+        asked = chat(turns, words=50)
+        made = await counted(counter, asked)
+        prompt_tokens = round(cut(made.raw_tokens))
+        if prompt_tokens < 0.85 * made.raw_tokens:
+            assert counter.is_suspicious(made, prompt_tokens)
+            counter.learn("t", made, prompt_tokens)
+    made = await counted(counter, chat(21, words=50))
+    assert made.tokens == made.raw_tokens
+
+
+async def counted_text(text: str) -> Count:
+    request = Request(messages=(parse_message({"role": "user", "content": text}),))
+    return await TokenCounter().count("t", family_of("qwen3", "qwen3-8b"), request)
+
+
+async def test_a_constant_between_a_count_and_its_answer_is_learned() -> None:
+    """The next count of the same deployment has it on top, and no answer is awaited to confirm it."""
+    told, count = ToldCounts(lambda _: MediaPrices()), await counted_text("word " * 2000)
+    assert told.take("t", "m", count, 2000) == 2000
+    assert told.is_unconfirmed("t", count)
+    told.compare("t", count, 2007)
+    assert told.take("t", "m", count, 2000) == 2007
+    assert not told.is_unconfirmed("t", count)
+    assert told.take("other", "m", count, 2000) == 2000
+
+
+async def test_counts_that_answers_contradict_are_doubted_for_an_hour(caplog: pytest.LogCaptureFixture) -> None:
+    """For this deployment only; said once, with both numbers."""
+    clock = Clock()
+    told, count = ToldCounts(lambda _: MediaPrices(), clock=clock), await counted_text("word " * 2000)
+    told.take("t", "m", count, 2000)
+    with caplog.at_level(logging.WARNING, "litellm_compaction"):
+        told.compare("t", count, 2600)
+        told.compare("t", count, 2600)
+    assert ["2000" in each.getMessage() and "2600" in each.getMessage() for each in caplog.records] == [True]
+    assert (told.is_believed("t"), told.is_believed("other")) == (False, True)
+    clock.now_s += 3599
+    assert not told.is_believed("t")
+    clock.now_s += 1
+    assert told.is_believed("t")
