@@ -61,3 +61,24 @@ def test_the_shipped_config_has_the_defaults() -> None:
     shipped = settings_from(read_config(ROOT / "config.yaml").settings)
     assert shipped == settings_from({"keep_originals": "compacted"})
     assert shipped != settings_from(None)
+
+
+def test_the_licence_expression_covers_what_is_inside() -> None:
+    """The package's own, and each of those whose texts lie beside the vocabularies."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'^license = "(.+)"$', project, re.MULTILINE)
+    assert found is not None
+    folder = ROOT / "litellm_compaction" / "tokenizers" / "packs" / "licenses"
+    names = {re.sub(r"-(LICENSE|lenml.*|llama\.cpp)$", "", path.stem) for path in folder.iterdir()} | {"MIT"}
+    told = {name.removeprefix("LicenseRef-").upper() for name in found[1].split(" AND ")}
+    assert told == {name.upper() for name in names}
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "SECURITY.md"])
+def test_a_placeholder_is_called_one(name: str) -> None:
+    """Nobody takes it for an address, and the list of a release has it."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    releasing = (ROOT / "docs" / "contributing" / "releasing.md").read_text(encoding="utf-8")
+    if "placeholder.invalid" in text:
+        assert "whoever publishes" in text
+        assert re.search(rf"`{re.escape(name)}`.*placeholder\.invalid", releasing)
