@@ -1,4 +1,4 @@
-"""The specification's twenty acceptance scenarios through a real proxy; the last test prints what came of them.
+"""The specification's twenty acceptance scenarios through a real proxy; what came of them is printed at the end.
 
 Each test asks as a client does, and looks at both ends: what the simulated LM Studio was sent, what the client got.
 Their first lines read as the specification. The last three run in a second proxy, started over the first one's data.
@@ -163,18 +163,27 @@ def later(office: Office, bench: Bench, kept: dict[str, Any]) -> Bench:
     return office.open({**_SETTINGS, "oversized_tool_result": "excerpt", "allow_opt_out": True})
 
 
-_TABLE: dict[str, tuple[str, str, str]] = {}
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[dict[str, tuple[str, str, str]]]:
+    """The lines of the scenarios that this process has run, printed after the last of them."""
+    lines: dict[str, tuple[str, str, str]] = {}
+    yield lines
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print()
+        for name, (scenario, upstream, client) in sorted(lines.items()):
+            print(f"{name[5:7]}  {scenario}.\n    upstream: {upstream}\n    client:   {client}")
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest) -> Told:
-    """Takes a scenario's line of the table: what went upstream, and what the client got."""
+def told(request: pytest.FixtureRequest, table: dict[str, tuple[str, str, str]]) -> Iterator[Told]:
+    """Takes a scenario's line of the table: what went upstream, and what the client got. Every scenario has one."""
 
     def tell(upstream: str, client: str) -> None:
         scenario = (request.function.__doc__ or "").partition(".")[0]
-        _TABLE[request.node.name] = (scenario, upstream, client)
+        table[request.node.name] = (scenario, upstream, client)
 
-    return tell
+    yield tell
+    assert request.node.name in table
 
 
 def test_01_prompt_above_eighty_percent_is_compacted(bench: Bench, told: Told) -> None:
@@ -610,13 +619,3 @@ def test_20_observe_off_and_opting_out(bench: Bench, later: Bench, told: Told) -
         assert watch.summaries == []
     assert later.proxy.expect_logged(r"observed model=observed .*reason=summarize")
     told("3 times the client's own list", "3 answers, one line about what would have been done")
-
-
-def test_the_table(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every scenario has its line."""
-    asked_for = [item.name for item in request.session.items if re.match(r"test_\d\d_", item.name)]
-    with capsys.disabled():
-        print()
-        for name, (scenario, upstream, client) in _TABLE.items():
-            print(f"{name[5:7]}  {scenario}.\n    upstream: {upstream}\n    client:   {client}")
-    assert sorted(_TABLE) == sorted(asked_for)
