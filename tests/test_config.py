@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from litellm_compaction.config import (
+    _REMOVED,
     DeploymentSettings,
     Settings,
     deployment_settings_from,
@@ -237,3 +240,13 @@ def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: s
         deployment_settings_from(section, "model_list[2].model_info.compaction")
     assert str(raised.value).startswith("model_list[2].model_info.compaction")
     assert finding in str(raised.value)
+
+
+@pytest.mark.parametrize("name", _REMOVED)
+def test_a_removed_setting_says_what_replaces_it(name: str) -> None:
+    """At the start, and in the changelog."""
+    with pytest.raises(ConfigError, match=f"{name!r} was removed: {re.escape(_REMOVED[name])}"):
+        settings_from({name: True})
+    with pytest.raises(ConfigError, match="was removed"):
+        deployment_settings_from({name: True})
+    assert f"`{name}`" in (Path(__file__).parents[1] / "CHANGELOG.md").read_text("utf-8").partition("### Removed")[2]
