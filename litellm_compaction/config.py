@@ -530,6 +530,12 @@ else:
     )
 
 
+# Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
+_REMOVED = {
+    "tokenizer_download": "fetch the model's tokenizer.json yourself (`hf download`), and name its path in `tokenizer`",
+}
+
+
 def settings_from(section: object) -> Settings:
     """Checks `callback_settings.litellm_compaction`; None is all defaults.
 
@@ -562,6 +568,8 @@ def _parse(kind: type[_SectionT], section: object, place: str) -> _SectionT:
 def _finding(kind: type[_Section], section: Mapping[object, object], place: str, found: Mapping[str, object]) -> str:
     location = found["loc"]
     key, *inner = (str(part) for part in location) if isinstance(location, tuple) and location else ("",)
+    if found["type"] == "extra_forbidden" and key in _REMOVED:
+        return f"{place}: {key!r} was removed: {_REMOVED[key]}"
     if found["type"] == "extra_forbidden":
         near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.8)
         meant = f"; did you mean {near[0]!r}?" if near else ""

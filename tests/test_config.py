@@ -11,6 +11,7 @@ import pytest
 
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import (
+    _REMOVED,
     DeploymentSettings,
     Settings,
     deployment_settings_from,
@@ -240,6 +241,16 @@ def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: s
         deployment_settings_from(section, "model_list[2].model_info.compaction")
     assert str(raised.value).startswith("model_list[2].model_info.compaction")
     assert finding in str(raised.value)
+
+
+@pytest.mark.parametrize("name", _REMOVED)
+def test_a_removed_setting_says_what_replaces_it(name: str) -> None:
+    """At the start, and in the changelog."""
+    with pytest.raises(ConfigError, match=f"{name!r} was removed: {re.escape(_REMOVED[name])}"):
+        settings_from({name: True})
+    with pytest.raises(ConfigError, match="was removed"):
+        deployment_settings_from({name: True})
+    assert f"`{name}`" in (Path(__file__).parents[1] / "CHANGELOG.md").read_text("utf-8").partition("### Removed")[2]
 
 
 def test_a_prompt_is_read_once(tmp_path: Path) -> None:

@@ -74,8 +74,9 @@ def test_every_command_and_option_is_documented() -> None:
 
 
 def options_of(command: click.Command) -> set[str]:
-    """Those of its actions too."""
-    known = {option for each in command.params for option in each.opts if option.startswith("--")}
+    """Those of its actions too; one that is hidden was removed, and says so."""
+    shown = [each for each in command.params if not getattr(each, "hidden", False)]
+    known = {option for each in shown for option in each.opts if option.startswith("--")}
     actions = command.commands.values() if isinstance(command, click.Group) else ()
     return known.union(*map(options_of, actions))
 

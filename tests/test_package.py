@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,14 @@ def test_every_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in found:
         if not name.endswith("__main__"):
             importlib.import_module(name)
+
+
+def test_the_licence_expression_covers_what_is_inside() -> None:
+    """The package's own, and each of those whose texts lie beside the vocabularies."""
+    root = Path(__file__).parents[1]
+    found = re.search(r'^license = "(.+)"$', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    folder = root / "litellm_compaction" / "tokenizers" / "packs" / "licenses"
+    names = {re.sub(r"-(LICENSE|lenml.*|llama\.cpp)$", "", path.stem) for path in folder.iterdir()} | {"MIT"}
+    told = {name.removeprefix("LicenseRef-").upper() for name in found[1].split(" AND ")}
+    assert told == {name.upper() for name in names}

@@ -133,6 +133,16 @@ def _beside_originals(command: Callable[..., int], named: Callable[..., int] | N
     return with_store
 
 
+def _removed(option: str, instead: str) -> Callable[[_Command], _Command]:
+    """An option of an earlier version, which says what to do in its place; CHANGELOG.md has it, too."""
+
+    def refuse(_context: click.Context, _option: click.Parameter, is_given: bool) -> None:
+        if is_given:
+            raise click.UsageError(f"{option} was removed: {instead}")
+
+    return click.option(option, is_flag=True, hidden=True, expose_value=False, callback=refuse)
+
+
 def _only_one_of(options: Mapping[str, object], *names: str) -> None:
     given = [f"--{name.replace('_', '-')}" for name in names if options[name]]
     if len(given) > 1:
@@ -165,6 +175,7 @@ def up(**options: Any) -> int:
 @click.option("--fast", is_flag=True, help="No pauses for the eye.")
 @click.option("--no-color", is_flag=True, help="Plain text, as without a terminal.")
 @click.option("--turns", type=click.IntRange(1, _MOST), default=40, metavar="N", help="Requests.")
+@_removed("--unguarded", "demo shows both sides, without the plug-in and with it")
 @click.option("--context", type=click.IntRange(4096, _MOST), default=8192, metavar="TOKENS", help="Context length.")
 def demo(no_color: bool, context: int, **options: Any) -> int:
     """Runs a scripted coding agent through a real proxy, and shows its turns without the plug-in and with it."""

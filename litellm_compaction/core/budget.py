@@ -161,6 +161,12 @@ class Budget:
         """The largest prompt that does not have to be compacted."""
         return max(bisect_left(range(self.window_tokens + 1), True, key=self.triggers) - 1, 0)
 
+    @property
+    def line_tokens(self) -> int:
+        """The settings' own line: a prompt is compacted above it, without a threshold with the room for its answer."""
+        room_tokens = self.rules.threshold_tokens or math.floor(self.rules.pre_request_ratio * self.usable_tokens)
+        return min(self.outside_tokens + room_tokens, self.window_tokens)
+
     def is_filling(self, prompt_tokens: int) -> bool:
         """Returns True if a compaction comes into sight: three quarters of the way to its trigger are filled."""
         line_tokens = self.outside_tokens + _IN_SIGHT_RATIO * self.rules.pre_request_ratio * self.usable_tokens

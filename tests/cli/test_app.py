@@ -72,3 +72,12 @@ def test_our_errors_become_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert captured.out == ""
     assert captured.err.startswith("litellm-compaction: ")
     assert "missing.yaml cannot be read" in captured.err
+
+
+def test_a_removed_option_says_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the changelog does; no help shows it."""
+    assert main(["demo", "--unguarded"]) == 2
+    assert "--unguarded was removed: demo shows both sides" in capsys.readouterr().err
+    assert main(["demo", "--help"]) == 0
+    assert "unguarded" not in capsys.readouterr().out
+    assert "`demo --unguarded`: `demo` shows" in (Path(__file__).parents[2] / "CHANGELOG.md").read_text("utf-8")

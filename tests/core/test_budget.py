@@ -137,6 +137,13 @@ def test_the_target_of_a_threshold_is_half_of_it() -> None:
     assert _ruled(8192, system_reserve_tokens=20_000).reserved_tokens == 6144
 
 
+@given(budgets())
+def test_the_line_of_the_settings_is_drawn_where_they_say(budget: Budget) -> None:
+    """At their share of the window, whatever room the answer takes; a prompt above it is compacted."""
+    assert budget.trigger_tokens <= budget.line_tokens <= budget.window_tokens
+    assert _budget(8192).line_tokens == 6553, "0.8"
+
+
 def test_only_a_high_floor_waits_beyond_the_trigger() -> None:
     """Up to where a running answer is stopped; never where everything triggers because the count was no guide."""
     low, high = _budget(16_384, floor_tokens=3000), _budget(16_384, floor_tokens=9000)

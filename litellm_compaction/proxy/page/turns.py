@@ -48,7 +48,8 @@ class Turn:
         before_tokens: the prompt as it came, estimated.
         prompt_tokens: as it was sent; the server's own number after the answer.
         filled_tokens: prompt and answer.
-        compact_ratio, carry_ratio: shares of the window at which a prompt is compacted and an answer carried over.
+        compact_ratio, carry_ratio: the settings' shares of the window: above them a prompt with room for its answer
+            is compacted, and an answer carried over.
         program: the client's, by its own word: `OpenAI/Python`; "" if it says none.
     """
 
@@ -182,7 +183,7 @@ class Turns:
                 prompt_tokens=tokens,
                 filled_tokens=tokens,
                 window_tokens=prepared.window.tokens,
-                compact_ratio=prepared.budget.trigger_tokens / prepared.window.tokens,
+                compact_ratio=prepared.budget.line_tokens / prepared.window.tokens,
                 carry_ratio=context.settings.streaming_ratio,
                 program=program[:_MOST_PROGRAM_CHARS],
             )
