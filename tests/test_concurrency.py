@@ -51,27 +51,21 @@ async def _waiting(flights: Flights[int], work: Work, count: int, key: str = "ke
     return tasks
 
 
-async def test_a_cancelled_waiter_leaves_the_others_alone() -> None:
-    """The first caller too: the run is not its own."""
+@pytest.mark.parametrize(("leaving", "ends"), [([0], False), ([1, 2], False), ([0, 1, 2], True)])
+async def test_a_run_ends_with_its_last_waiter(leaving: list[int], ends: bool) -> None:
+    """One run serves all; the first caller too may leave: the run is not its own."""
     flights, work = Flights[int](), Work()
-    first, *others = await _waiting(flights, work, 3)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    assert work.cancelled == 0
-    work.gate.set()
-    assert await asyncio.gather(*others) == [1, 1]
-
-
-async def test_the_last_waiter_ends_the_run() -> None:
-    """When nobody wants the result any more, it is not worked out."""
-    flights, work = Flights[int](), Work()
-    tasks = await _waiting(flights, work, 2)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks = await _waiting(flights, work, 3)
+    for at in leaving:
+        tasks[at].cancel()
     await _turns()
-    assert work.cancelled == 1
+    assert work.cancelled == ends
+    work.gate.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert ["left" if isinstance(each, asyncio.CancelledError) else each for each in found] == [
+        "left" if at in leaving else 1 for at in range(3)
+    ]
+    assert work.started == 1
 
 
 async def test_an_error_reaches_every_waiter() -> None:

@@ -1,25 +1,16 @@
-"""A further strategy, or kind of server, is one object: everything else knows it from the table alone."""
+"""A further strategy is one object: everything else knows it from the table alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import MappingProxyType
 
-import httpx
 import pytest
 
 from litellm_compaction.config import Settings, choices, settings_from
 from litellm_compaction.core import strategies
-from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.core.strategies import Strategy, register
-from litellm_compaction.engine.learning.ways import can_go_on_itself
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.proxy.routing import deployment_of
 from litellm_compaction.stores.store import decode, encode
-from litellm_compaction.windows import other_servers
-from litellm_compaction.windows.fetch import NotThisApi
-from litellm_compaction.windows.other_servers import Address, Asked, LocalServer, ServedModel
-from litellm_compaction.windows.windows import Windows
 from tests.builders import as_bytes, assistant, chat, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
@@ -71,54 +62,3 @@ def test_a_strategy_from_outside_is_a_setting(timeline: Strategy) -> None:
     assert choices(Settings.model_fields["strategy"])[-1] == timeline.name
     with pytest.raises(ConfigError, match=r"Input should be .*'handoff' or 'timeline'"):
         settings_from({"strategy": "magic"})
-
-
-class Kobold(LocalServer):
-    """A kind of server of somebody else's."""
-
-    name = "kobold"
-    title = "Kobold"
-    says = "Kobold's max_context_length"
-    path = "/api/extra/true_max_context_length"
-    providers = MappingProxyType({"kobold": Address("KOBOLD_API_BASE", "http://127.0.0.1:5001")})
-    continues = True
-    counts = True
-
-    def read(self, answer: object) -> tuple[ServedModel, ...]:
-        if not isinstance(answer, dict) or not isinstance(answer.get("value"), int):
-            raise NotThisApi("no value")
-        return (ServedModel(names=(), context_length=answer["value"]),)
-
-    async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
-        answer = await server.post("/api/extra/tokencount", {"prompt": request.messages[0].text})
-        return answer["value"] if isinstance(answer, dict) else None
-
-
-@pytest.fixture
-def kobold() -> Iterator[LocalServer]:
-    """Known for one test."""
-    added = other_servers.register(Kobold())
-    yield added
-    del other_servers._table[added.name]
-
-
-async def test_a_server_from_outside_says_its_window(kobold: LocalServer) -> None:
-    """By its own provider's name and address, or wherever OpenAI's API is spoken in a local network; it counts, too."""
-    values = {kobold.path: 6144, "/api/extra/tokencount": 17}
-
-    def answer(asked: httpx.Request) -> httpx.Response:
-        known = asked.url.port == 5001 and asked.url.path in values
-        return httpx.Response(200, json={"value": values[asked.url.path]}) if known else httpx.Response(404)
-
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        windows = Windows(cache_s=5.0, http=http)
-        for model, params in (("kobold/m", {}), ("openai/m", {"api_base": "http://127.0.0.1:5001/v1"})):
-            info = {"compaction": {"enabled": True}}
-            found = deployment_of({"model": model, **params}, info, group="g", environ={})
-            target = found.other_target or found.target
-            window = await windows.resolve(target)
-            assert (window.tokens, window.source) == (6144, "kobold")
-            assert can_go_on_itself(target, window.source)
-            request = Request(messages=(parse_message({"role": "user", "content": "x"}),))
-            assert await windows.tokens_of(target, request) == 17
-        await windows.aclose()

@@ -53,9 +53,3 @@ def test_the_locks_have_all_that_the_package_needs() -> None:
     [site] = [Requirement(each) for each in re.findall(r'^docs = \["(.*)"\]$', text, re.MULTILINE)]
     assert all(site.specifier.contains(version) for version in read(LOCKS["docs"])[site.name])
     assert "hatchling" in read(LOCKS["run"])
-
-
-def test_a_package_without_a_hash_is_no_lock() -> None:
-    """An installer would take any file that has the name and the version."""
-    with pytest.raises(ValueError, match="a 1 has no hash"):
-        read("a==1\n")

@@ -100,12 +100,8 @@ def _conversations() -> list[_Conversation]:
     ]
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_long_answers_through_both_proxies_never_overflow_the_context(fleet: Fleet, stream: bool) -> None:
-    """Four, two through each, together more than the window: all complete, and at no time could they have outgrown it.
-
-    When each proxy knew of its own only, all four were ended by an overflow and begun again (2026-11-23).
-    """
+def test_long_answers_through_both_proxies_never_overflow_the_context(fleet: Fleet) -> None:
+    """Four, two through each, streamed and whole: all complete, and at no time could they have outgrown it together."""
     fleet.bench.watch("pool", lambda _: Reply("Warm."))
     for each in fleet.proxies:
         # So that all begin at the same moment.
@@ -115,7 +111,7 @@ def test_long_answers_through_both_proxies_never_overflow_the_context(fleet: Fle
     def answer(at: int) -> str:
         tag, through = TAGS[at], fleet.proxies[at % 2]
         messages = [{"role": "user", "content": f"count {tag}"}]
-        if stream:
+        if at < 2:
             return without_restarts(through.stream("pool", messages).text)
         content: str = through.chat("pool", messages).json()["choices"][0]["message"]["content"]
         return content

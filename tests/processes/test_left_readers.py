@@ -27,6 +27,7 @@ _LIMIT_S = 400
 _ANSWER_TOKENS, _TOKENS_PER_SECOND = 1500, 6000.0
 _TEXT = prose("long", _ANSWER_TOKENS)
 _LAST_POINT_S, _LAST_POINT_BYTES = 1.2, 160_000
+_POINTS = 6
 
 
 class _Route(NamedTuple):
@@ -47,7 +48,8 @@ class _Route(NamedTuple):
 
 
 _PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions")
-_ROUTES = [_Route(path, stream) for path in _PATHS for stream in (True, False)]
+_ROUTES = [_Route(path, stream) for path, stream in zip(_PATHS, (True, True, False, False), strict=True)]
+_ROUTES += [_Route(_PATHS[0], False)]
 
 
 def _answers(call: ChatCall) -> Reply:
@@ -110,13 +112,12 @@ def _leave(bench: Bench, route: _Route, text: str, *, after_s: float, after_byte
             read_bytes += len(piece)
 
 
-@pytest.mark.parametrize("points", [6, pytest.param(40, marks=pytest.mark.full)])
 @pytest.mark.parametrize("route", _ROUTES, ids=lambda route: route.group)
-def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Route, points: int) -> None:
+def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Route) -> None:
     """At each of so many points of an answer; the next request is served, and nothing is held."""
     watch = fast.watch(route.group, _answers)
-    for point in range(points):
-        part = (point + 1) / points
+    for point in range(_POINTS):
+        part = (point + 1) / _POINTS
         if route.stream:
             _leave(fast, route, f"{route.group} {point}", after_s=_LIMIT_S, after_bytes=part * _LAST_POINT_BYTES)
         else:
@@ -126,4 +127,4 @@ def test_client_that_leaves_at_any_point_gives_all_back(fast: Bench, route: _Rou
     assert "Fine." in answer.text
     assert _held_in_the_end(fast) == (0, 0)
     if route.stream:
-        assert sum(record.path.endswith("completions") for record in watch.records) > points
+        assert sum(record.path.endswith("completions") for record in watch.records) > _POINTS

@@ -68,12 +68,9 @@ def _served_in_time(restarting: Restarting, key: dict[str, str]) -> bool:
     return answer.status_code == 200
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["at once", "later"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_client_that_leaves_ends_everything(
-    restarting: Restarting, stream: bool, place: str, pause_s: float
-) -> None:
+async def test_client_that_leaves_ends_everything(restarting: Restarting, stream: bool, place: str) -> None:
     """Its upstream request is closed, nothing is asked any more, and the key's slot is free for the next request.
 
     The server would wait for ever where it is. Of a whole answer, LiteLLM notices that its client has left only with
@@ -88,8 +85,6 @@ async def test_client_that_leaves_ends_everything(
         async with httpx.AsyncClient(base_url=restarting.proxy.base_url, trust_env=False, timeout=300) as client:
             waiting = asyncio.ensure_future(_read(client, body, key))
             assert await asyncio.to_thread(gate.reached.wait, 60)
-            # The client's own pause is what is tested: it leaves at once, or when all has come to rest.
-            await asyncio.sleep(pause_s)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting

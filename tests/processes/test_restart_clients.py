@@ -6,10 +6,6 @@ They are programs: byte for byte what the model wrote, and of the restarts nothi
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -30,23 +26,12 @@ pytestmark = pytest.mark.proxy
 
 WANTED = calls("tool_0", words=40)
 THOUGHTS = prose("client thoughts", 120)
-_NODE = """
-const OpenAI = require('openai').OpenAI;
-const client = new OpenAI({baseURL: process.env.BASE_URL + '/v1', apiKey: process.env.API_KEY, maxRetries: 0});
-async function main() {
-  const stream = client.chat.completions.stream({
-    model: 'local', messages: JSON.parse(process.env.MESSAGES), tools: JSON.parse(process.env.TOOLS)});
-  const completion = await stream.finalChatCompletion();
-  console.log(JSON.stringify(completion.choices[0]));
-}
-main().catch(error => { console.error(error); process.exit(1); });
-"""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["alone", "behind another"])
+@pytest.fixture(scope="module")
 def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Alone, and with another callback before it."""
-    return shared(request, "auto", behind_another=request.param, process=True)
+    """With another callback before it, where a test says so."""
+    return shared(request, "auto", behind_another=getattr(request, "param", False), process=True)
 
 
 def _talks(restarting: Restarting, *, thinks: bool = False) -> Any:
@@ -68,6 +53,7 @@ def _made(message: Any) -> list[tuple[str, str]]:
     return [(call.function.name, call.function.arguments) for call in message.tool_calls]
 
 
+@pytest.mark.parametrize("restarting", [False, True], ids=["alone", "behind another"], indirect=True)
 def test_openai_chat_helper(restarting: Restarting) -> None:
     """The accumulating helper of the official client ends with one message: text, then the call."""
     watch = _talks(restarting)
@@ -128,25 +114,3 @@ def test_anthropic_messages(restarting: Restarting) -> None:
     assert message.stop_reason == "tool_use"
     kinds = [block.type for block in message.content]
     assert (kinds[0], kinds[-1]) == ("thinking", "tool_use")
-
-
-def test_node_client(restarting: Restarting) -> None:
-    """OpenAI's client for Node reads one choice; `OPENAI_NODE_MODULES` names the folder that holds the package."""
-    node, modules = shutil.which("node"), os.environ.get("OPENAI_NODE_MODULES", "")
-    if node is None or not (Path(modules) / "openai").is_dir():
-        pytest.skip("node, or the openai package in $OPENAI_NODE_MODULES, is not there")
-    _talks(restarting)
-    environ = {
-        "PATH": os.environ["PATH"],
-        "NODE_PATH": modules,
-        "BASE_URL": restarting.proxy.base_url,
-        "API_KEY": restarting.proxy.key,
-        "MESSAGES": json.dumps(asked("node")),
-        "TOOLS": json.dumps(tools(1)),
-    }
-    done = subprocess.run([node, "-e", _NODE], env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    choice = json.loads(done.stdout)
-    assert choice["message"]["content"] == TEXTS["prose"]
-    made = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
-    assert (made, choice["finish_reason"]) == (WANTED, "tool_calls")
