@@ -376,9 +376,9 @@ class _Examiner:
     async def _lm_studio(self, row: _Row, deployment: Deployment) -> list[_Row]:
         api_base, api_key = deployment.target.api_base or "", deployment.target.api_key
         row = replace(row, server=without_userinfo(api_base))
-        below_v1 = api_base.rstrip("/").endswith("/v1")
+        has_v1 = api_base.rstrip("/").endswith("/v1")
         advice = f"api_base is {row.server}, but requests go below /v1: write {server_root(row.server)}/v1."
-        if deployment.kind == "lm_studio" and not below_v1:
+        if deployment.kind == "lm_studio" and not has_v1:
             row = row.with_problem(advice)
         try:
             # Its error tells the reason: no server there, a refused key, or another server.
@@ -401,7 +401,7 @@ class _Examiner:
             todo = "start LM Studio's server (`lms server start`), or correct api_base"
             row = row.with_problem(f"{error}: {todo}.", passes=True)
             return [replace(row, guarded=None, reachable=False, why="its server was not reached")]
-        if deployment.kind != "lm_studio" and not below_v1:
+        if deployment.kind != "lm_studio" and not has_v1:
             row = row.with_problem(advice)
         why = "it is lm_studio/…" if deployment.kind == "lm_studio" else "its server answers as LM Studio"
         return await self._reported(

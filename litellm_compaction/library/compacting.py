@@ -25,7 +25,7 @@ from litellm_compaction.core.refusal import protected_shares
 from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
 from litellm_compaction.engine.ask import REQUEST_TOKENS
 from litellm_compaction.engine.context import Effort, MeasuredRequest
-from litellm_compaction.errors import CompactionError, DoesNotFit, ServerUnavailable, SummaryFailed
+from litellm_compaction.errors import CompactionError, DoesNotFit, ServerUnavailable, Share, SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.context import Call, Completion, begin
 from litellm_compaction.library.selection import Selected, Unselected, select
@@ -129,7 +129,7 @@ async def compact(
     if selected.reason or tokens_before - _best_gain_tokens(selected, call.measured) > enough_tokens:
         # No model is asked for what could not be used: an agent would ask again in every step.
         if is_too_long:
-            raise _does_not_fit(config, call.measured)
+            raise _does_not_fit(config, call.measured, tokens_before)
         return unchanged("no_gain")
     levels = await off_loop(selected.messages, lambda: _levels(selected, config, call.measured, tokens_before))
     built = await _built(call, levels, selected)
@@ -146,7 +146,7 @@ async def compact(
         built = await _without_words(built, selected)
         tokens_after = await prompt_tokens(built.messages, config.model, tools)
         if tokens_after > config.limit_tokens:
-            raise _does_not_fit(config, call.measured)
+            raise _does_not_fit(config, call.measured, tokens_before)
     if tokens_after > enough_tokens:
         return unchanged("no_gain")
     compaction = built.compaction
@@ -375,9 +375,13 @@ async def _without_words(built: _Built, selected: Selected) -> _Built:
     return _Built(bare, messages, selected.fresh_at, built.failure or SummaryFailed("no_room"))
 
 
-def _does_not_fit(config: CompactionConfig, measured: MeasuredRequest) -> DoesNotFit:
+def _does_not_fit(config: CompactionConfig, measured: MeasuredRequest, tokens_before: int) -> DoesNotFit:
     shares = protected_shares(measured.conversation, measured.count.tools_tokens)
     tokens = sum(share.tokens for share in shares)
+    if tokens <= config.limit_tokens:
+        # Too little else has come for a new record.
+        shares = (*shares, Share("earlier record and short messages", tokens_before - tokens))
+        tokens = tokens_before
     reserved_tokens = config.context_window_tokens - config.limit_tokens
     needed_tokens = math.ceil((tokens + reserved_tokens) / 256) * 256
     return DoesNotFit(

@@ -151,5 +151,5 @@ def _tool_parts(message: Message) -> list[JsonValue]:
 
 @cache
 def counter() -> TokenCounter:
-    """The process's own: what has been counted is not counted again. It is never calibrated."""
+    """The process's own: what has been counted is not counted again. The usage of summaries corrects it."""
     return TokenCounter()

@@ -126,7 +126,7 @@ class Preparing:
             targets = await targets_of(self._compactor.windows, guard.deployment)
             found += [await self._look_at_window(guard, target) for target in targets]
             if not targets:
-                found.append(f"{guard.deployment.group} (nothing loaded)")
+                found.append(f"{guard.deployment.group} (no model known yet)")
             await self._look_at_pruning_model(router, guard)
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         page = "/compaction, with the master key" if self._settings.page == "on" else "off"

@@ -303,6 +303,10 @@ async def test_what_does_not_fit_is_named() -> None:
     done = await Compactor(config(context_window_tokens=4096), completions)(raw)
     assert (done.messages, done.reason, type(done.error)) == (raw, "error", DoesNotFit)
     assert completions.asked == []
+    earlier = [user(f"## Session Summary (round 1)\n{listing(3, 60)}"), assistant("ok"), user("And then?")]
+    raw = [*earlier, calls("a"), result("a", listing(1, 240))]
+    with pytest.raises(DoesNotFit, match=r"earlier record and short messages 8\d\d tokens"):
+        await compact(raw, config(context_window_tokens=4096), completions)
 
 
 async def test_a_servers_number_corrects_the_count_of_an_unknown_model() -> None:
