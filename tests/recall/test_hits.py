@@ -146,6 +146,13 @@ def test_what_is_no_expression_is_words(query: str) -> None:
     search(indexed(user("src lib")), query)
 
 
+def test_an_expression_with_too_many_repetitions_is_words() -> None:
+    """A compiler of expressions would write each of them out."""
+    index = indexed(user("The walrus sleeps."))
+    assert search(index, "/walrus{99} {200}/").hits
+    assert not search(index, "/walrus{99} {100}/").hits
+
+
 def test_an_expression_that_never_ends_is_given_up() -> None:
     """It takes its fifth of a second, and what was found before stays."""
     index = indexed(*talk(["a" * 5_000 + "b", "c"] * 20))
