@@ -85,7 +85,6 @@ _PROMISES = (
 # What takes longest, first: a file that takes half a minute must not be the last to begin.
 _LONGEST = ("promises", "restart", "connections", "real_engine", "test_page_browser", "test_up", "test_fleet")
 
-_MATRIX = Path(__file__).parent / "clients" / "test_matrix.py"
 # What `-m "not slow"` leaves out beside the tests that are marked `proxy`: folders and files of `tests`.
 _SLOW_PLACES = (
     "processes/",
@@ -141,12 +140,7 @@ def _is_fast(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What the fast tests leave out is not imported: the clients of the others are large.
-
-    The matrix of clients installs them from their registries, so it is there only for those who ask for it.
-    """
-    if collection_path == _MATRIX:
-        return None if "clients" in str(config.getoption("markexpr")) else True
+    """What the fast tests leave out is not imported: the clients of the others are large."""
     return True if _is_fast(config) and _is_in(collection_path, _SLOW_PLACES) else None
 
 

@@ -91,6 +91,7 @@ def test_the_newer_value_comes_first_and_the_older_one_is_marked(older: str, new
     [
         ("Flight 1 to Rome costs 300.", "Flight 2 to Rome costs 400."),
         ("The port is 4812.", "The limit is 38."),
+        ("Rome is old.", "Rome is old, and has 3 airports."),
         ("The port of Rome is listed as 4812.", "The port of Oslo is listed as 4913."),
         ("The old port of Rome is listed as 4812.", "The new port of Rome is listed as 4913."),
         ("Question 1: the port of Rome is listed as 4812.", "Question 2: what is the port of Rome listed as?"),
@@ -143,6 +144,13 @@ def test_regular_expressions_and_operators_find(query: str, text: str) -> None:
 def test_what_is_no_expression_is_words(query: str) -> None:
     """A broken one, a path, nothing: no error."""
     search(indexed(user("src lib")), query)
+
+
+def test_an_expression_with_too_many_repetitions_is_words() -> None:
+    """A compiler of expressions would write each of them out."""
+    index = indexed(user("The walrus sleeps."))
+    assert search(index, "/walrus{99} {200}/").hits
+    assert not search(index, "/walrus{99} {100}/").hits
 
 
 def test_an_expression_that_never_ends_is_given_up() -> None:
@@ -220,6 +228,13 @@ def test_an_older_result_with_the_id_comes_first() -> None:
     first, *_ = search(index, "is ord_77x12 open?").hits
     assert first.original.text == "ord_77x12 is open"
     assert first.later
+
+
+def test_of_tiny_messages_a_few_are_shown() -> None:
+    """An excerpt has 16 of them at most: their roles take more room than their words."""
+    index = indexed(*talk(["ok"] * 400))
+    (hit, *_) = search(index, "ok").hits
+    assert len(hit.pieces) == 16
 
 
 def test_a_word_that_stands_everywhere_is_found_in_the_newest() -> None:

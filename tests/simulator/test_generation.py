@@ -25,6 +25,16 @@ def test_stream_is_the_text_in_small_pieces(bench: BenchFactory, chunk_tokens: i
     assert served.last.content == text
 
 
+@pytest.mark.parametrize("limit", [0, 1, 5, -1])
+def test_max_tokens(served: Bench, limit: int) -> None:
+    """`max_tokens` ends the answer with `length` after exactly so many tokens, and -1 means no limit."""
+    served.simulator.script = lambda call: Reply(numbered_words(40))
+    events = served.events(user("go"), max_tokens=limit)
+    assert finish_reasons(events) == ["stop" if limit == -1 else "length"]
+    if limit >= 0:
+        assert served.last.completion_tokens == limit
+
+
 def test_stop_strings_end_the_text_before_them(served: Bench) -> None:
     """Generation ends before the first stop string, with `stop`."""
     served.simulator.script = lambda call: Reply(numbered_words(40))

@@ -129,6 +129,14 @@ def test_a_conversation_that_is_too_long_has_many_answers(
     assert served.chat(user("hi")).status_code == 200
 
 
+def test_a_first_message_beyond_the_window_is_a_400(bench: BenchFactory) -> None:
+    """When system and first user message alone exceed the window, truncation fails with a bare-string 400."""
+    served = bench(1000)
+    response = served.chat(user(numbered_words(3000)), stream=True)
+    assert (response.status_code, served.last.outcome) == (400, "overflow")
+    assert "greater than the context length (n_keep: 8" in response.json()["error"]
+
+
 def test_requests_beyond_the_slots_wait_in_order(bench: BenchFactory) -> None:
     """With one slot a second request starts only when the first has ended."""
     served = bench(models=[Model("m", parallel=1)])

@@ -138,6 +138,17 @@ async def test_deleted_is_forgotten(opened: Opening) -> None:
     assert (await originals.scopes(), await originals.names("tenant")) == (set(), [])
 
 
+async def test_what_is_older_than_its_time_is_not_read() -> None:
+    """Whether or not it is still there."""
+    rows = MemoryRows(ttl_s=1e9, max_bytes=10_000_000, clock=lambda: 1000.0)
+    now, later = (
+        Originals(rows, ttl_s=100, secret=lambda: SECRET, clock=lambda at=at: at)  # type: ignore[misc]
+        for at in (1100.0, 1100.1)
+    )
+    await kept(now, covered(*talk(2)))
+    assert (len(await texts(now)), await texts(later)) == (2, [])
+
+
 async def test_without_a_key_nothing_is_kept(opened: Opening, caplog: pytest.LogCaptureFixture) -> None:
     """It says once which setting wants one."""
     originals = opened(None)

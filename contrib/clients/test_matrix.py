@@ -1,6 +1,6 @@
 """Each real client in each scenario, behind a real proxy: as on an endless window.
 
-`pytest -m clients` runs them, `pytest -m clients -k "openai-python or langchain"` some; `CLIENTS` in table.py has them.
+`pytest contrib/clients` runs them, `-k "openai-python or langchain"` some; `CLIENTS` in table.py has them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.cells import SCENARIOS, Matrix, open_matrix
-from tests.clients.install import FOLDER_VARIABLE
-from tests.clients.model import Name
-from tests.clients.table import CLIENTS, Client
+from contrib.clients.cells import SCENARIOS, Matrix, open_matrix
+from contrib.clients.install import FOLDER_VARIABLE
+from contrib.clients.model import Name
+from contrib.clients.table import CLIENTS, Client
 
-pytestmark = [pytest.mark.proxy, pytest.mark.clients]
 # `-k sdk` and `-k program` choose by these words.
 _CELLS = [
     pytest.param(client, scenario, id=f"{'sdk' if client.is_sdk else 'program'}-{client.name}-{scenario}")

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from contrib.clients.install import NotInstalled, install, search_path
+from contrib.clients.model import CONTENT, DONE, OWN_SUMMARY, TARGET, Model, Name
+from contrib.clients.table import Client, driver_of
 from tests.builders import prose
-from tests.clients.install import NotInstalled, install, search_path
-from tests.clients.model import CONTENT, DONE, OWN_SUMMARY, TARGET, Model, Name
-from tests.clients.table import Client, driver_of
 from tests.integration.bench import Bench, Group, Watch, open_bench, overrun
 from tests.integration.harness import MASTER_KEY, environment
 

@@ -8,14 +8,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.clients.model import Name, Tongue
+from contrib.clients.model import Name, Tongue
 
 
 def _json(**arguments: Any) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-# The tools of the drivers in tests/clients/drivers.
+# The tools of the drivers in contrib/clients/drivers.
 PLAIN = Tongue(
     lambda path: ("read_file", _json(path=path.name)),
     lambda path, content: ("write_file", _json(path=path.name, content=content)),
