@@ -15,6 +15,7 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.plan import CompactionOptions, Level
 from litellm_compaction.core.rounds import open_round_start
+from litellm_compaction.core.secrets import Redact
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.events import Phase
@@ -289,12 +290,16 @@ class Recallable(NamedTuple):
     Attributes:
         entry: of the hash chain, of the newest message that is the client's.
         hashes: the conversation's chain.
+        messages: of the conversation after the leading system ones, as its client has just sent them.
+        redact: takes secrets out of them.
         compaction: by which its messages were made.
         vocabulary: name of the model's, whose control tokens are broken in what it is shown.
     """
 
     entry: str
     hashes: tuple[str, ...]
+    messages: tuple[Message, ...]
+    redact: Redact
     compaction: Compaction
     vocabulary: str
 

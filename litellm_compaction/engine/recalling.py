@@ -17,8 +17,9 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, ToolCall, parse_message
 from litellm_compaction.core.prompts import defused
+from litellm_compaction.core.secrets import plain, redactor
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, Recallable, RequestContext
-from litellm_compaction.recall import Found, Lookup, QueryTooLong, told
+from litellm_compaction.recall import Found, Lookup, QueryTooLong, of_request, search, told
 from litellm_compaction.stores import Originals
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
@@ -72,11 +73,13 @@ class Recaller:
         tools = self.tools(measured)
         if tools is None:
             return Additions(messages)
-        hashes, rest = measured.conversation.hashes, measured.conversation.rest
+        hashes, rest, settings = measured.conversation.hashes, measured.conversation.rest, measured.context.settings
         newest = next((at for at in range(len(rest), 0, -1) if not rest[at - 1].is_synthetic), 0)
         recallable = Recallable(
             entry=hashes[newest],
             hashes=hashes,
+            messages=rest,
+            redact=plain if settings.redact == "off" else redactor(tuple(settings.redact_patterns)),
             compaction=compaction,
             vocabulary=measured.family.vocabulary,
         )
@@ -171,14 +174,25 @@ class Recaller:
         except Exception as error:  # noqa: BLE001 - the answer goes on without (P8)
             logger.warning("recall_failed model=%s error=%s", context.label, type(error).__name__)
             return _FAILED
-        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text)
+        # What its client has compacted itself is in no request any more, and may be kept by no store.
+        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text, is_all=not context.portable)
         name = recallable.vocabulary
         return defused(vocabulary(name).defused(text) if is_loaded(name) else text) or _NO_ROOM
 
     async def _search(self, tenant: str, query: str, recallable: Recallable) -> Found:
         # What this very request has covered may still be on its way.
         await self._originals.settle()
-        return await self.lookup.search(tenant, query, limit=_HITS, within=recallable.hidden)
+        hidden = recallable.hidden
+        found = await self.lookup.search(tenant, query, limit=_HITS, within=hidden)
+        if found.hits or not found.missing:
+            return found
+
+        def in_request() -> Found:
+            # What is not kept, or no more, its client has just sent again.
+            index = of_request(recallable.messages, recallable.hashes, recallable.redact)
+            return search(index, query, within=found.missing, limit=_HITS)
+
+        return await asyncio.to_thread(in_request)
 
 
 def _name(tool: JsonValue) -> JsonValue:

@@ -455,7 +455,8 @@ class Call:
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Notes the prepared request."""
         attempt = self.attempt
-        attempt.context, attempt.prepared = context, prepared
+        # What was foreseen may have been of another list: LiteLLM leaves out what a server does not read.
+        is_first, attempt.context, attempt.prepared = attempt.prepared is None, context, prepared
         attempt.outlook = Outlook(
             before=prepared.tokens_before,
             after=prepared.count.tokens,
@@ -464,7 +465,7 @@ class Call:
             excerpts=prepared.excerpts,
             excerpt_tokens=prepared.excerpt_tokens,
         )
-        if prepared.action == "compacted" or attempt.action == "none":
+        if is_first or prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
         if self.plot is not None:
             self.plot.sent(context, prepared)

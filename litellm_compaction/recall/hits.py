@@ -70,10 +70,14 @@ class Hit:
 
 
 class Found(NamedTuple):
-    """The hits, the best first, and the words that were searched for, as they were written."""
+    """The hits, the best first, and the words that were searched for, as they were written.
+
+    `missing` are the entries of messages that could not be searched, among those that might have been found.
+    """
 
     hits: Sequence[Hit]
     words: Sequence[str]
+    missing: Collection[str] = ()
 
 
 class QueryTooLong(CompactionError, ValueError):

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.secrets import plain
+from litellm_compaction.core.secrets import Redact, plain
 from litellm_compaction.recall.hits import Found, checked, search
 from litellm_compaction.recall.index import HANDLE_CHARS, Index, Original
 
@@ -59,6 +59,16 @@ def indexed(stretches: Iterable[KeptStretch], index: Index | None = None) -> Ind
     return index
 
 
+def of_request(messages: Sequence[Message], hashes: Sequence[str], redact: Redact) -> Index:
+    """Returns an index of what a request holds, of its newest messages if that is too much."""
+    chars, start = 0, len(messages)
+    while start and (chars := chars + len(visible_text(messages[start - 1]))) <= _MOST_CHARS // 2:
+        start -= 1
+    index = Index(redact)
+    index.add(messages[start:], hashes[start:])
+    return index
+
+
 class Lookup:
     """Searches a tenant's originals, and finds their messages by handle."""
 
@@ -80,7 +90,8 @@ class Lookup:
             return [hit.original.handle for hit in found.hits]
 
         def ask(index: Index) -> Found:
-            return search(index, query, within=within, limit=limit, least_share=least_share)
+            found = search(index, query, within=within, limit=limit, least_share=least_share)
+            return found._replace(missing=index.lacks(within or ()))
 
         return await self._asked(tenant, ask, handles)
 

@@ -158,6 +158,18 @@ async def test_a_window_without_room_gets_a_word() -> None:
         assert prepared.count_text(shown(prepared)[-1]) <= limit_tokens + 16
 
 
+async def test_what_is_not_kept_any_more_is_searched_in_the_request() -> None:
+    """Under another master key nothing that was kept can be read; its client has sent all of it again."""
+    scene = Scene()
+    prepared = await scene.sent(LONG)
+    await scene.originals.settle()
+    scene.secret = "sk-another"
+    await scene.look_up(prepared, '{"query": "bird"}', '{"query": "zebra"}')
+    *_, found, nothing = shown(await scene.sent(LONG))
+    assert FACT in found
+    assert nothing.startswith("Nothing was found in the earlier conversation for: zebra")
+
+
 async def test_originals_that_cannot_be_read_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is told, and goes on."""
     scene = Scene()

@@ -168,7 +168,10 @@ def test_a_reminder_behind_a_result_costs_it_nothing(bench: Bench, strategy: str
 
 
 def test_text_beside_a_tool_result_costs_it_nothing(bench: Bench) -> None:
-    """Messages: Anthropic's own pattern, which becomes a user message behind the result."""
+    """Messages: Anthropic's own pattern, which becomes a user message behind the result.
+
+    A reference to a tool, which LiteLLM leaves out, makes no compaction of the next turn.
+    """
     strategy = "summary"
     watch = _watched(bench, strategy)
     rules, task, *rest = _rounds(f"beside {strategy}")
@@ -182,10 +185,16 @@ def test_text_beside_a_tool_result_costs_it_nothing(bench: Bench) -> None:
             {"role": "user", "content": [told, {"type": "text", "text": REMINDER}]},
         ]
     tools = [{"name": "read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {}}}]
-    answer = asked(bench, MESSAGES, f"open-{strategy}", messages, system=rules["content"], tools=tools)
+    first = messages[2]["content"][0]
+    first["content"] = [{"type": "tool_reference", "tool_name": "read"}, {"type": "text", "text": first["content"]}]
+    options = {"system": rules["content"], "tools": tools}
+    answer = asked(bench, MESSAGES, f"open-{strategy}", messages, **options)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-compaction"] == "compacted"
-    sent = watch.sent()
+    following = [*messages, {"role": "assistant", "content": "I have read it."}, {"role": "user", "content": "Thanks."}]
+    again = asked(bench, MESSAGES, f"open-{strategy}", following, **options)
+    assert again.headers["x-litellm-compaction"] == "reused"
+    sent = watch.sent(0)
     assert [each["role"] for each in sent[-3:]] == ["assistant", "tool", "user"]
     assert text_of(sent[-2]) == rest[-1]["content"]
     assert text_of(sent[-1]) == REMINDER

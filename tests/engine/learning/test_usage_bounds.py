@@ -87,15 +87,30 @@ async def test_one_number_moves_counts_only_so_far(key: str, most_ratio: float, 
         assert most_tokens(after) >= min(ratio, 2.0) * before.tokens or after.tokens == before.tokens
 
 
-@pytest.mark.parametrize("usage_tokens", [WINDOW + 1300, WINDOW - 100])
-async def test_a_number_near_the_window_teaches_nothing(usage_tokens: int) -> None:
-    """It may be what was left of a prompt."""
+@pytest.mark.parametrize(
+    ("tokens", "usage_tokens", "teaches"),
+    [
+        (9_000, WINDOW + 1_300, False),
+        (9_000, WINDOW - 100, False),
+        (9_000, 9_600, True),
+        # Text that no server has counted may take twice our count: what fits by ours may have been cut.
+        (20_000, 21_000, False),
+        (20_000, 26_000, False),
+        (20_000, 18_000, False),
+        (14_500, 15_500, True),
+    ],
+)
+async def test_a_number_of_what_may_have_been_cut_teaches_nothing(
+    tokens: int, usage_tokens: int, teaches: bool
+) -> None:
+    """It may be what was left of a prompt, near the window or far below it; of one that surely fits it does."""
     engine = Bench(counter=TokenCounter())
     target = engine.target(WINDOW, model=KNOWN)
-    prepared = await engine.guard(talk(9000), WINDOW, target=target)
+    prepared = await engine.guard(talk(tokens), WINDOW, target=target)
+    assert prepared.messages is None
     context = engine.context(WINDOW, target=target)
     engine.compactor.replies.learn(context, prepared, prompt_tokens=usage_tokens, completion_tokens=5)
-    assert engine.counter.change_key(target.key) == ()
+    assert (engine.counter.change_key(target.key) != ()) is teaches
 
 
 async def test_lessons_of_the_store_refuse_nothing_and_are_left_behind() -> None:
