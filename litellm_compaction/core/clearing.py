@@ -47,11 +47,13 @@ class StubContent(NamedTuple):
     Attributes:
         lines: of the result, as a list; "" for none.
         handle: by which the model's own tool finds the result; "" if it has no such tool.
+        size: how much the result was when the stub was made; "" for how much it is: a client may have cleared it since.
     """
 
     position: int
     lines: str = ""
     handle: str = ""
+    size: str = ""
 
 
 ImagePlace: TypeAlias = tuple[int, int]
@@ -96,13 +98,17 @@ def stub(result: Message, call: ToolCall | None, content: StubContent | None = N
     Asked about a result, a model that was told only of its removal invented it 3 of 3 times, with a few lines of it
     at hand 0 of 3 (contextpaw, 2026-11).
     """
-    text = result.text
-    line_count = text.count("\n", 0, len(text) - 1) + 1
-    size = f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(text)} tokens"
-    head = f"{_BEGIN}{called(call)}, {size}, was removed. Call the tool again"
-    _, lines, handle = content or StubContent(0)
+    _, lines, handle, size = content or StubContent(0)
+    head = f"{_BEGIN}{called(call)}, {size or size_of(result)}, was removed. Call the tool again"
     way_back = f" or recall {defused(handle)} if it is needed." if handle else " if it is needed."
     return f"{head}{way_back} From it:]\n{defused(lines)}" if lines else f"{head}{way_back}]"
+
+
+def size_of(result: Message) -> str:
+    """The size of a result as its stub tells it."""
+    text = result.text
+    line_count = text.count("\n", 0, len(text) - 1) + 1
+    return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(text)} tokens"
 
 
 def stub_lines_bound(message: Message, tokens: int) -> int:

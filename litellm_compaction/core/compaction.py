@@ -26,6 +26,7 @@ from litellm_compaction.core.clearing import (
 from litellm_compaction.core.continuation.text import open_think
 from litellm_compaction.core.cut_points import shows_results
 from litellm_compaction.core.excerpts import ends
+from litellm_compaction.core.identity import Seen
 from litellm_compaction.core.messages import (
     JsonValue,
     Message,
@@ -147,6 +148,8 @@ class Compaction:
         undone_messages: above 0 for the mark in place of a record that its owner has undone: a conversation of at most
             so many messages after the leading system ones is sent as it is while it fits. It stands for nothing.
         focus: not "" for such a mark if the owner wants a record of the same round with this topic instead. Untrusted.
+        words_hash: the entry of the covered messages in the chain of words alone; "" if it must be these very messages.
+        seen: what the covered messages were, for a client that clears data in them; empty without `words_hash`.
     """
 
     covered_messages: int
@@ -168,6 +171,8 @@ class Compaction:
     images: tuple[ImagePlace, ...] = ()
     undone_messages: int = 0
     focus: str = ""
+    words_hash: str = ""
+    seen: tuple[Seen, ...] = ()
 
     @property
     def is_mark(self) -> bool:
@@ -235,6 +240,8 @@ def mark_of(compaction: Compaction, *, undone_messages: int = 0, focus: str = ""
         level="truncate",
         undone_messages=undone_messages,
         focus=focus,
+        words_hash=compaction.words_hash,
+        seen=compaction.seen,
     )
 
 
@@ -250,6 +257,8 @@ def is_sound(compaction: Compaction) -> bool:
         and all(0 <= segment.covered_messages <= covered for segment in compaction.segments)
         and all(index >= 0 for _, index in compaction.images)
         and (compaction.covered_part is None or compaction.covered_part.chars >= 0)
+        and len(compaction.seen) in (0, covered)
+        and all(each.entry == compaction.covered_hash for each in compaction.seen[-1:])
     )
 
 

@@ -20,6 +20,7 @@ from litellm_compaction.core.cut_points import (
     request_indices,
     shows_results,
 )
+from litellm_compaction.core.identity import Seen, chain_behind, edits
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
 from litellm_compaction.core.stretches import own_words, without_data
 
@@ -43,6 +44,8 @@ class Conversation:
         fixed_tokens: of tools and the template's additions.
         count_text: tokens of a text.
         hashes: chain entries, one more than there are messages after the leading system ones.
+        words_hashes: as many, of the chain of words alone.
+        seen: what the first messages were before the client edited them; empty if no record says so.
         own_tokens: the whole prompt as it came, if it is known better than by its parts; else None.
         staying: indices of messages that stay verbatim although a compaction may cover them.
         pins: indices of messages that the client wants verbatim: they count as requests.
@@ -54,6 +57,8 @@ class Conversation:
     fixed_tokens: int
     count_text: Callable[[str], int] = field(compare=False)
     hashes: tuple[str, ...]
+    words_hashes: tuple[str, ...] = ()
+    seen: tuple[Seen, ...] = ()
     own_tokens: int | None = None
     staying: tuple[int, ...] = ()
     pins: tuple[int, ...] = ()
@@ -185,6 +190,32 @@ def usable(conversation: Conversation, stored: Iterable[Compaction]) -> list[Com
         return set(requests) <= set(compaction.pinned)
 
     return sorted(filter(holds, known), key=lambda each: (each.provisional, -each.round))
+
+
+def as_it_was(conversation: Conversation, stored: Sequence[Compaction]) -> Conversation:
+    """Returns a conversation under the hashes that it had before its client cleared or shortened covered data.
+
+    If two compactions differ in nothing but what was cleared, either may be another person's (promise P9), so neither
+    counts.
+
+    Args:
+        stored: compactions under its hashes, or under those of its words.
+    """
+    words, rest = conversation.words_hashes, conversation.rest
+    candidates = [
+        each
+        for each in stored
+        if each.seen and each.covered_messages < len(words) and words[each.covered_messages] == each.words_hash
+    ]
+    covered = max((each.covered_messages for each in candidates), default=0)
+    found = sorted(
+        (edited, each.covered_hash, each.seen)
+        for each in candidates
+        if each.covered_messages == covered and (edited := edits(rest, each.seen)) is not None
+    )
+    if not found or found[0][0] == 0 or [edited for edited, *_ in found[:2]] == [found[0][0]] * 2:
+        return conversation
+    return replace(conversation, hashes=chain_behind(rest, found[0][2]), seen=found[0][2])
 
 
 def is_undone(conversation: Conversation, stored: Iterable[Compaction]) -> bool:

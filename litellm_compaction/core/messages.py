@@ -355,15 +355,18 @@ def _string(value: JsonValue) -> str:
     return value if isinstance(value, str) else ""
 
 
-def chain(messages: Sequence[Message]) -> tuple[str, ...]:
+def chain(messages: Sequence[Message], *, after: str = "") -> tuple[str, ...]:
     """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
 
     Equal entries mean equal normal forms: leading system messages, notices, reasoning and cache markers do not count,
     null equals "", text is trimmed, tool arguments are compared as parsed JSON.
+
+    Args:
+        after: the entry that stands for all before the first message; "" for a whole conversation.
     """
-    digest = hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
+    digest = bytes.fromhex(after) if after else hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
     entries = [digest.hex()]
-    for message in messages[system_prefix_length(messages) :]:
+    for message in messages[0 if after else system_prefix_length(messages) :]:
         hashed = hashlib.blake2b(key=digest, digest_size=16)
         for piece in _normal_form(message):
             hashed.update(piece)
@@ -393,7 +396,7 @@ def _normal_form(message: Message) -> Iterator[bytes]:
     others = [part for part in content if not is_text_part(part)] if isinstance(content, list) else []
     text = normal_text(message)
     calls = [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls]
-    behind = [calls, message.call_id, [_without_cache_marker(part) for part in others]]
+    behind = [calls, message.call_id, [normal_part(part) for part in others]]
     if len(text) <= _HASHED_CHARS:
         yield _json([message.role, text, *behind])
         return
@@ -418,7 +421,8 @@ def canonical_arguments(arguments: str) -> str:
         return arguments
 
 
-def _without_cache_marker(part: JsonValue) -> JsonValue:
+def normal_part(part: JsonValue) -> JsonValue:
+    """A part of a content as the hash chain sees it: without cache markers."""
     if isinstance(part, Mapping):
         return {key: value for key, value in part.items() if key != "cache_control"}
     return part

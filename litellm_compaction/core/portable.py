@@ -62,6 +62,8 @@ def as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
         ahead=False,
         early=False,
         images=(),
+        words_hash="",
+        seen=(),
     )
 
 

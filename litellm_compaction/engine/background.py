@@ -159,13 +159,13 @@ class Background:
         attempts = Attempts(summary_calls_left=1)
         context = replace(context, now=False, focus="", pins=None, measure=None, warm_up=nothing, attempts=attempts)
         request = replace(request, messages=turn_ended(request.messages, answer))
-        measured = await self._pins.applied(await hashed(await self._measurer.measure(request, context)))
+        measured, stored = await self._builder.find(await hashed(await self._measurer.measure(request, context)))
+        measured = await self._pins.applied(measured)
         if context.has_siblings and not Reservation(self._admission, context).is_shared(measured.window):
             return
         if await self._windows.is_busy(context.target):
             # Another program uses the model without this proxy, such as LM Studio's own window.
             return
-        stored = await self._store.find(context.scope, measured.conversation.hashes[1:])
         same = next((model for model in context.pruning_models if model.is_same), None)
         decision = await off_loop_if(measured.is_long, lambda: _planned_ahead(measured, stored, same))
         written = None if decision is None else await self._record_ahead(measured, decision)
@@ -228,7 +228,7 @@ class Background:
         elif sent and not sent[-1].text:
             sent = (*sent[:-1], user_message("."))
         async with self._room(measured, prepared.count.tokens):
-            await self._store.put(measured.context.scope, replace(compaction, ahead=False, early=True))
+            await self._builder.put(measured, replace(compaction, ahead=False, early=True))
             request = prepared.sent(measured.request)
             await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
 
@@ -253,7 +253,7 @@ class Background:
             return False
         if await self._store.find(measured.context.scope, [compaction.covered_hash]):
             return False
-        await self._store.put(measured.context.scope, compaction)
+        await self._builder.put(measured, compaction)
         self._reporter.decided(
             measured, "prepared", after=after_tokens, compaction=compaction, effort=built.effort, base=base
         )

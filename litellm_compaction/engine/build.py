@@ -11,17 +11,19 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import off_loop, off_loop_if
-from litellm_compaction.core.clearing import StubContent, stub_lines_bound, with_data
+from litellm_compaction.core.clearing import StubContent, size_of, stub_lines_bound, with_data
 from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
 from litellm_compaction.core.continuation.request import keyed
-from litellm_compaction.core.conversation import applied_tokens
+from litellm_compaction.core.conversation import applied_tokens, as_it_was
 from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import Verbatim, verbatim
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Level, Prune, Summarize
@@ -118,13 +120,22 @@ class CompactionBuilder:
         self._originals = originals
         self._recaller = recaller
 
-    async def find(self, measured: MeasuredRequest) -> list[Compaction]:
-        """Returns the compactions that are stored for a request's first messages, and the one that came with it."""
-        own = _portable_bases(measured)
-        try:
-            return [*await self._store.find(measured.context.scope, measured.conversation.hashes[1:]), *own]
-        except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
-            return own
+    async def find(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, list[Compaction]]:
+        """Returns a request under its hashes, and the compactions for its first messages, with the one that came along.
+
+        The hashes are those that it had before its client edited messages that a compaction covers.
+        """
+        stored: list[Compaction] = []
+        # The store tells its own troubles; the request is too long either way.
+        with contextlib.suppress(Exception):
+            found = await self._store.find(
+                measured.context.scope, measured.conversation.hashes[1:], measured.conversation.words_hashes[1:]
+            )
+            make = partial(as_it_was, measured.conversation, found)
+            measured = replace(measured, conversation=await off_loop(measured.conversation.rest, make))
+            hashes = frozenset(measured.conversation.hashes)
+            stored = [each for each in found if each.covered_hash in hashes]
+        return measured, [*stored, *_portable_bases(measured)]
 
     async def without_misfits(
         self,
@@ -209,9 +220,11 @@ class CompactionBuilder:
         handles = self._handles(measured, compaction, decision.ledger_tokens)
         room_tokens = decision.ledger_tokens - _HANDLE_TOKENS * len(handles)
         found = await self._verbatim(measured, rest, sources, room_tokens)
+        told = {each.position: each.size for each in compaction.stub_contents}
         contents = tuple(
-            StubContent(at, found.stub_lines.get(at, ""), handles.get(at, ""))
-            for at in sorted({*found.stub_lines, *handles})
+            StubContent(at, found.stub_lines.get(at, ""), handles.get(at, ""), told.get(at) or size_of(rest[at]))
+            for at in compaction.stubbed
+            if rest[at].role == "tool"
         )
         return await _written(measured, replace(compaction, ledger=found.ledger, stub_contents=contents))
 
@@ -284,6 +297,16 @@ class CompactionBuilder:
         if built.compaction.edited_from is not None:
             await self._put(measured, built.kept)
 
+    async def put(self, measured: MeasuredRequest, compaction: Compaction) -> None:
+        """Stores a compaction with what its messages were, so that a client may clear data in them."""
+        conversation, covered = measured.conversation, compaction.covered_messages
+        if not compaction.seen and not measured.is_shortened and covered < len(conversation.words_hashes):
+            rest = conversation.rest[:covered]
+            known = await off_loop(rest, lambda: seen(rest, conversation.hashes, conversation.seen))
+            if any(each.data for each in known):
+                compaction = replace(compaction, words_hash=conversation.words_hashes[covered], seen=known)
+        await self._store.put(measured.context.scope, compaction)
+
     async def put_into_effect(self, measured: MeasuredRequest, compaction: Compaction) -> None:
         """Stores a record that was written ahead as one that is applied, so that later turns keep it."""
         await self._put(measured, replace(compaction, ahead=False, early=False))
@@ -341,7 +364,7 @@ class CompactionBuilder:
             return
         # The store tells its own troubles; this request has its compaction.
         with contextlib.suppress(Exception):
-            await self._store.put(measured.context.scope, kept)
+            await self.put(measured, kept)
             if measured.context.tenant:
                 await self._store.name(measured.context.tenant, measured.context.scope, kept)
         self._keep_originals(measured, kept.covered_messages)

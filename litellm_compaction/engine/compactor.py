@@ -218,7 +218,8 @@ class Compactor:
             return self._measurer.unchanged(measured)
         if is_small(measured) and not has_wish and not await self._small.are_compacted(context.scope):
             return self._measurer.unchanged(measured)
-        measured = await self._pins.applied(await hashed(measured))
+        measured, found = await self._builder.find(await hashed(measured))
+        measured = await self._pins.applied(measured)
 
         async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
             settled = measured if stored else await self._prober.settled(measured)
@@ -228,7 +229,6 @@ class Compactor:
                 return await self._decide_shortened(settled, messages, stored, reason="attached")
             return await self._decide(settled, stored)
 
-        found = await self._builder.find(measured)
         if not measured.context.is_client_summary and not measured.context.goes_on:
             measured = measured.with_focus(focus_wanted(measured.conversation, found))
         return await self._builder.without_misfits(measured, found, decided)
@@ -376,7 +376,7 @@ class Compactor:
     async def _built_meanwhile(self, needed: CompactionNeeded) -> BuiltCompaction | None:
         """A compaction that another request has stored since this one was planned; it may have waited, or come late."""
         measured = needed.measured
-        stored = await self._builder.find(measured)
+        _, stored = await self._builder.find(measured)
         if all(each in needed.stored for each in stored):
             return None
         decision = await self._plan(measured, stored)

@@ -18,6 +18,7 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
 from litellm_compaction.core.excerpts import common_level
+from litellm_compaction.core.identity import words_chain
 from litellm_compaction.core.messages import (
     Message,
     Request,
@@ -271,7 +272,9 @@ class RequestMeasurer:
         """A request made of `measured`'s, which comes again under the same hashes."""
         made = self._measured(request, measured.context, measured.window, measured.family, count, measured.started_s)
         known = measured.conversation
-        conversation = replace(made.conversation, hashes=known.hashes, pins=known.pins)
+        conversation = replace(
+            made.conversation, hashes=known.hashes, words_hashes=known.words_hashes, seen=known.seen, pins=known.pins
+        )
         budget = replace(made.budget, floor_tokens=conversation.floor_tokens) if known.pins else made.budget
         return replace(made, conversation=conversation, budget=budget, **changes)
 
@@ -369,10 +372,10 @@ def _chars(request: Request) -> list[int]:
 
 
 async def hashed(measured: MeasuredRequest) -> MeasuredRequest:
-    """`measured` with the chain of hashes under which compactions of its conversation are kept."""
-    messages = measured.request.messages
-    hashes = await off_loop(messages, lambda: chain(messages))
-    return replace(measured, conversation=replace(measured.conversation, hashes=hashes))
+    """`measured` with the chains of hashes under which compactions of its conversation are kept."""
+    messages, rest = measured.request.messages, measured.conversation.rest
+    hashes, words = await off_loop(messages, lambda: (chain(messages), words_chain(rest)))
+    return replace(measured, conversation=replace(measured.conversation, hashes=hashes, words_hashes=words))
 
 
 def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:

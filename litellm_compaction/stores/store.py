@@ -28,8 +28,10 @@ _Result = TypeVar("_Result")
 MAX_EVENTS = 10_000
 MAX_TURNS = 2000
 _EVENTS, _TURNS = "events", "turns"
-# A name leads from a tenant to a compaction of its own.
-_COMPACTION, _FACT, _NAME = "c:", "f:", "n:"
+# A name leads from a tenant to a compaction of its own; words lead from what was said to the newest compactions of it.
+_COMPACTION, _FACT, _NAME, _WORDS = "c:", "f:", "n:", "w:"
+# Compactions of the same words and other data. Two are enough to tell that it is not clear whose a conversation is.
+_MOST_OF_WORDS = 4
 # The scope of facts about models, which belong to no tenant: tenants' scopes are hashes.
 FACTS_SCOPE = "models"
 # Longer than any lease: a note that ends later was written by a clock that has been set back, or before a restart.
@@ -93,18 +95,32 @@ class _OverRows:
 class CompactionStore(_OverRows):
     """Compactions by scope and covered hash."""
 
-    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+    async def find(self, scope: str, hashes: Sequence[str], words_hashes: Sequence[str] = ()) -> list[Compaction]:
         """Those in `scope` whose covered hash is one of `hashes`, the one that covers most first.
 
         Args:
             hashes: chain entries of a conversation, shortest prefix first; may be thousands.
+            words_hashes: of its words alone. Those under them follow, whatever data they cover.
         """
-        rows = await self.rows.find(scope, [_COMPACTION + each for each in reversed(hashes)])
-        return [found for row in rows if (found := decode(row.body)) is not None]
+        keys = [*(_COMPACTION + each for each in reversed(hashes)), *(_WORDS + each for each in reversed(words_hashes))]
+        rows = await self.rows.find(scope, keys)
+        known = {row.key for row in rows}
+        named = (entry for row in rows if row.key.startswith(_WORDS) for entry in (_decoded(row.body) or "").split())
+        if others := [key for entry in named if (key := _COMPACTION + entry) not in known]:
+            rows += await self.rows.find(scope, others)
+        own = (row for row in rows if row.key.startswith(_COMPACTION))
+        return [found for row in own if (found := decode(row.body)) is not None]
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps one, in place of an earlier one that covers the same messages."""
         await self.rows.put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
+        if compaction.words_hash:
+
+            def add(kept: bytes | None, _: float) -> bytes:
+                named = dict.fromkeys([*(_decoded(kept or b"") or "").split(), compaction.covered_hash])
+                return encode_text(" ".join(list(named)[-_MOST_OF_WORDS:]))
+
+            await self.rows.change(scope, _WORDS + compaction.words_hash, add)
 
     async def name(self, owner: str, scope: str, compaction: Compaction) -> None:
         """Lets a tenant find a compaction by its id; the name lives as long as a compaction that is not used."""
@@ -340,7 +356,7 @@ def encode(compaction: Compaction) -> bytes:
 def digest(compaction: Compaction) -> str:
     """SHA-256 of a compaction's contents, which stays the same when it is put into effect, and in later versions."""
     fields = _ADAPTER.dump_python(
-        _Envelope(version=1, compaction=replace(compaction, ahead=False, early=False)),
+        _Envelope(version=1, compaction=replace(compaction, ahead=False, early=False, words_hash="", seen=())),
         mode="json",
         exclude_defaults=True,
         warnings=False,

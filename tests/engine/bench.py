@@ -90,11 +90,11 @@ class RecordingStore(MemoryStore):
             raise StoreError("the store is down")
         return await super().get_fact(scope, key)
 
-    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+    async def find(self, scope: str, hashes: Sequence[str], words_hashes: Sequence[str] = ()) -> list[Compaction]:
         self.finds += 1
         if self.broken:
             raise StoreError("the store is down")
-        return await super().find(scope, hashes)
+        return await super().find(scope, hashes, words_hashes)
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         if self.broken or len(self.kept) == self.full_after:

@@ -333,6 +333,20 @@ def test_clock_in_the_system_prompt_does_not_cost_a_summary(guarded: Bench) -> N
     assert len(watch.summaries) == 1
 
 
+@pytest.mark.parametrize("note", ["[Old tool result content cleared]", "{0:.400}\n... [cut]"], ids=["cleared", "cut"])
+def test_client_may_clear_what_is_covered(guarded: Bench, note: str) -> None:
+    """Old results that a client clears or cuts leave record and bytes as they are, turn by turn (P4)."""
+    watch, topic = guarded.watch("edited"), f"clearing {note}"
+    rounds = [tool_round("read", prose(f"{topic} {number}", 500), f"call_{number}") for number in range(3)]
+    messages = talk(topic, ONE_ROUND - 1500)
+    messages[2:2] = [*rounds[0], *rounds[1], *rounds[2]]
+    assert guarded.proxy.chat("edited", messages).headers["x-litellm-compaction"] == "compacted"
+    for turn, at in enumerate((3, 5, 7), 1):
+        messages[at] = {**messages[at], "content": note.format(messages[at]["content"])}
+        assert guarded.proxy.chat("edited", messages).headers["x-litellm-compaction"] == "reused"
+        assert watch.sent(turn) == watch.sent(0)
+
+
 def test_edited_history_is_not_covered_by_the_old_summary(guarded: Bench) -> None:
     """An edit inside the covered part makes a new summary; the old one never stands for words it has not seen."""
     watch = guarded.watch("edited")

@@ -259,6 +259,34 @@ def test_a_record_serves_its_own_tenant_only(office: Bench) -> None:
     assert actions == dict.fromkeys(actions, "compacted") | {"sk-red-arno": "reused"}
 
 
+def test_two_people_behind_one_key_share_no_record_of_what_their_tools_said(office: Bench) -> None:
+    """The same words and calls with another result, however short, are another conversation (P9).
+
+    A note in its place is the client's own (P4), but only for who has shown the result under this key.
+    """
+    watch, talked = office.watch("small", seen), conversation("cleared", 20)
+
+    def told(key: str, output: str) -> str:
+        call = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        called = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": "call_1", "content": output}
+        return action(ask(office, key, body_of("small", [*talked[:2], called, result, *talked[2:]])))
+
+    whole, note = ("\n".join(f"{number}: CANARY-anna has {number}" for number in range(60)), "[Old output cleared]")
+    assert told("sk-alice", whole) == "compacted"
+    hers = len(watch.bodies)
+    for other in ("CANARY-bert has 3", "No matches found", "[]"):
+        assert told("sk-alice", other) == "compacted"
+    assert told("sk-bob", note) == "compacted"
+    assert "CANARY-anna" not in words_of(watch.bodies[hers:])
+    assert told("sk-alice", note) == "reused"
+    # Two have shown as much of it: whose it is now is not clear.
+    assert told("sk-alice", whole.replace("anna", "bert")) == "compacted"
+    both = len(watch.bodies)
+    assert told("sk-alice", note) == "compacted"
+    assert not words_of(watch.bodies[both:]) & {"CANARY-anna", "CANARY-bert"}
+
+
 def test_who_knows_a_records_names_gets_no_record(office: Bench) -> None:
     """Threat: guessed names. No request names a record, by its id, its digest or whatever else was told of it."""
     watch = office.watch("small", seen)

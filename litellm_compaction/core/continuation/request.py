@@ -159,6 +159,8 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
             replace(segment, covered_messages=min(segment.covered_messages, own)) for segment in compaction.segments
         ),
         covered_part=covered_part,
+        words_hash="",
+        seen=(),
     )
 
 

@@ -1,0 +1,228 @@
+"""Recognizes a conversation although its client has cleared or shortened data that a record covers (promise P4).
+
+Coding agents replace old tool results by a note, or cut them. The hash chain then is another one from there on. So a
+record says what each covered message was: the chain's entry, and a print of its data. A later conversation is the same
+one if its words and calls are the same, and its data is what it was, a marked piece of that, or a note.
+
+In doubt it is another conversation: a record tells what a result said, and several people may share a key (P9).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from litellm_compaction.core.messages import (
+    JsonValue,
+    Message,
+    chain,
+    is_text_part,
+    normal_part,
+    normal_text,
+    parse_message,
+    roughly_tokens,
+)
+from litellm_compaction.core.stretches import stretches
+
+# A note says that something was here; more would say what.
+_NOTE_TOKENS = 60
+# A note in brackets: `[Old tool result content cleared]`, `<MASKED>`; with words before them only if it says how much
+# was here: `Old output: (12 lines omitted)`.
+_NOTE = re.compile(
+    r"\A(?P<lead>[^\W\d][^\n\[\](){}<>\"]{0,80}: )?(?:\[[^{}\"]{1,480}\]|\([^{}\"]{1,480}\)|<[^\W\d][\w -]{0,80}>)\Z"
+)
+_WORD = re.compile(r"[^\W\d_]{3}")
+_AMOUNT = re.compile(r"\b\d[\d.,]{0,12} ?(?:k?b|bytes|lines?|chars|characters|tokens|words)\b", re.IGNORECASE)
+_DIGIT = re.compile(r"\d")
+# Clients leave one of these where they cut, or a line in brackets behind what they left.
+_MARK = re.compile(r"\.\.\.|…|\[(?:\d[\d.,]{0,12} )?[^\W\d_]{3}[^\[\]\n\"'{}=]{0,200}\]")
+_ENDING = re.compile(r"\n[ \t]{0,8}[\[(<][^\n]{3,290}[\])>]\s{0,8}\Z")
+_MOST_ENDING_CHARS = 300
+# A cut leaves at most so much.
+_CUT_RATIO = 0.75
+# Of data, both ends are known in pieces; a cut may lie inside of one. Shorter data is cleared, not cut.
+_PIECE_CHARS, _MOST_PIECES, _LEAST_EQUAL_PIECES, _LEAST_CUT_CHARS = 32, 128, 4, 512
+_PIECE_BYTES = 2
+
+
+class Datum(NamedTuple):
+    """What is known of a tool result, an attached file or an image.
+
+    Attributes:
+        digest: of all of it.
+        chars: its length; 0 for a note, in whose place nothing else is taken.
+        head, tail: of its first and last pieces, in base64.
+    """
+
+    digest: str
+    chars: int
+    head: str = ""
+    tail: str = ""
+
+
+class Seen(NamedTuple):
+    """A message as it was when a record was made of it: the chain's entry after it, and its data."""
+
+    entry: str
+    data: tuple[Datum, ...] = ()
+
+
+def seen(rest: Sequence[Message], hashes: Sequence[str], known: Sequence[Seen] = ()) -> tuple[Seen, ...]:
+    """Returns what messages are, or were: `known` says that of the first ones.
+
+    Args:
+        rest: n messages after the leading system ones.
+        hashes: their chain, n + 1 entries.
+    """
+    known = known[: len(rest)]
+    new = range(len(known), len(rest))
+    return (*known, *(Seen(hashes[at + 1], tuple(map(_datum, _divided(rest[at]).data))) for at in new))
+
+
+def words_chain(rest: Sequence[Message]) -> tuple[str, ...]:
+    """Returns the chain over roles, calls, and the words of person and model alone: an entry more than messages."""
+    return chain([_without_data(message) for message in rest])
+
+
+def edits(rest: Sequence[Message], record: Sequence[Seen]) -> int | None:
+    """Returns how many covered messages their client has edited since; None if they are others.
+
+    Args:
+        rest: messages after the leading system ones, of which the first ones have the words of the covered ones.
+        record: of the covered messages, all of them.
+    """
+    if len(record) > len(rest):
+        return None
+    found = 0
+    for message, was in zip(rest, record, strict=False):
+        data = _divided(message).data
+        if [_digest(text) for text in data] == [each.digest for each in was.data]:
+            continue
+        if not _stand_for(data, was.data):
+            return None
+        found += 1
+    return found
+
+
+def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, ...]:
+    """Returns the chain of messages of which a record, of one message at least, says what the first ones were."""
+    entries = [each.entry for each in record]
+    return (chain(())[0], *entries[:-1], *chain(rest[len(record) :], after=entries[-1]))
+
+
+def _stand_for(data: Sequence[str], were: Sequence[Datum]) -> bool:
+    if len(data) == len(were):
+        return all(map(_stands_for, data, were))
+    # One note in the place of several parts.
+    return len(data) == 1 < len(were) and _is_note(data[0]) and len(data[0]) < sum(each.chars for each in were)
+
+
+def _stands_for(text: str, was: Datum) -> bool:
+    if _digest(text) == was.digest:
+        return True
+    return len(text) < was.chars and (_is_note(text) or (len(text) <= _CUT_RATIO * was.chars and _is_piece(text, was)))
+
+
+def _is_note(text: str) -> bool:
+    """Returns True for a few words in brackets that say nothing but that something was here, and how much."""
+    text = text.strip()
+    note = _NOTE.match(text) if len(text) <= 8 * _NOTE_TOKENS and roughly_tokens(text) <= _NOTE_TOKENS else None
+    if note is None or _WORD.search(text) is None:
+        return False
+    said = _AMOUNT.sub("", text)
+    return _DIGIT.search(said) is None and not (note["lead"] and said == text)
+
+
+def _is_piece(text: str, was: Datum) -> bool:
+    """Returns True if a text is the head, the tail, or both, of what was there, with a mark where it was cut."""
+    ending = _ENDING.search(text, max(len(text) - _MOST_ENDING_CHARS, 0))
+    body = text if ending is None else text[: ending.start()]
+    head = _equal_pieces(_pieces(body), was.head)
+    rest = body[head * _PIECE_CHARS :]
+    tail = _equal_pieces(_pieces(rest, backwards=True), was.tail)
+    rest = rest[: len(rest) - tail * _PIECE_CHARS]
+    return (
+        head + tail >= _LEAST_EQUAL_PIECES
+        and len(rest) <= 8 * _NOTE_TOKENS
+        and roughly_tokens(rest) <= _NOTE_TOKENS + _PIECE_CHARS // 2
+        and (_MARK.search(rest) is not None or (ending is not None and len(rest) < _PIECE_CHARS))
+    )
+
+
+def _equal_pieces(pieces: Iterator[bytes], known: str) -> int:
+    before = base64.b64decode(known)
+    count = 0
+    for piece in pieces:
+        if piece != before[count * _PIECE_BYTES : (count + 1) * _PIECE_BYTES]:
+            break
+        count += 1
+    return count
+
+
+def _pieces(text: str, *, backwards: bool = False) -> Iterator[bytes]:
+    for number in range(min(len(text) // _PIECE_CHARS, _MOST_PIECES)):
+        start = len(text) - (number + 1) * _PIECE_CHARS if backwards else number * _PIECE_CHARS
+        piece = text[start : start + _PIECE_CHARS]
+        yield hashlib.blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=_PIECE_BYTES).digest()
+
+
+class _Divided(NamedTuple):
+    words: list[str]
+    data: list[str]
+
+
+def _divided(message: Message) -> _Divided:
+    """The words of a message, and its data: what tools gave, what a client attached, and what is not text."""
+    content = message.raw.get("content")
+    parts = content if isinstance(content, list) else [message.text]
+    divided = _Divided([], [])
+    if message.role == "tool" and message.text.strip():
+        divided.data.append(message.text.strip())
+    elif message.role != "user":
+        divided.words.append(normal_text(message))
+    for part in parts:
+        if not is_text_part(part):
+            divided.data.append(json.dumps(normal_part(part), sort_keys=True, default=str))
+        elif message.role == "user":
+            _divide(_text_of(part), divided, is_one_of_several=len(parts) > 1)
+    return divided
+
+
+def _divide(text: str, divided: _Divided, *, is_one_of_several: bool) -> None:
+    if is_one_of_several and _is_note(text):
+        # In the place of an image.
+        divided.data.append(text.strip())
+        return
+    for each in stretches(text):
+        if each.kind == "data":
+            divided.data.append(text[each.body : each.body_end].strip())
+            divided.words.append(text[each.start : each.body].strip())
+        else:
+            divided.words.append(text[each.start : each.end].strip())
+
+
+def _text_of(part: JsonValue) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else ""
+
+
+def _without_data(message: Message) -> Message:
+    kept = {key: message.raw[key] for key in ("tool_calls", "tool_call_id") if key in message.raw}
+    return parse_message({"role": message.role, "content": "\n".join(_divided(message).words), **kept})
+
+
+def _datum(text: str) -> Datum:
+    if _is_note(text):
+        return Datum(_digest(text), 0)
+    if len(text) < _LEAST_CUT_CHARS:
+        return Datum(_digest(text), len(text))
+    head, tail = (base64.b64encode(b"".join(_pieces(text, backwards=side))).decode() for side in (False, True))
+    return Datum(_digest(text), len(text), head, tail)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,130 @@
+"""When a conversation is the same although its client has edited what a record covers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.identity import chain_behind, edits, seen, words_chain
+from litellm_compaction.core.messages import chain
+from tests.builders import JsonDict, assistant, calls, image, parsed, raw_conversations, result, user
+
+OUTPUT = "\n".join(f"{number}: the parser reads token {number * 37 % 101}" for number in range(120))
+NOTE = "[Old tool result content cleared]"
+CLINES = (
+    "[[NOTE] This file read has been removed to save space in the context window. Refer to the latest file read for "
+    "the most up to date version of this file.]"
+)
+
+
+def _talk(
+    output: object = OUTPUT, *, said: str = "Read it.", call_id: str = "call_1", answer: str = "Done."
+) -> list[JsonDict]:
+    return [user(said), calls(call_id), {**result(call_id, ""), "content": output}, assistant(answer), user("And now?")]
+
+
+def _entry(was: list[JsonDict], now: list[JsonDict]) -> str | None:
+    """The chain's last entry if `now` goes on from a record of all but the last message of `was`."""
+    covered = parsed(was)[:-1]
+    later = parsed(now)
+    if words_chain(later)[len(covered)] != words_chain(covered)[-1]:
+        return None
+    record = seen(covered, chain(covered))
+    return None if edits(later, record) is None else chain_behind(later, record)[-1]
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        _talk(),
+        _talk(NOTE),
+        _talk(CLINES),
+        _talk([{"type": "text", "text": NOTE}]),
+        _talk("<MASKED>"),
+        _talk("(output omitted)"),
+        _talk("Old environment output: (120 lines omitted)"),
+        _talk("[Output of 4,021 characters was cleared]"),
+        _talk(f"{OUTPUT[:1000]}... [truncated]"),
+        _talk(f"{OUTPUT[:500]}\n...\n{OUTPUT[-500:]}\n[Tool result trimmed: kept first 500 and last 500 characters.]"),
+    ],
+    ids=range(10),
+)
+def test_what_was_cleared_or_cut_is_the_same_conversation(now: list[JsonDict]) -> None:
+    """Under the very entry that it had before, and so with its pins, handles and originals."""
+    assert _entry(_talk(), now) == chain(parsed(_talk()))[-1]
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        _talk("4 files changed."),
+        _talk("No matches found"),
+        _talk("[]"),
+        _talk('["a.py"]'),
+        _talk('{"error": "not found"}'),
+        _talk("[exit code 1]"),
+        _talk("[Balance: 1200]"),
+        _talk("Error: (no such file)"),
+        _talk(""),
+        _talk(OUTPUT[:1000]),
+        _talk(f"{OUTPUT[:500]}another line {OUTPUT[-500:]}"),
+        _talk(f"{OUTPUT[1:500]}... [truncated]"),
+        _talk(f"{OUTPUT[:1000]}... {'other words ' * 60}"),
+        _talk(f"{OUTPUT}\n[more]"),
+        _talk(f"[{'a long note ' * 60}]"),
+        _talk(NOTE, said="Read all."),
+        _talk(NOTE, answer="Nothing."),
+        _talk(NOTE, call_id="call_2"),
+    ],
+    ids=range(18),
+)
+def test_other_data_words_or_calls_are_another_conversation(now: list[JsonDict]) -> None:
+    """Also if two people have one key: a record tells what the result said."""
+    assert _entry(_talk(), now) is None
+
+
+def test_a_short_result_or_a_note_is_never_replaced() -> None:
+    """What is no longer than a note may have been one already, or says all of it."""
+    assert _entry(_talk("ok"), _talk("[cleared]")) is None
+    assert _entry(_talk(NOTE), _talk("[No results]")) is None
+    assert _entry(_talk(NOTE), _talk(OUTPUT)) is None
+
+
+def _shown(*parts: JsonDict) -> list[JsonDict]:
+    return [
+        {"role": "user", "content": [{"type": "text", "text": "What is it?"}, *parts]},
+        assistant("A cat."),
+        user("?"),
+    ]
+
+
+@pytest.mark.parametrize(("words", "does"), [("[Image removed]", True), ("It is mine.", False)])
+def test_an_image_may_give_way_to_a_note(words: str, does: bool) -> None:
+    """In a part of its own; the person's words beside it are theirs."""
+    assert (_entry(_shown(image()), _shown({"type": "text", "text": words})) is not None) is does
+    assert _entry(_shown(image()), _shown()) is None
+
+
+def test_an_attached_file_is_data_and_the_words_around_it_are_not() -> None:
+    """As `stretches` divides a message."""
+
+    def asked(file: str, words: str = "Mend this.") -> list[JsonDict]:
+        return [user(f'{words}\n<file path="a.py">\n{file}\n</file>'), assistant("Done."), user("And now?")]
+
+    assert _entry(asked(OUTPUT), asked(NOTE)) == chain(parsed(asked(OUTPUT)))[-1]
+    assert _entry(asked(OUTPUT), asked(NOTE, "Read this.")) is None
+
+
+@given(raw_conversations(), st.data())
+def test_any_results_may_be_cleared(raw: list[JsonDict], data: st.DataObject) -> None:
+    """Whichever long results become a note, and whatever follows, the entries of before come back."""
+    was = [{**each, "content": OUTPUT} if each["role"] == "tool" else each for each in raw]
+    now = [{**each, "content": NOTE} if each["role"] == "tool" and data.draw(st.booleans()) else each for each in was]
+    rest = [each for each in parsed(was) if not each.is_system]
+    later = [each for each in parsed(now) if not each.is_system]
+    covered = data.draw(st.integers(0, len(rest)))
+    record = seen(rest[:covered], chain(rest))
+    assert words_chain(later) == words_chain(rest)
+    assert edits(later, record) == sum(each != other for each, other in zip(later[:covered], rest, strict=False))
+    assert not covered or chain_behind(later, record)[: covered + 1] == chain(rest)[: covered + 1]
