@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.lib.measuring import JsonDict, Transcript, prompt_tokens
 from benchmarks.lib.methods import ours
 from benchmarks.lib.summarisers import Kind
-from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
+from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, FRAME_NOTE, LEDGER_TITLE, SUMMARY_TITLE
 
 _KINDS: tuple[Kind, ...] = ("dead", "lossy", "ideal")
@@ -39,7 +39,9 @@ _REQUEST = "Go on."
 # What every record says, whatever it keeps, and the mark that stands for it in a counted text.
 _CONSTANT = tuple(
     (f"§{at}", text)
-    for at, text in enumerate((FRAME_BEGIN, FRAME_NOTE, FRAME_END, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD, NAMES_HEAD))
+    for at, text in enumerate(
+        (FRAME_BEGIN, FRAME_NOTE, FRAME_END, LEDGER_TITLE, WORDS_HEAD, OPERATOR_HEAD, ANCHORS_HEAD, NAMES_HEAD)
+    )
 )
 # By which a record is known to be one where no store says so.
 _HEADING = SUMMARY_TITLE.format(round=1)

@@ -13,6 +13,7 @@ from litellm_compaction.core.clearing import ImagePlace, image_parts
 from litellm_compaction.core.compaction import Compaction, begins, edited_part
 from litellm_compaction.core.cut_points import (
     doubted_index,
+    is_persons,
     latest_cut,
     legal_cuts,
     pinned_among,
@@ -130,6 +131,19 @@ class Conversation:
     def span_tokens(self, start: int, end: int) -> int:
         """Returns the tokens of the messages at positions `start` to `end`."""
         return sum(self.sizes[self.prefix + start : self.prefix + end])
+
+    @cached_property
+    def task(self) -> int | None:
+        """The position of the person's first words."""
+        return next((at for at, each in enumerate(self.rest) if is_persons(each) and own_words(each)), None)
+
+    def task_tokens(self, covered_messages: int) -> int:
+        """Returns the tokens of the person's first words if a compaction of so many messages hides them, else 0."""
+        at = self.task
+        if at is None or at >= covered_messages or self.prefix + at in {*self.requests, *self.staying}:
+            return 0
+        message = self.rest[at]
+        return self.sizes[self.prefix + at] * len(own_words(message)) // max(len(message.text), 1)
 
     def own_words_tokens(self, covered_messages: int) -> int:
         """Returns the tokens of the person's own words in covered messages, without the requests."""

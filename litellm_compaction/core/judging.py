@@ -18,12 +18,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.directives import languages
 from litellm_compaction.core.inventions import inventions, sample
-from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
+from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE
 
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "language", "invented", "empty"]
 
-_FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD, NAMES_HEAD)
+_FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, OPERATOR_HEAD, ANCHORS_HEAD, NAMES_HEAD)
 # A line is the instruction's own if more than half of its runs of so many words stand there.
 _RUN_WORDS = 4
 # So much of the beginning is enough to know an instruction by.

@@ -3,9 +3,10 @@
 Messages are divided into pieces of at most a line. A piece is worth what it names (numbers with the words next to them,
 ids, paths, identifiers, names, what is set off) that neither the prompt nor the ledger shows already, and more if it is
 the user's. The role that says little is read first and counts more: a tenth of a long chat is the user's, and that
-tenth is asked for later. Breadth goes before depth: each piece taken of a message makes its others count less. A third
-of the room is for sentences in which the user rules or decides something. Names that were in use follow as a bare list,
-a long one if tools are called: the next call takes them up again.
+tenth is asked for later. Breadth goes before depth: each piece taken of a message makes its others count less. The task
+is quoted first, whole if it has room. A third of the room is for sentences that rule or decide something, those of
+system messages in mid-conversation before the user's. Names that were in use follow as a bare list, a long one if tools
+are called: the next call takes them up again.
 
 Deterministic, in any language (what names something is a matter of its form), in time bounded by the room. Measured by
 `benchmarks/quality/compaction.py` and `benchmarks/quality/questions.py`, on conversations that nothing was tuned on.
@@ -30,6 +31,7 @@ from litellm_compaction.core.secrets import Redact, redactor
 from litellm_compaction.core.stretches import divided
 
 WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+OPERATOR_HEAD = "Instructions of system messages, oldest first; where the user's words disagree these hold:"
 NAMES_HEAD = "Names and values that were in use, the latest last:"
 ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
 # In place of a stretch that is left out of a user's message.
@@ -122,8 +124,9 @@ class _Piece(NamedTuple):
     base: float
     # How much it counts for its writer.
     ratio: float
-    # It is the user's, to be quoted.
+    # Of the user's words, to be quoted, or of a system message.
     is_words: bool = False
+    is_operators: bool = False
     # 0 for a sentence that does not rule anything.
     rule: float = 0.0
     opens_line: bool = True
@@ -161,6 +164,8 @@ def verbatim(
     known: str = "",
     redact: Redact = _REDACTOR,
     stub_tokens: Mapping[int, int] = _NO_LINES,
+    task: int | None = None,
+    task_tokens: int = 0,
 ) -> Verbatim:
     """The text of `messages` that is to survive, in at most `budget_tokens`; empty if nothing is to, or without room.
 
@@ -171,18 +176,22 @@ def verbatim(
         known: stays visible in the prompt, and need not be repeated.
         redact: takes secrets out of the read text; `plain` keeps them.
         stub_tokens: bounds on the lines in the stubs of results, by the result's place in `messages`.
+        task: the place of the message with the user's first words; None if it stays visible.
+        task_tokens: bound on those words, which come before all else.
     """
     parts: list[Message] = []
     places: dict[int, int] = {}
+    task_part: int | None = None
     for at, message in enumerate(messages):
         # Our requests to go on are no words of the user's, and a client's additions to those are a tool's.
         if not message.asks_to_go_on:
             places[len(parts)] = at
             parts += divided(message)
+            task_part = len(parts) - 1 if at == task and _is_words(parts[-1]) else task_part
     if budget_tokens < _LEAST_ROOM_TOKENS or not parts:
         return Verbatim()
     bounds = {part: stub_tokens[at] for part, at in places.items() if at in stub_tokens}
-    selection = _Selection(parts, redact, known, budget_tokens, count, bounds)
+    selection = _Selection(parts, redact, known, budget_tokens, count, bounds, task_part, task_tokens)
     return Verbatim(selection.text(), {places[part]: text for part, text in selection.stub_lines().items()})
 
 
@@ -197,11 +206,15 @@ class _Selection:
         budget_tokens: int,
         count: Callable[[str], int],
         stub_tokens: Mapping[int, int],
+        task: int | None,
+        task_tokens: int,
     ) -> None:
         self._messages = messages
+        self._task = task
+        self._task_tokens = task_tokens
         self._stub_rooms = dict(stub_tokens)
         self._in_stubs: set[int] = set()
-        self._pieces = _pieces(messages, redact)
+        self._pieces = _pieces(messages, redact, task)
         self._known = known
         self._budget_tokens = budget_tokens
         self._count = count
@@ -219,9 +232,12 @@ class _Selection:
 
     def _fill(self) -> None:
         room = self._budget_tokens - self._count(WORDS_HEAD) - self._count(ANCHORS_HEAD)
-        rules = [index for index, piece in enumerate(self._pieces) if piece.rule]
-        rules_room = int(_RULES_SHARE * room)
-        room -= rules_room - self._take(rules, rules_room, self._rules)
+        room -= self._take_task(min(self._task_tokens, room))
+        rules_room = left = int(_RULES_SHARE * room)
+        for is_operators in (True, False):
+            rules = (at for at, each in enumerate(self._pieces) if each.rule and each.is_operators is is_operators)
+            left = self._take(rules, left, self._rules)
+        room -= rules_room - left
         has_tools = any(message.calls for message in self._messages)
         names_room = int((_NAMES_SHARE if has_tools else _CHAT_NAMES_SHARE) * room)
         room = self._take(range(len(self._pieces)), room - names_room, self._says)
@@ -231,6 +247,20 @@ class _Selection:
         # A section that opened last brought its head.
         while self._taken and self._used_tokens() > self._budget_tokens:
             self._in_stubs.discard(self._taken.popitem()[0])
+
+    def _take_task(self, room: int) -> int:
+        """Takes the task from its beginning, as far as there is room, and returns the tokens of that."""
+        used = 0
+        for index, piece in enumerate(self._pieces):
+            if piece.message == self._task:
+                # They are quoted in one, each new line with a mark.
+                tokens = self._count(f"\n  {piece.text}")
+                if used + tokens > room:
+                    break
+                used += tokens
+                self._taken[index] = piece
+                self._seen.update(piece.names)
+        return used
 
     def stub_lines(self) -> dict[int, str]:
         """The lines of results that stand in the result's stub, by the result."""
@@ -246,9 +276,11 @@ class _Selection:
     def text(self) -> str:
         """The chosen lines, in the order of the conversation, without those in stubs."""
         taken = [self._taken[index] for index in sorted(self._taken.keys() - self._in_stubs)]
-        lines = [f"- {piece.text}" for piece in taken if not piece.is_words]
+        lines = [f"- {piece.text}" for piece in taken if not (piece.is_words or piece.is_operators)]
+        orders = [f"- {piece.text}" for piece in taken if piece.is_operators]
         names = [f"- {', '.join(self._names)}"] if self._names else []
-        sections = ((WORDS_HEAD, self._quotations(taken)), (ANCHORS_HEAD, lines), (NAMES_HEAD, names))
+        quotations = (WORDS_HEAD, self._quotations(taken))
+        sections = (quotations, (OPERATOR_HEAD, orders), (ANCHORS_HEAD, lines), (NAMES_HEAD, names))
         return "\n".join("\n".join((head, *items)) for head, items in sections if items)
 
     def _take(self, candidates: Iterable[int], room: int, value: Callable[[_Piece], float]) -> int:
@@ -369,16 +401,24 @@ def _quotation(pieces: Sequence[_Piece], last: int) -> str:
     return "".join((*shown, f" {_GAP}" if pieces[-1].place < last else ""))
 
 
-def _pieces(messages: Sequence[Message], redact: Redact) -> list[_Piece]:
-    """The pieces of the read text, oldest first; of a repeat the last stays, the user's before others."""
+def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> list[_Piece]:
+    """The pieces of the read text, oldest first; of a repeat the last stays, the task first, then the user's."""
     cleaned = {at: _cleaned(messages[at], redact) for at in _read(messages)}
     words = {
         at: list(sentences(_ends(message.text, _READ_PER_WORDS_CHARS)))
         for at, message in cleaned.items()
-        if _is_words(message)
+        if _is_words(message) or message.is_system
     }
-    talk = Talk(each.text for parts in words.values() for each in parts if not each.pasted)
-    clauses = [piece for at, parts in words.items() for piece in _clauses(at, parts, talk)]
+    own = {at: parts for at, parts in words.items() if _is_words(messages[at])}
+    talk = Talk(each.text for parts in own.values() for each in parts if not each.pasted)
+    clauses = [piece for at, parts in own.items() for piece in _clauses(at, parts, talk)]
+    clauses.sort(key=lambda piece: piece.message == task)
+    orders = [
+        piece._replace(is_words=False, is_operators=True, rule=piece.rule or piece.base * _is_short(messages[at]))
+        for at, parts in words.items()
+        if at not in own
+        for piece in _clauses(at, parts, Talk())
+    ]
     lines = [
         piece
         for at, message in cleaned.items()
@@ -388,12 +428,12 @@ def _pieces(messages: Sequence[Message], redact: Redact) -> list[_Piece]:
     seen: set[str] = set()
     rows: Counter[str] = Counter()
     kept: list[_Piece] = []
-    for piece in (*reversed(clauses), *reversed(lines)):
+    for piece in (*reversed(clauses), *reversed(orders), *reversed(lines)):
         folded = piece.text.casefold()
-        if folded in seen:
+        if folded in seen and piece.message != task:
             continue
         seen.add(folded)
-        if not piece.is_words:
+        if not (piece.is_words or piece.is_operators):
             row = folded.translate(_DIGITS)
             piece = piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row])
             rows[row] += 1
@@ -415,7 +455,10 @@ def _read(messages: Sequence[Message]) -> list[int]:
     task = next((at for at, message in enumerate(messages) if _is_words(message)), None)
     chars = 0
     found: list[int] = []
-    order = [(at != task, not _is_words(message), _said_chars(message), -at) for at, message in enumerate(messages)]
+    order = [
+        (at != task, not (_is_words(message) or message.is_system), _said_chars(message), -at)
+        for at, message in enumerate(messages)
+    ]
     for at in (-last for *_, last in sorted(order)):
         if chars > _READ_CHARS:
             break
@@ -427,6 +470,10 @@ def _read(messages: Sequence[Message]) -> list[int]:
 
 def _is_words(message: Message) -> bool:
     return message.role == "user"
+
+
+def _is_short(message: Message) -> bool:
+    return len(message.text) <= _SHORT_CHARS
 
 
 def _said_chars(message: Message) -> int:

@@ -46,6 +46,8 @@ _EDIT_LEDGER_SHARE = 0.15
 # Of the ledger's lines, to messages that are recent enough to stay.
 _GIVES_WAY_SHARE = 0.60
 _WORDS_TARGET_RATIO = 0.25
+# The person's first words, and the marks of their lines.
+TASK_WINDOW_RATIO, _TASK_ROOM_RATIO = 0.1, 1.1
 _WORDS_SHARE = 0.50
 _WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
@@ -582,10 +584,16 @@ class Planner:
     def _words_tokens(self, covered_messages: int, target: int, room: int) -> int:
         """The room for the user's own words in the covered part: all they need, up to a quarter of the target.
 
-        Never so much that no summary has room, which is given up only if there was none anyway.
+        For the task up to a tenth of the window. Never so much that no summary has room, which is given up only if
+        there was none anyway.
         """
         needed = self.conversation.own_words_tokens(covered_messages)
-        most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
+        task_tokens = min(
+            int(_TASK_ROOM_RATIO * self.conversation.task_tokens(covered_messages)),
+            int(TASK_WINDOW_RATIO * self.budget.window_tokens),
+        )
+        most = max(min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room)), task_tokens + _WORDS_HEAD_TOKENS)
+        most = min(most, room)
         for summary_tokens in (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(self.budget.window_tokens)):
             summary_room = int(summary_tokens / _SUMMARY_MOST_SHARE) + 1
             if room >= summary_room:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
+from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import JsonValue, Message, parse_message, user_message
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, FRAME_NOTE, INCORPORATES, LEDGER_TITLE, frame
 from litellm_compaction.core.strategies import without_lead_in
@@ -80,7 +80,7 @@ def joined(records: Sequence[Record]) -> Record | None:
 
 
 def ledger_messages(ledger: str) -> list[Message]:
-    """A ledger's quotations as messages that a new ledger is made from: the user's words, then the other lines.
+    """A ledger's quotations as messages that a new ledger is made from: users' words, system messages', then the rest.
 
     Those come back as a tool's, so that they give way to newer ones; names as the assistant's, who had them in use.
     """
@@ -88,7 +88,8 @@ def ledger_messages(ledger: str) -> list[Message]:
     words: list[str] = []
     lines: list[str] = []
     names: list[str] = []
-    heads = {WORDS_HEAD: words, ANCHORS_HEAD: lines, NAMES_HEAD: names}
+    orders: list[str] = []
+    heads = {WORDS_HEAD: words, OPERATOR_HEAD: orders, ANCHORS_HEAD: lines, NAMES_HEAD: names}
     items = words
     for line in ledger.split("\n"):
         if line in heads:
@@ -97,7 +98,7 @@ def ledger_messages(ledger: str) -> list[Message]:
             items.append(line.removeprefix("- "))
         elif items:
             items[-1] += f"\n{line}"
-    others = (("tool", "\n".join(lines)), ("assistant", ", ".join(names)))
+    others = (("system", "\n".join(orders)), ("tool", "\n".join(lines)), ("assistant", ", ".join(names)))
     return [
         *map(user_message, words),
         *(parse_message({"role": role, "content": content}) for role, content in others if content),

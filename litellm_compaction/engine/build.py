@@ -26,7 +26,7 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import Verbatim, verbatim
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Level, Prune, Summarize
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, TASK_WINDOW_RATIO, Edit, Level, Prune, Summarize
 from litellm_compaction.core.portable import bases_of
 from litellm_compaction.core.record import ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
@@ -346,6 +346,9 @@ class CompactionBuilder:
                 hidden = {at: message for at, message in hidden.items() if at}
             # The quotes come first.
             positions = dict(enumerate(hidden, len(earlier_quotes)))
+            # Earlier quotes begin with it.
+            task = None if earlier_quotes else measured.conversation.task
+            places = {at: place for place, at in positions.items()}
             found = verbatim(
                 [*earlier_quotes, *map(self._quoted, hidden.values())],
                 budget_tokens=budget_tokens,
@@ -353,6 +356,8 @@ class CompactionBuilder:
                 known=known,
                 redact=redact,
                 stub_tokens={place: stub_tokens[at] for place, at in positions.items() if at in stub_tokens},
+                task=0 if earlier_quotes else None if task is None else places.get(task),
+                task_tokens=int(TASK_WINDOW_RATIO * measured.window.tokens),
             )
             return found._replace(stub_lines={positions[place]: text for place, text in found.stub_lines.items()})
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD, Verbatim, ledger, verbatim
+from litellm_compaction.core.ledger import (
+    ANCHORS_HEAD,
+    NAMES_HEAD,
+    OPERATOR_HEAD,
+    WORDS_HEAD,
+    Verbatim,
+    ledger,
+    verbatim,
+)
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,
@@ -61,6 +69,41 @@ def test_the_users_words_come_first() -> None:
     text = written(raw)
     assert text.startswith(f"{WORDS_HEAD}\n- Port src/parser.py to Rust.\n- Never touch the tests.\n{ANCHORS_HEAD}\n")
     assert "src/lexer.py:42" in text
+
+
+TASK = (
+    "Port the parser to Rust.\n\nIt was the best of times, it was the worst of times. Then go on.\n"
+    "Names: a, b, c and many more words of no weight at all, as they come to mind."
+)
+
+
+@pytest.mark.parametrize(("task_tokens", "whole"), [(100, True), (12, False)])
+def test_the_task_stands_whole_before_all_else(task_tokens: int, whole: bool) -> None:
+    """Up to its bound from its beginning on, though the summary has it and later words repeat it."""
+    raw = [user(TASK), *(user(f"You must never touch file {n}.") for n in range(60)), user("Then go on.")]
+    text = verbatim(
+        parsed(raw), budget_tokens=220, count=count, known="Port the parser to Rust.", task=0, task_tokens=task_tokens
+    ).ledger
+    first, _, rest = text.removeprefix(f"{WORDS_HEAD}\n- ").partition("\n- ")
+    assert (first.split() == TASK.split()) is whole
+    assert first.startswith("Port the parser to Rust.")
+    assert "You must never touch" in rest
+    assert count(text) <= 220
+
+
+def test_rules_of_system_messages_come_before_the_users() -> None:
+    """Whatever writes them in mid-conversation; long ones by the sentences that rule."""
+    order, long = "Answer in French.", f"{FILLER * 5}Never call deploy_prod. {FILLER * 5}"
+    raw = [
+        *(user(f"You must never touch file {n}.") for n in range(60)),
+        {"role": "developer", "content": order},
+        {"role": "system", "content": long},
+        *(assistant(f"Step {n}: I have read `src/file{n}.py`.") for n in range(60)),
+    ]
+    text = written(raw, budget=180)
+    orders = text.partition(f"{OPERATOR_HEAD}\n")[2].partition(f"\n{ANCHORS_HEAD}")[0]
+    assert orders.splitlines() == [f"- {order}", "- Never call deploy_prod."]
+    assert "You must never touch" in text.partition(OPERATOR_HEAD)[0]
 
 
 @given(raw_conversations(), st.integers(0, 1500))

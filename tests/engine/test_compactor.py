@@ -209,3 +209,22 @@ async def test_what_was_foreseen_for_another_request_is_done_anew(changes: dict[
     again = await bench.compactor.prepared_for(request, bench.context(**changes), Foreseen(early, prepared))
     assert bench.counter.counted > counted
     assert again is not prepared
+
+
+@pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
+@pytest.mark.parametrize(("window", "task_tokens"), [(4096, 380), (8192, 780), (16384, 1500)])
+async def test_the_task_stays_whole_round_after_round(window: int, task_tokens: int, strategy: str) -> None:
+    """Whatever summary stands beside it, while it has up to a tenth of the window; as the record's first quotation."""
+    words, rules = "as we said over the weekend and long before", "You must never touch src/file{0}.py, id{0} says."
+    task = " ".join(f"{words.split()[n % 8]} {words}." for n in range(task_tokens * 4 // 52))
+    bench, order = Bench(), {"role": "system", "content": "From now on never call deploy_prod."}
+    raw = [{"role": "system", "content": "You port."}, {"role": "user", "content": task}, assistant("Yes."), order]
+    for turn in range(24):
+        rule = " ".join(rules.format(turn * 40 + n) for n in range(window // 512))
+        raw += [user(rule), assistant(f"Step {turn} is done. " * (window // 100))]
+        asked = [*raw, user("And now?")]
+        prepared = await bench.guard(asked, window, strategy=strategy, clear_tool_results=False)
+        text = "\n".join(message.text for message in sent(asked, prepared))
+        assert task in " ".join(text.split())
+        assert order["content"] in text
+    assert bench.last.round >= 2

@@ -333,6 +333,19 @@ def test_clock_in_the_system_prompt_does_not_cost_a_summary(guarded: Bench) -> N
     assert len(watch.summaries) == 1
 
 
+def test_task_and_the_operators_rules_stay(guarded: Bench) -> None:
+    """The first request whole, and what a system message in mid-conversation rules, whatever the summary says (P2)."""
+    watch, topic = guarded.watch("edited"), "the task"
+    messages = talk(topic, ONE_ROUND)
+    task, rule = f"Port it so: {' '.join(prose(topic, 250).split())}.", "From now on never call deploy_prod."
+    messages[1] = {"role": "user", "content": task}
+    messages[3:3] = [{"role": "system", "content": rule}]
+    assert guarded.proxy.chat("edited", messages).headers["x-litellm-compaction"] == "compacted"
+    shown = " ".join(" ".join(text_of(message) for message in watch.sent()).split())
+    assert task in shown
+    assert rule in shown
+
+
 @pytest.mark.parametrize("note", ["[Old tool result content cleared]", "{0:.400}\n... [cut]"], ids=["cleared", "cut"])
 def test_client_may_clear_what_is_covered(guarded: Bench, note: str) -> None:
     """Old results that a client clears or cuts leave record and bytes as they are, turn by turn (P4)."""
