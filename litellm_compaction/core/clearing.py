@@ -7,8 +7,11 @@ compaction has stored.
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count as numbers
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -177,6 +180,47 @@ def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:
     calls = calls_by_position(messages)
     newest = {(call.name, canonical_arguments(call.arguments)): position for position, call in calls.items()}
     return frozenset(set(calls) - set(newest.values()))
+
+
+def state_calls(messages: Sequence[Message]) -> dict[tuple[int, int], bool]:
+    """The calls that carry a whole state, such as a list of tasks, by message and place there: True for the newest.
+
+    A tool has such calls if a list of objects comes again with at least half of its texts the same, whatever the tool
+    is called.
+    """
+    groups: defaultdict[tuple[str, str], list[tuple[tuple[int, int], set[str]]]] = defaultdict(list)
+    for at, message in enumerate(messages):
+        for place, call in enumerate(message.calls):
+            for key, texts in _listed(call.arguments):
+                groups[call.name, key].append(((at, place), texts))
+    return {
+        where: where == group[-1][0]
+        for group in groups.values()
+        if any(2 * len(one & other) >= max(len(one), len(other)) for (_, one), (_, other) in pairwise(group))
+        for where, _ in group
+    }
+
+
+def state_texts(call: ToolCall) -> set[str]:
+    """The texts of a state's items."""
+    return {text for _, texts in _listed(call.arguments) for text in texts}
+
+
+def _listed(arguments: str) -> list[tuple[str, set[str]]]:
+    """The lists of objects among arguments, by their names, with the longest text of each object."""
+    try:
+        values = json.loads(arguments) if "[{" in arguments.replace(" ", "") else None
+    except (ValueError, RecursionError):
+        return []
+    return [
+        (key, {max(filter(_is_text, item.values()), key=len, default="") for item in value})
+        for key, value in (values.items() if isinstance(values, dict) else ())
+        if isinstance(value, list) and len(value) > 1 and all(isinstance(item, dict) for item in value)
+    ]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _short(arguments: str) -> str:

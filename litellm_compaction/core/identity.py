@@ -32,13 +32,15 @@ from litellm_compaction.core.stretches import stretches
 _NOTE_TOKENS = 60
 # A note in brackets: `[Old tool result content cleared]`, `<MASKED>`; with words before them only if it says how much
 # was here: `Old output: (12 lines omitted)`.
-_NOTE = re.compile(r"(?P<lead>[^\W\d][^\n\[\](){}<>\"]{0,80}: )?(?:\[[^{}\"]+\]|\([^{}\"]+\)|<[^\W\d][\w -]*>)\Z")
+_NOTE = re.compile(
+    r"\A(?P<lead>[^\W\d][^\n\[\](){}<>\"]{0,80}: )?(?:\[[^{}\"]{1,480}\]|\([^{}\"]{1,480}\)|<[^\W\d][\w -]{0,80}>)\Z"
+)
 _WORD = re.compile(r"[^\W\d_]{3}")
-_AMOUNT = re.compile(r"\b[\d.,]+ ?(?:k?b|bytes|lines?|chars|characters|tokens|words)\b", re.IGNORECASE)
+_AMOUNT = re.compile(r"\b\d[\d.,]{0,12} ?(?:k?b|bytes|lines?|chars|characters|tokens|words)\b", re.IGNORECASE)
 _DIGIT = re.compile(r"\d")
 # Clients leave one of these where they cut, or a line in brackets behind what they left.
-_MARK = re.compile(r"\.\.\.|…|\[[^\]\n\"'{}=]{0,200}[^\W\d_]{3}[^\]\n\"'{}=]{0,200}\]")
-_ENDING = re.compile(r"\n\s*[\[(<][^\n]{3,}[\])>]\s*\Z")
+_MARK = re.compile(r"\.\.\.|…|\[(?:\d[\d.,]{0,12} )?[^\W\d_]{3}[^\[\]\n\"'{}=]{0,200}\]")
+_ENDING = re.compile(r"\n[ \t]{0,8}[\[(<][^\n]{3,290}[\])>]\s{0,8}\Z")
 _MOST_ENDING_CHARS = 300
 # A cut leaves at most so much.
 _CUT_RATIO = 0.75

@@ -25,6 +25,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.core.clearing import state_calls, state_texts
 from litellm_compaction.core.directives import RULE_WORDS, Sentence, Talk, sentences
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Redact, redactor
@@ -419,11 +420,13 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
         if at not in own
         for piece in _clauses(at, parts, Talk())
     ]
+    states = state_calls(messages)
+    echoes = _echoes(messages, states)
     lines = [
         piece
         for at, message in cleaned.items()
-        if at not in words
-        for piece in _lines(at, message, at > 0 and messages[at - 1].role == "tool")
+        if at not in words and at not in echoes
+        for piece in _lines(at, message, at > 0 and messages[at - 1].role == "tool", states)
     ]
     seen: set[str] = set()
     rows: Counter[str] = Counter()
@@ -530,7 +533,19 @@ def _together(parts: Sequence[Sentence]) -> str:
     return shown
 
 
-def _lines(at: int, message: Message, follows_result: bool) -> Iterator[_Piece]:
+def _echoes(messages: Sequence[Message], states: Mapping[tuple[int, int], bool]) -> set[int]:
+    """The positions of results that say again what their call says of a state."""
+    calls = {call.id: call for at, place in states for call in messages[at].calls[place : place + 1]}
+    return {
+        at
+        for at, message in enumerate(messages)
+        if message.role == "tool"
+        and (call := calls.get(message.call_id)) is not None
+        and 2 * sum(text in message.text for text in state_texts(call)) >= len(state_texts(call))
+    }
+
+
+def _lines(at: int, message: Message, follows_result: bool, states: Mapping[tuple[int, int], bool]) -> Iterator[_Piece]:
     is_assistant = message.role == "assistant"
     text = without_notices(message.text) if is_assistant else message.text
     is_short = len(text) <= _SHORT_CHARS
@@ -545,10 +560,16 @@ def _lines(at: int, message: Message, follows_result: bool) -> Iterator[_Piece]:
                 names = named(part, number_weight=number)
                 yield _Piece(at, place, part, _bytes(part), names, base, brevity * ratio)
                 place += 1
-    for call in message.calls:
-        written = f"{call.name}({render_arguments(call.arguments)[:_READ_PER_CALL_CHARS]})"
-        for part in _divided(" ".join(written.split()), _LINE_BYTES):
-            yield _Piece(at, place, part, _bytes(part), named(part), 0.0, _CALL)
+    for number, call in enumerate(message.calls):
+        written = " ".join(f"{call.name}({render_arguments(call.arguments)[:_READ_PER_CALL_CHARS]})".split())
+        is_newest = states.get((at, number))
+        if is_newest is None:
+            for part in _divided(written, _LINE_BYTES):
+                yield _Piece(at, place, part, _bytes(part), named(part), 0.0, _CALL)
+                place += 1
+        elif is_newest and len(call.arguments) <= _READ_PER_CALL_CHARS:
+            # A part of a state, or an older one, would say what is not so.
+            yield _Piece(at, place, written, _bytes(written), named(written), float(len(state_texts(call))), _RESULT)
             place += 1
 
 

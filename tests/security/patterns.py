@@ -68,6 +68,8 @@ SEEN_CHARS = {
     **dict.fromkeys((f"core.secrets._{name}" for name in ("SIGNED", "COMMAND", "FORM", "BROKEN", "HIDDEN")), 32_768),
     "core.continuation.joiner._DIALOGUE": 8_000,  # the end of an answer (_SCENE_CHARS)
     "tokenizers.families._KNOWN": 256,  # a model's name (_MAX_NAME_CHARS)
+    **dict.fromkeys((f"core.identity._{name}" for name in ("NOTE", "WORD", "AMOUNT", "DIGIT", "MARK")), 480),
+    "core.identity._ENDING": 300,  # the end of a text (_MOST_ENDING_CHARS)
 }
 # Those of them that see one such text a request or a continuation, not a long one in pieces.
 SEEN_ONCE = frozenset(
