@@ -44,7 +44,7 @@ SIMULATED_MODEL = "simulated-qwen3-8b"
 _SIMULATED_TOKENS = 8192
 _MOST_NAMED = 3
 # As the plug-in writes them (`proxy/callback.py`).
-_OWN_WARNING = re.compile("litellm_compaction:(?:WARNING|ERROR|CRITICAL):")
+_OWN_LINE = re.compile("litellm_compaction:(?:WARNING|ERROR|CRITICAL|INFO: guarding)")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # LiteLLM's imports take 6–8 s on two cores (measured 2026-11), several times that on a cold or busy disk.
 PROXY_START_LIMIT_S = 180.0
@@ -154,7 +154,8 @@ def _are_told(problems: Sequence[Finding]) -> bool:
 class _Folded:
     """Holds what a proxy says until it is ready, then passes it on as it comes.
 
-    Of what was held only the plug-in's own warnings are shown: LiteLLM's start is 40 lines about other things.
+    Of what was held only the plug-in's own warnings are shown, and what it guards: LiteLLM's start is 40 lines about
+    other things.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -166,7 +167,7 @@ class _Folded:
         self._reader.start()
 
     def go_on(self) -> None:
-        self._end(lambda line: _OWN_WARNING.search(line) is not None)
+        self._end(lambda line: _OWN_LINE.search(line) is not None)
 
     def unfold(self) -> None:
         """Shows all of it, to its end: the proxy has failed."""
