@@ -99,7 +99,6 @@ _SLOW_PLACES = (
     "cli/test_up.py",
     "engine/test_compactor_long_conversations.py",
     "engine/sharing/test_pool_workers.py",
-    "tokens/test_golden.py",
     "tokenizers/test_registry.py",
     "tokenizers/test_sources.py",
     "proxy/answer/test_loop_seeded.py",

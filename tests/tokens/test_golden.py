@@ -55,6 +55,7 @@ def test_the_golden_numbers_are_of_these_requests() -> None:
     assert ENGINE["requests"] == digest(REQUESTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ENGINE["tokens"])
 def test_requests_cost_what_the_engine_says(model: str) -> None:
     """Equal wherever we call a count exact, and covered by its margin everywhere."""
@@ -83,6 +84,7 @@ def test_prompts_cost_what_transformers_and_the_vendor_say(name: str) -> None:
         assert (made.tokens, made.exact) == (truth, True), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS["tokens"])
 def test_texts_cost_what_llama_cpp_says(name: str) -> None:
     """Every text of its own test; it puts a space before a prompt in SentencePiece's vocabularies."""

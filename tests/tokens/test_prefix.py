@@ -36,19 +36,19 @@ async def counted(counter: TokenCounter, family: Family, asked: Request) -> Coun
 async def test_the_next_turn_is_the_servers_number_and_the_new_part(family: Family, injected_tokens: int) -> None:
     """What the server adds to every prompt is in the anchor: only the new messages are an estimate."""
     counter = TokenCounter()
-    before = await counted(counter, family, request(*chat(5)))
+    before = await counted(counter, family, request(*chat(5), tools=(TOOL,)))
     counter.learn("t", before, round(before.raw_tokens) + injected_tokens)
-    after = await counted(counter, family, request(*chat(7)))
+    after = await counted(counter, family, request(*chat(7), tools=(TOOL,)))
     truth = after.raw_tokens + injected_tokens
     # A stand-in's estimate lies in the middle of what is likely; its error covers the rest.
     assert truth * (0.98 if family is UNKNOWN else 1) - 1 <= after.tokens <= truth * 1.1
     assert truth <= after.tokens * (1 + after.error_ratio) + 1
     assert after.tokens == after.overhead_tokens + after.tools_tokens + sum(after.sizes)
     counter.learn("t", after, round(truth))
-    again = await counted(counter, family, request(*chat(9)))
+    again = await counted(counter, family, request(*chat(9), tools=(TOOL,)))
     assert again.tokens == pytest.approx(again.raw_tokens + injected_tokens, rel=0.05)
     # The same request again costs what it did.
-    assert (await counted(counter, family, request(*chat(7)))).tokens == pytest.approx(truth, abs=1)
+    assert (await counted(counter, family, request(*chat(7), tools=(TOOL,)))).tokens == pytest.approx(truth, abs=1)
 
 
 async def test_an_anchor_narrows_the_promise_for_its_own_conversation() -> None:
