@@ -73,6 +73,7 @@ class Marks:
         headings: first lines of paragraphs.
         lines: the others below headings, and what such lines begin with.
         is_beside: True for a message next to another one that no answer separates from it.
+        is_behind: True for one behind tool results.
     """
 
     names: frozenset[str] = frozenset()
@@ -80,6 +81,7 @@ class Marks:
     headings: frozenset[str] = frozenset()
     lines: frozenset[str] = frozenset()
     is_beside: bool = False
+    is_behind: bool = False
 
 
 NO_MARKS = Marks()

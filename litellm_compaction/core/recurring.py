@@ -7,6 +7,7 @@ whole messages. In doubt a text is the person's.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ _LEAST_MESSAGES = 3
 # A sentence without any mark of a program, as a person may repeat one, is the client's only if it is never left out.
 _LONGEST_SENTENCE_CHARS = 200
 _SENTENCE = re.compile(r"[\w\"'(“„«¿¡][^\n]*(?<!:)\Z")
-_HEADING = re.compile(r"(?:#{1,6}\s|[\[({*=~_|-]).*|.{1,80}:\Z")
+_HEADING = re.compile(r"(?![<\"'“„«¿¡])[^\w\s].*|.{1,80}:\Z")
 # At the beginning of a line, and so no quotation in mid-sentence.
 _OPENS = re.compile(r"^[ \t]*<([A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>", re.MULTILINE)
 # Reading more takes long, and no client writes so much into one conversation.
@@ -41,14 +42,18 @@ class _Element(NamedTuple):
 
 
 class _Said(NamedTuple):
-    """A user message: its paragraphs, each by its levelled lines, and the elements between them.
+    """A user message: the paragraphs of each of its parts by their levelled lines, and the elements between them.
 
-    `is_turn` is True if it stands where a person speaks, at the beginning or after an answer.
+    `is_turn` is True if it stands where a person speaks, at the beginning or after an answer, and the client does not.
     """
 
     is_turn: bool
-    paragraphs: list[tuple[str, ...]]
+    parts: list[list[tuple[str, ...]]]
     elements: list[_Element]
+
+    @property
+    def paragraphs(self) -> list[tuple[str, ...]]:
+        return [each for part in self.parts for each in part]
 
 
 def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -60,9 +65,12 @@ def marked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     beside = {at for at in users if messages[at].text.lstrip().startswith("<") and _has_neighbour(messages, at)}
     if marks == NO_MARKS and not beside:
         return messages
-    own = {
-        at: replace(messages[at], marks=marks if at not in beside else replace(marks, is_beside=True)) for at in users
+    behind = {at for at in users if at and messages[at - 1].role == "tool"}
+    forms = {
+        (one, two): replace(marks, is_beside=one, is_behind=two)
+        for one, two in itertools.product((True, False), repeat=2)
     }
+    own = {at: replace(messages[at], marks=forms[at in beside, at in behind]) for at in users}
     return tuple(own.get(at, each) for at, each in enumerate(messages))
 
 
@@ -74,8 +82,12 @@ def _marks(messages: Sequence[Message], users: Sequence[int]) -> Marks:
     whole = {each.paragraphs[0] for each in said if len(each.paragraphs) == 1 and (each.is_turn or not each.elements)}
     times = Counter(part for each in said for part in {*each.paragraphs, *(part[:1] for part in each.paragraphs)})
     again = {part for each in said for part in each.paragraphs if times[part] >= _LEAST_MESSAGES} - whole
+    blocks = {part for part in again if not _may_be_said(part, said)}
+    # A person types into another part than the one in which all comes again.
+    apart = (part for each in said if each.parts[1:] for part in each.parts if again.issuperset(part))
+    blocks.update(paragraph for part in apart if not blocks.isdisjoint(part) for paragraph in part)
     marks = Marks(
-        paragraphs=frozenset("\n".join(part) for part in again if not _may_be_said(part, said)),
+        paragraphs=frozenset(map("\n".join, blocks)),
         headings=_often({part[0] for part in each.paragraphs if _HEADING.match(part[0])} for each in said),
         lines=_often(
             {form for part in each.paragraphs for line in part[1:] for form in (line, line_form(line))} for each in said
@@ -88,10 +100,14 @@ def _marks(messages: Sequence[Message], users: Sequence[int]) -> Marks:
 def _said(texts: Iterable[str], known: Marks, *, is_turn: bool) -> _Said:
     said = _Said(is_turn, [], [])
     for text in texts:
+        said.parts.append([])
         for each in stretches(text, known):
+            if each.kind == "note" and not text.startswith("<", each.start):
+                # An opening: all of the message is a program's.
+                said = said._replace(is_turn=False)
             if each.kind in ("words", "doubted"):
                 places = paragraphs(text, each.start, each.end)
-                said.paragraphs.extend(levelled(text[start:end]) for start, end in places)
+                said.parts[-1].extend(levelled(text[start:end]) for start, end in places)
             else:
                 said.elements.append(
                     _Element(each.name, levelled(text[each.body : each.body_end] if each.name else ""))
@@ -110,7 +126,8 @@ def _may_be_said(part: Sequence[str], said: Sequence[_Said]) -> bool:
 def _all_that_is_said(said: Iterable[_Said], marks: Marks, times: Counter[tuple[str, ...]]) -> Iterator[str]:
     """The rarest paragraphs of messages that would have no other words: a person says something in each."""
     for each in said:
-        if each.paragraphs and all(is_clients(part, marks) for part in each.paragraphs):
+        is_persons = each.is_turn or not each.elements
+        if is_persons and each.paragraphs and all(is_clients(part, marks) for part in each.paragraphs):
             found = {part: times[part if "\n".join(part) in marks.paragraphs else part[:1]] for part in each.paragraphs}
             least = min(found.values())
             yield from ("\n".join(part) for part, count in found.items() if count == least)

@@ -87,7 +87,7 @@ _PARAGRAPH_END = re.compile(r"\n[ \t]*\n(?![ \t]*(?:[-*|{\[<]|\d+[.)]|\t| {2}))"
 _BLANK_LINES = re.compile(r"\n[ \t\r]*\n\s*")
 _NUMBERS = re.compile(r"\d+")
 _TOKEN = re.compile(r"[!-~]+[./\\_:=-][!-~]+\Z")
-_LINE_FORM = re.compile(r"[-*+|•]|\w[\w ]{0,30}[:=]")
+_LINE_FORM = re.compile(r"[-*+|•]|[\"']?\w[\w ]{0,30}[\"']? ?[:=]")
 _DATES = re.compile(
     r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\b|\b[AP]M\b"
 )
@@ -384,7 +384,8 @@ def _first_between(text: str, start: int, begin: int, end: int) -> Stretch:
         return Stretch(opened[1]["kind"], start, close, line, body_end)
     result = _TEXT_RESULT.match(text, begin)
     if result is not None and _PERSONS_WORDS.search(text, begin) is None:
-        close = _opening_end(text, begin, end, "")
+        # The client's own element behind it leaves no place for a person's words.
+        close = end if end < len(text) else _opening_end(text, begin, end, "")
         return Stretch("data", start, close, result.end(), close)
     inner = _INNER_OPENING.search(text, begin, end)
     return Stretch("words", start, end if inner is None else inner.start())
@@ -510,7 +511,10 @@ def _divided(message: Message) -> list[list[Stretch]]:
     texts = texts_of(message)
     if texts[:1] != [] and texts[0].startswith(_LITELLMS_NOTE):
         return [[_as_note(each) for each in stretches(text)] for text in texts]
-    found = [stretches(text, message.marks) for text in texts]
+    found = [(_whole_result(text) if texts[1:] else []) or stretches(text, message.marks) for text in texts]
+    if message.marks.is_behind or any(map(_whole_result, texts[:-1])):
+        # Beside results a part that opens with what the client repeats is all the client's.
+        found = [[_as_recurring(each) for each in own] if own and own[0].kind == "recurring" else own for own in found]
     wrapped = {(text, each) for text, own in zip(texts, found, strict=True) for each in own if _is_wrapped(text, each)}
     others = ((text, each) for text, own in zip(texts, found, strict=True) for each in own if _speaks(each))
     if not wrapped or not (message.marks.is_beside or any(each not in wrapped for each in others)):
@@ -519,6 +523,18 @@ def _divided(message: Message) -> list[list[Stretch]]:
         [_as_note(each) if (text, each) in wrapped else each for each in own]
         for text, own in zip(texts, found, strict=True)
     ]
+
+
+def _as_recurring(stretch: Stretch) -> Stretch:
+    return stretch._replace(kind="recurring") if _speaks(stretch) else stretch
+
+
+def _whole_result(text: str) -> list[Stretch]:
+    """A part that is a result as text, to its end: no person has typed in it; empty for any other."""
+    result = _TEXT_RESULT.match(text, _first_sign(text, 0))
+    if result is None or len(text) > _MAX_CHARS or _PERSONS_WORDS.search(text):
+        return []
+    return [Stretch("data", 0, len(text), result.end(), len(text))]
 
 
 def _as_note(stretch: Stretch) -> Stretch:

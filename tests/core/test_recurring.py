@@ -40,6 +40,10 @@ CLIENTS: dict[str, Wrap] = {
         f"<snippet>\nint {'abcdef'[at]};\n\nint {'uvwxyz'[at]};\n</snippet>\n\n{words}"
     ),
     "a heading and its lines": lambda at, words: f"{words}\n\n## Tabs\n- a.py\n- b.py\n- {'abcdef'[at]}.py",
+    "a block of JSON": lambda at, words: (
+        f'```json\n{{\n "line": {at},\n "open": ["{"abcdef"[at]}.py"]\n}}\n```\n\n{words}'
+    ),
+    "marks of its own": lambda at, words: f"@@CTX@@\nopen={'abcdef'[at]}.rs\nline={at}\n@@END@@\n\n{words}",
     "a part of its own": lambda at, words: [words, f"== open files ==\n{LIST}\n{'abcdef'[at]}.ts\nselected: {at}"],
     "a part in an element": lambda at, words: [f"<visible-files>\n{'uvwxyz'[at]}\n</visible-files>", words],
 }
@@ -101,6 +105,21 @@ def test_an_element_of_a_program_beside_another_message(text: str, beside: list[
     first = marked(parsed([user(text), *beside]))[0]
     assert is_injected(first) is bool(beside)
     assert not is_injected(marked(parsed([user("<user_request>\nx\n</user_request>"), *beside]))[0])
+
+
+def test_beside_results_a_part_that_opens_with_the_clients_words_is_all_theirs() -> None:
+    """As Cline's list of what is done, between two paragraphs that it repeats; the task and the answer stay."""
+    raw = [user("<task>\nPort it.\n</task>"), assistant("I look.")]
+    for at, done in enumerate(["nothing yet", "the parser", "the lexer", "the printer"]):
+        texts = [
+            f"[read_file for '{at}.c'] Result:\nint a;\n\nint b;",
+            f"# PROGRESS\n\n- [x] {done}\n\n# RULES\n- update it",
+        ]
+        raw += [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}, assistant("Next.")]
+    raw += [user("[ERROR] You did not use a tool in your previous response!\n\n# RULES\n- update it")]
+    messages = marked(parsed(raw))
+    assert said(raw) == ["<task>\nPort it.\n</task>", "", "", "", "", ""]
+    assert request_indices(messages) == (0, len(raw) - 1)
 
 
 def _steps(note: str) -> list[JsonDict]:
