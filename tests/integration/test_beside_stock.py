@@ -174,12 +174,14 @@ def _answers(draw: st.DrawFn) -> tuple[bytes, int, bytes]:
         if draw(st.integers(0, 7)) == 0:
             events.insert(draw(st.integers(0, len(events) - 1)), odd)
     sent = b"".join(events[: len(events) - draw(st.sampled_from([0, 0, 0, 1, 2, 3]))])
-    sent = pick(b"", b"", b"\xef\xbb\xbf") + sent.replace(b"\n", pick(b"\n", b"\r\n", b"\r"))
+    # The stock proxy does not see that a first piece is broken if a byte order mark stands before it.
+    mark = pick(b"", b"", b"\xef\xbb\xbf") if b"{broken" not in sent else b""
+    sent = mark + sent.replace(b"\n", pick(b"\n", b"\r\n", b"\r"))
     return sent, draw(st.integers(1, 80)), json.dumps(whole).encode()
 
 
 @_SOME
-@given(answer=_answers(), route=st.sampled_from(list(PATHS)), stream=st.just(True))
+@given(answer=_answers(), route=st.sampled_from(list(PATHS)), stream=st.booleans())
 def test_client_reads_what_it_would_read_without_us(
     bench: Bench, server: RawServer, answer: tuple[bytes, int, bytes], route: str, stream: bool
 ) -> None:

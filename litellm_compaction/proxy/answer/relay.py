@@ -27,7 +27,7 @@ from litellm_compaction.proxy.answer.chunks import REASONING_FIELDS, Numbers, ap
 from litellm_compaction.proxy.answer.endings import FULL_RATIO, NEAR_FULL_RATIO, End, judged, most_tokens
 from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import Asked, Chunk, UpstreamError
-from litellm_compaction.proxy.answer.sse import ERROR_BYTES, broken, unreadable
+from litellm_compaction.proxy.answer.sse import ERROR_BYTES, broken, no_stream, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
 
@@ -192,7 +192,7 @@ class Relay:
         elif self._breaks_off():
             self.end = "spent" if self._is_share else "limit"
         elif not self._has_choice:
-            self.end, self.error = "failed", unreadable("its answer is empty")
+            self.end, self.error = "failed", no_stream("its answer is empty")
         elif self._is_broken:
             self.end, self.error = "failed", broken()
         else:

@@ -147,7 +147,7 @@ class GuardedTransport(ListTransport):
             if upstream.wants_stream:
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
-            return await self._whole(self._answer(upstream, asked, prepared), upstream)
+            return await self._whole(partial(self._answer, upstream, asked, prepared), upstream)
         except CompactionError as error:
             return self._refused(error)
         except RecursionError:
@@ -236,12 +236,13 @@ class GuardedTransport(ListTransport):
         stream = _EventStream(first, batches, self._listener)
         return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
 
-    async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
+    async def _whole(self, make: Callable[[], Answer], upstream: HttpUpstream) -> httpx.Response:
         """One JSON answer: the server's own if it gave one, else its pieces joined."""
+        answer = make()
         try:
             chunks = [chunk async for batch in answer.batches() for chunk in batch]
         except UpstreamError as error:
-            return _refusal(error)
+            return await self._whole(make, upstream) if upstream.gives_up_streams(error) else _refusal(error)
         if upstream.whole is not None and not answer.is_cut and not answer.is_joined:
             return with_body(upstream.whole, upstream.whole.content)
         return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))

@@ -1,4 +1,4 @@
-"""A deployment's server as the transport asks it: always for a stream, in the way by which an answer goes on.
+"""A deployment's server as the transport asks it: for a stream if it can, in the way by which an answer goes on.
 
 A stream can be watched, bounded while it runs, and ended with its client; a whole answer cannot: a llama.cpp whose
 client has left a plain request generates to its end, one that streams stops in half a second (measured 2026-11-22).
@@ -91,6 +91,17 @@ class HttpUpstream:
     def wants_stream(self) -> bool:
         """Returns True if the client reads a stream."""
         return bool(self._body.get("stream"))
+
+    def gives_up_streams(self, error: UpstreamError) -> bool:
+        """Returns True if the client wants no stream, and the server's was none: it is asked for whole answers now.
+
+        If it gives one, it is never again asked for a stream that its client does not want.
+        """
+        if self.wants_stream or not error.is_of_stream or self._leaves_out("stream"):
+            return False
+        self._left_out.add("stream")
+        self._answers = 0
+        return True
 
     @property
     def ways(self) -> frozenset[Way]:

@@ -291,3 +291,14 @@ async def test_refusals_and_older_calls_arrive(stream: bool) -> None:
     if not stream:
         message = choice_of(answer)["message"]
         assert message["function_call"] == {"name": "read", "arguments": '{"a":1}'}
+
+
+@pytest.mark.parametrize("broken", [[], [chunk({"content": "Fo"})], [chunk({"content": "Fo"}), {"choices": [7]}]])
+async def test_client_that_wants_no_stream_suffers_from_none(broken: list[Body]) -> None:
+    """A stream that is none is asked for once, and whole answers from then on; one that breaks twice is an error."""
+    wire = Wire([lambda: sse(*broken, done=not broken), lambda: whole({"content": "Four."})])
+    assert [choice_of(await wire.ask())["message"]["content"] for _ in range(2)] == ["Four."] * 2
+    assert [body.get("stream") for body in wire.sent] == [True, None, None]
+    always = Wire([lambda: sse(*broken, done=not broken)])
+    assert (await always.ask()).status_code == 502
+    assert len(always.sent) == 2
