@@ -85,6 +85,8 @@ _MOST_TOLD = 256
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 _MAX_SERVERS = 1024
 _STORE_LIMIT_S = 2.0
+# A router with it has a broken stream go on at a fallback (LiteLLM from 1.109.0).
+_GOES_ON_ELSEWHERE = "enable_mid_stream_fallback_continuation"
 
 
 class Intake:
@@ -462,7 +464,7 @@ class Intake:
             call.will_be_compacted(prepared)
             call.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
-        asked = self._asked(call, context, kwargs, wants_usage=True)
+        asked = self._asked(router, call, context, kwargs, wants_usage=True)
         call.attempt.begins_silently = not call.client.is_chat and (asked.is_json or asked.notices.before == "off")
         inner = self._inner_transport()
         transport = GuardedTransport(inner, self._compactor, context, asked, prepared, call, self._unsupported)
@@ -489,7 +491,7 @@ class Intake:
         pin = call.pins.get(call.attempt.deployment, call.client.group)
         kind = HookedUpstream if stream else WholeUpstream
         upstream = kind(first, router, pin, {**data, **_slim_tools(call, data)})
-        asked = self._asked(call, context, data, wants_usage=call.client.asks_for_usage)
+        asked = self._asked(router, call, context, data, wants_usage=call.client.asks_for_usage)
         if not stream:
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
@@ -499,10 +501,14 @@ class Intake:
         answer = Answer(self._compactor, context, upstream, asked, told, call, room=room, is_watched=stream)
         return Hooked(answer, upstream, prepared)
 
-    def _asked(self, call: Call, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
+    def _asked(
+        self, router: Any, call: Call, context: RequestContext, body: Mapping[str, Any], *, wants_usage: bool
+    ) -> Asked:
         notices = notices_for(
             context.settings.notices, body, is_document=call.client.is_structured, is_whole=not body.get("stream")
         )
+        if getattr(router, _GOES_ON_ELSEWHERE, False):
+            notices = notices.out_of_thoughts
         if call.client.is_client_summary or call.client.orders.wants_item:
             # It keeps the answer in place of its history.
             notices = SILENT

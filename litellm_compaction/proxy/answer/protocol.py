@@ -63,6 +63,16 @@ class Notices(NamedTuple):
         """The same for JSON and for whole answers: nothing before the end, and no text."""
         return Notices("off", "off", "reasoning" if self.after == "reasoning" else "off")
 
+    @property
+    def out_of_thoughts(self) -> Notices:
+        """The same for a stream that LiteLLM may have another model go on with: it does not if there was a thought.
+
+        LiteLLM's `enable_mid_stream_fallback_continuation` (1.110.2, "streams that emitted thinking blocks"). An empty
+        chunk takes a notice's place; a last thought comes when nothing is left to go on with.
+        """
+        before, within = ("off" if place == "reasoning" else place for place in (self.before, self.within))
+        return self._replace(before=before, within=within)
+
 
 SILENT = Notices("off", "off", "off")
 

@@ -107,6 +107,12 @@ def test_whole_answers_and_documents_are_told_of_at_their_end_only(
     assert notices_for(choice, body, is_document=True) == Notices("off", "off", document)
 
 
+def test_stream_that_another_model_may_go_on_with_has_no_thought_of_ours() -> None:
+    """A text for people stays; so does what is said at the end."""
+    assert THOUGHT.out_of_thoughts == Notices("off", "off", "reasoning")
+    assert IN_TEXT.out_of_thoughts == IN_TEXT
+
+
 async def _is_next(announced: Announced, messages: list[dict[str, Any]]) -> bool:
     scene = Scene(messages, [Turn(reply=Reply("Fine."))])
     prepared = await scene.compactor.prepare(scene.request, scene.context)
