@@ -175,7 +175,8 @@ class Recaller:
             logger.warning("recall_failed model=%s error=%s", context.label, type(error).__name__)
             return _FAILED
         # What its client has compacted itself is in no request any more, and may be kept by no store.
-        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text, is_all=not context.portable)
+        is_all = not (context.portable or found.missing)
+        text = told(found, limit_tokens=limit_tokens, count=prepared.count_text, is_all=is_all)
         name = recallable.vocabulary
         return defused(vocabulary(name).defused(text) if is_loaded(name) else text) or _NO_ROOM
 
@@ -190,7 +191,8 @@ class Recaller:
         def in_request() -> Found:
             # What is not kept, or no more, its client has just sent again.
             index = of_request(recallable.messages, recallable.hashes, recallable.redact)
-            return search(index, query, within=found.missing, limit=_HITS)
+            in_it = search(index, query, within=found.missing, limit=_HITS)
+            return in_it._replace(missing=index.lacks(found.missing))
 
         return await asyncio.to_thread(in_request)
 
