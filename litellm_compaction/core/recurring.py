@@ -82,7 +82,9 @@ def _marks(messages: Sequence[Message], users: Sequence[int]) -> Marks:
     whole = {each.paragraphs[0] for each in said if len(each.paragraphs) == 1 and (each.is_turn or not each.elements)}
     times = Counter(part for each in said for part in {*each.paragraphs, *(part[:1] for part in each.paragraphs)})
     again = {part for each in said for part in each.paragraphs if times[part] >= _LEAST_MESSAGES} - whole
-    blocks = {part for part in again if not _may_be_said(part, said)}
+    told = [frozenset(each.paragraphs) for each in said if each.paragraphs]
+    first = {part: at for at in range(len(told) - 1, -1, -1) for part in told[at]}
+    blocks = {part for part in again if not _may_be_said(part, told, first[part])}
     # A person types into another part than the one in which all comes again.
     apart = (part for each in said if each.parts[1:] for part in each.parts if again.issuperset(part))
     blocks.update(paragraph for part in apart if not blocks.isdisjoint(part) for paragraph in part)
@@ -107,7 +109,7 @@ def _said(texts: Iterable[str], known: Marks, *, is_turn: bool) -> _Said:
                 said = said._replace(is_turn=False)
             if each.kind in ("words", "doubted"):
                 places = paragraphs(text, each.start, each.end)
-                said.parts[-1].extend(levelled(text[start:end]) for start, end in places)
+                said.parts[-1].extend(filter(None, (levelled(text[start:end]) for start, end in places)))
             else:
                 said.elements.append(
                     _Element(each.name, levelled(text[each.body : each.body_end] if each.name else ""))
@@ -115,12 +117,11 @@ def _said(texts: Iterable[str], known: Marks, *, is_turn: bool) -> _Said:
     return said
 
 
-def _may_be_said(part: Sequence[str], said: Sequence[_Said]) -> bool:
+def _may_be_said(part: tuple[str, ...], told: Sequence[Collection[tuple[str, ...]]], first: int) -> bool:
     """Returns True for a sentence that a person may repeat: one without marks that some later message does without."""
     if len(part) > 1 or len(part[0]) > _LONGEST_SENTENCE_CHARS or not _SENTENCE.match(part[0]):
         return False
-    first = next(at for at, each in enumerate(said) if part in each.paragraphs)
-    return any(part not in each.paragraphs for each in said[first:] if each.paragraphs)
+    return any(part not in told[at] for at in range(first, len(told)))
 
 
 def _all_that_is_said(said: Iterable[_Said], marks: Marks, times: Counter[tuple[str, ...]]) -> Iterator[str]:
