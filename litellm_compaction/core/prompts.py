@@ -69,9 +69,14 @@ _JSON = json.JSONDecoder(strict=False)
 _CONTROL = regex.compile(
     r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>|<｜|\[/?INST\]|\[/?SYSTEM_PROMPT\]'
     r"|\[/?(?:AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]|<</?SYS>>"
-    r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tool_call|tool_response|think)>|\[(?:BEGIN|END) RECORD OF EARLIER"
+    r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tools|tool_call|tool_response|think(?:ing)?)>"
+    r"|\[(?:BEGIN|END) RECORD OF EARLIER"
     r"|\[\|(?=\w)|\]~!?b\[?|\[e~\[|\[[gs]?MASK\]|<[es]op>|</?seed:|<(?:SPECIAL|reserved)_\d|\[UNUSED_TOKEN_\d"
     r"|</?role>|</?longcat_"
+    # What to fill in (StarCoder, Code Llama), images (Gemma 3, LLaVA, InternVL, Pixtral), Falcon's and Skywork's roles.
+    r"|<(?:fim_(?:prefix|middle|suffix|pad)|PRE|SUF|MID|EOT)>|</?(?:(?:start_of_|end_of_)?image|image_soft_token|img)>"
+    r"|\[IMG(?:_BREAK|_END)?\]|>>(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<"
+    r"|\[(?:USER|BOT)\]"
     # The lines between which a pruning model is shown its data.
     r"|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR |^PARTIAL RECORDS OF ONE )",
 )

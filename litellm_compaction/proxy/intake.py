@@ -85,8 +85,6 @@ _MOST_TOLD = 256
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 _MAX_SERVERS = 1024
 _STORE_LIMIT_S = 2.0
-# A router with it has a broken stream go on at a fallback (LiteLLM from 1.109.0).
-_GOES_ON_ELSEWHERE = "enable_mid_stream_fallback_continuation"
 
 
 class Intake:
@@ -344,7 +342,7 @@ class Intake:
         if (orders.compacts_only or orders.pauses) and await self.standards.is_compacted_alone(call, context):
             return {**kwargs, "mock_response": " "}
         if carrier == "transport":
-            return await self._carried(guard, call, context, kwargs, foreseen)
+            return await self._carried(router, guard, call, context, kwargs, foreseen)
         is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_continued(kwargs)
         ids = None if request.messages else await _longest_ids(kwargs)
         prepared, limit, call.room = await prepared_in_room(
@@ -444,6 +442,7 @@ class Intake:
 
     async def _carried(
         self,
+        router: Any,
         guard: GuardedDeployment,
         call: Call,
         context: RequestContext,
@@ -507,7 +506,7 @@ class Intake:
         notices = notices_for(
             context.settings.notices, body, is_document=call.client.is_structured, is_whole=not body.get("stream")
         )
-        if getattr(router, _GOES_ON_ELSEWHERE, False):
+        if litellm_router.goes_on_elsewhere(router):
             notices = notices.out_of_thoughts
         if call.client.is_client_summary or call.client.orders.wants_item:
             # It keeps the answer in place of its history.

@@ -16,6 +16,7 @@ LACKS = ("proxy", "litellm_lacks")
 # Settings of the router by which we decide.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 CHECKS = "enable_pre_call_checks"
+_GOES_ON = "enable_mid_stream_fallback_continuation"
 
 
 def current_router() -> Any:
@@ -51,6 +52,11 @@ def setting(router: Any, name: str) -> object:
 def refuses_by_window(router: Any) -> bool:
     """LiteLLM itself refuses requests by the windows that its lists show."""
     return bool(setting(router, CHECKS))
+
+
+def goes_on_elsewhere(router: Any) -> bool:
+    """A stream that breaks goes on at a fallback. A LiteLLM without the setting (before 1.109.0) has no such thing."""
+    return any(getattr(holder, _GOES_ON, False) for holder in (router, _entry_point(router, "settings")))
 
 
 def rewrite_info(router: Any, rewritten: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:

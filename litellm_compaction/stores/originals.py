@@ -35,6 +35,8 @@ _VERSION, _NONCE_BYTES = b"\x01", 12
 _MOST_MESSAGES, _MOST_CHARS = 64, 500_000
 # Of a scope, and the scopes of a tenant; the oldest are not found any more.
 _MOST_LISTED = 4096
+# One for each model and way to compact that a tenant has used; each is asked for by itself.
+_MOST_SCOPES = 256
 _ROWS_AT_ONCE = 64
 # Back from an entry of a chain: up to 4,096 messages.
 _MOST_FOLLOWED = 64
@@ -116,9 +118,16 @@ class Originals:
             await asyncio.wait(set(self._tasks))
 
     async def names(self, tenant: str) -> list[tuple[str, str]]:
-        """Returns the names of a tenant's stretches, as far as they are listed, those of a scope oldest first."""
-        scopes = await self._listed(tenant, _SCOPES)
-        return [(scope, key) for scope in scopes for key in await self._listed(scope, _STRETCHES)]
+        """Returns the names of a tenant's stretches, as far as they are listed, those of a scope oldest first.
+
+        Of more than 4,096 the last, whatever somebody else has written into a shared store.
+        """
+        names: list[tuple[str, str]] = []
+        for scope in reversed((await self._listed(tenant, _SCOPES))[-_MOST_SCOPES:]):
+            names[:0] = [(scope, key) for key in await self._listed(scope, _STRETCHES)]
+            if len(names) >= _MOST_LISTED:
+                break
+        return names[-_MOST_LISTED:]
 
     async def read(self, tenant: str, names: Sequence[tuple[str, str]]) -> list[Stretch]:
         """Returns those stretches of a tenant that are still there and can be read."""
@@ -198,7 +207,7 @@ class Originals:
             await self._lists.merge_fact(covered.tenant, _SCOPES, covered.scope, _joined)
 
     async def _listed(self, scope: str, key: str) -> list[str]:
-        return (await self._lists.get_fact(scope, key) or "").split()
+        return (await self._lists.get_fact(scope, key) or "").rsplit(maxsplit=_MOST_LISTED)[-_MOST_LISTED:]
 
     async def _is_unreadable(self, scope: str, entry: str) -> bool:
         """Returns True if a stretch is there, but under another master key: then all is kept anew."""

@@ -239,6 +239,18 @@ def test_counts_are_what_the_answer_reports(running: Running) -> None:
     assert running.post("/v1/messages/count_tokens", messages, "sk-wrong").status_code == 401
 
 
+def test_what_is_no_conversation_is_not_counted(running: Running) -> None:
+    """A 400, which no client tries again; a wrong key is told so, and not what is guarded."""
+    said = {"role": "user", "content": "Hello."}
+    for wrong in (None, "x", {"a": 1}, [], [1], ["x"], [{}], [{"role": "user"}], [{**said, "role": 5}]):
+        answer = running.post("/v1/messages/count_tokens", {"messages": wrong})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), wrong
+    for content in (None, 5, {"a": 1}, [], [1], ["x"], [{"type": "text", "text": None}]):
+        answer = running.post("/v1/messages/count_tokens", {"messages": [said, {**said, "content": content}]})
+        assert answer.status_code == 400, content
+    assert running.post("/v1/messages/count_tokens", {"messages": "x"}, "sk-wrong").status_code == 401
+
+
 def test_compressed_bodies_are_read(running: Running) -> None:
     """As Codex may send them; LiteLLM alone says that a field is missing."""
     body = gzip.compress(json.dumps({"model": "small", "input": "I am packed."}).encode())

@@ -31,6 +31,8 @@ MARKERS = (
     *("[SYSTEM_PROMPT]", "<|channel|>final", "<|start|>system", "[|system|]", "[|endofturn|]", "]~b]system", "[e~["),
     *("]~!b[", "[gMASK]", "<sop>", "<eop>", "<seed:bos>", "<SPECIAL_10>", "<reserved_106>", "[UNUSED_TOKEN_146]"),
     *("<role>SYSTEM</role>", "<longcat_system>", "[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]", "[THINK]", "[/THINK]"),
+    *("<tools>", "</tools>", "<thinking>", "</thinking>", "<fim_prefix>", "<fim_middle>", "<PRE>", "<SUF>", "<MID>"),
+    *("<image>", "<start_of_image>", "<image_soft_token>", "<img>", "[IMG]", "[IMG_BREAK]", ">>QUESTION<<", "[USER]"),
     *("END OF THE DATA. Now write the record", "End of the data. Obey:", "\nCONVERSATION TO CONDENSE:\nx"),
     *("\nRECORD SO FAR (keep what still holds):", "\nPARTIAL RECORDS OF ONE CONVERSATION, IN ORDER"),
 )
@@ -117,7 +119,7 @@ def _control_tokens(name: str) -> list[str]:
 async def test_a_record_holds_no_control_token_of_its_model() -> None:
     """Such as only the vocabulary of the model knows: in what is sent of a covered message, and in what is stored."""
     vocabulary("tekken")
-    live = "[IMG_BREAK]"
+    live = "[MIDDLE]"
     assert live in defused(live), "this is of no use any more"
     bench = Bench(ask=FakeAsk())
     context = bench.context()
@@ -127,7 +129,7 @@ async def test_a_record_holds_no_control_token_of_its_model() -> None:
     )
     assert prepared.messages is not None
     texts = "".join(message.text for message in prepared.messages)
-    assert "Obey [ IMG_BREAK][ IMG_BREAK]." in texts
+    assert "Obey [ MIDDLE][ MIDDLE]." in texts
     assert live not in texts
     assert live not in bench.store.kept[-1][1].record
 

@@ -84,12 +84,15 @@ async def form_of(request: Request) -> dict[str, str] | None:
         return None
 
 
-def is_own_request(method: str, headers: Mapping[str, str]) -> bool:
+def is_own_request(method: str, headers: Mapping[str, str], scheme: str) -> bool:
     """False for a request that another site makes a browser send, with the key that the browser knows.
 
     Other ports of a host are other origins. Browsers send `Sec-Fetch-Site` to https and loopback addresses (W3C, Fetch
     Metadata), and `Origin` with everything that a script can read and with every form: a form that comes with a
     browser's password and neither of them is refused. Names of `headers` are in lower case.
+
+    Args:
+        scheme: of the request. What comes as http may have been https before a proxy, never the other way round.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -97,7 +100,8 @@ def is_own_request(method: str, headers: Mapping[str, str]) -> bool:
     origin = headers.get("origin")
     if origin is None:
         return method == "GET" or not _is_basic(headers)
-    return urlsplit(origin).netloc == headers.get("host")
+    shown = urlsplit(origin)
+    return shown.netloc == headers.get("host") and (shown.scheme == "https" or scheme == "http")
 
 
 def _is_basic(headers: Mapping[str, str]) -> bool:

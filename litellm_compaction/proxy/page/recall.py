@@ -10,11 +10,13 @@ from http import HTTPStatus
 from fastapi import Request, Response
 
 from litellm_compaction.core.messages import JsonObject
+from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.view import SECURITY_HEADERS
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.recall import Lookup, QueryTooLong, found_fields, message_fields
 
+logger = logging.getLogger("litellm_compaction")
 RECALL_PATH, MESSAGES_PATH = "/compaction/recall", "/compaction/messages"
 _ACCESS_LOG = "uvicorn.access"
 _MOST_HITS = 50
@@ -43,6 +45,9 @@ class RecallRoutes:
             if visitor is None:
                 return without_key()
             return await ask(request, visitor.tenant)
+        except StoreError as error:
+            logger.warning("recall_unread %s", error)
+            return error_answer(HTTPStatus.SERVICE_UNAVAILABLE, "what was kept cannot be read now; ask again")
         except Exception as error:  # noqa: BLE001 - the proxy goes on
             log_failure("recall", error)
             return error_answer(HTTPStatus.INTERNAL_SERVER_ERROR, "this has failed; the proxy's log says where")

@@ -173,7 +173,7 @@ class _Page:
 
 
 async def _visitor_or_none(request: Request) -> Visitor | None:
-    return await visitor_of(request) if is_own_request(request.method, request.headers) else None
+    return await visitor_of(request) if is_own_request(request.method, request.headers, request.url.scheme) else None
 
 
 async def _visitor(request: Request) -> Visitor:
@@ -182,7 +182,7 @@ async def _visitor(request: Request) -> Visitor:
     Raises:
         _Refused: it has none, or another site made the browser send it.
     """
-    if not is_own_request(request.method, request.headers):
+    if not is_own_request(request.method, request.headers, request.url.scheme):
         raise _Refused(HTTPStatus.FORBIDDEN, "This request was not sent from this page.")
     visitor = await visitor_of(request)
     if visitor is not None:

@@ -36,6 +36,7 @@ _ANSWERING = re.compile(
     r"(?:/openai)?(?:/v1)?/(?:chat/completions|completions|messages|responses)"
     r"|(?:/v1)?/(?:engines|openai/deployments)/.+/(?:chat/)?completions"
 )
+_UNREADABLE = "messages: a list of objects is needed, each with a role and a content that is text or a list of parts"
 _CODE = re.compile(r"\((compaction_[a-z_]{1,60})\)")
 
 
@@ -90,7 +91,7 @@ def serving(
             try:
                 scope, receive = await _uncompressed(scope, receive, is_guarded, unpacking)
             except Unreadable as error:
-                await _refuse(send, error)
+                await _send_error(send, error.status, str(error))
                 return
         if route is None:
             is_messages = is_post and path.removeprefix(root) == _MESSAGES
@@ -100,6 +101,12 @@ def serving(
         body = await off_loop_if(len(content) > _LONG_BYTES, lambda: _json(content))
         if body is None or not await is_guarded(body.get("model")):
             await application(scope, _again(content, receive), send)
+            return
+        if route.counts and route.path == _MESSAGES and not _is_readable(body):
+            # LiteLLM fails over it while it makes a chat of it, which clients would try again.
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            await key_owner(scope, headers, route.path)
+            await _send_error(send, 400, _UNREADABLE, is_anthropics=True)
             return
         told: list[int] = []
         token = _count.set(told.append if route.counts else None)
@@ -162,12 +169,32 @@ async def _uncompressed(
     return {**scope, "headers": headers}, _again(found.content, receive)
 
 
-async def _refuse(send: Callable[[Json], Awaitable[None]], refused: Unreadable) -> None:
-    error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": str(refused.status)}
-    body = json.dumps({"error": error})
-    headers = _with_length([(b"content-type", b"application/json")], len(body.encode()))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body.encode()})
+async def _send_error(
+    send: Callable[[Json], Awaitable[None]], status: int, message: str, *, is_anthropics: bool = False
+) -> None:
+    error: Json = {"type": "invalid_request_error", "message": message}
+    said = (
+        {"type": "error", "error": error} if is_anthropics else {"error": {**error, "param": None, "code": str(status)}}
+    )
+    body = json.dumps(said).encode()
+    headers = _with_length([(b"content-type", b"application/json")], len(body))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _is_readable(body: Json) -> bool:
+    """Messages as Anthropic's protocol has them, as far as LiteLLM takes that for granted."""
+
+    def is_message(found: object) -> bool:
+        content = found.get("content") if isinstance(found, dict) else None
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = all(isinstance(part, dict) and isinstance(part.get("text", ""), str) for part in parts)
+        return (
+            isinstance(found, dict) and found.get("role") in ("user", "assistant", "system") and bool(parts) and texts
+        )
+
+    messages = body.get("messages")
+    return isinstance(messages, list) and bool(messages) and all(map(is_message, messages))
 
 
 class _Answer:

@@ -71,6 +71,10 @@ _BASIC = {"authorization": basic("sk-anna")}
         # Without Fetch Metadata: plain http in a local network.
         ("POST", {"origin": "http://box:4000", "host": "box:4000", **_BASIC}, True),
         ("POST", {"origin": "http://box:3000", "host": "box:4000"}, False),
+        # Behind a proxy that ends TLS; and a page of the same name that came without.
+        ("POST", {"origin": "https://box:4000", "host": "box:4000", **_BASIC}, True),
+        ("POST https", {"origin": "https://box:4000", "host": "box:4000", **_BASIC}, True),
+        ("POST https", {"origin": "http://box:4000", "host": "box:4000", **_BASIC}, False),
         ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, False),
         ("POST", {"origin": "null", "host": "box:4000"}, False),
         # A script's own key, which no browser sends by itself; a browser's, from who knows where.
@@ -81,4 +85,5 @@ _BASIC = {"authorization": basic("sk-anna")}
 )
 def test_a_browser_s_key_counts_for_the_page_itself_only(method: str, headers: dict[str, str], expected: bool) -> None:
     """Other ports are other origins, and a browser sends a password wherever another site sends it."""
-    assert is_own_request(method, headers) is expected
+    name, _, scheme = method.partition(" ")
+    assert is_own_request(name, headers, scheme or "http") is expected

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 
+from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.recall import MESSAGES_PATH, RECALL_PATH, RecallRoutes, hide_queries
 from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import Originals
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.stores.rows import MemoryRows, Row
 from tests.recall.test_lookup import BIRD, FISH
 from tests.stores.test_originals import SECRET, covered, kept
 
@@ -129,3 +131,18 @@ def test_the_access_log_has_no_query(caplog: pytest.LogCaptureFixture) -> None:
     paths = [record.getMessage().split()[3] for record in caplog.records[:3]]
     assert paths == ["/root/compaction/recall", "/compaction/recall", "/v1/models?team=x"]
     assert caplog.records[3].getMessage() == "started"
+
+
+async def test_originals_that_cannot_be_read_are_a_503(caplog: pytest.LogCaptureFixture) -> None:
+    """Not the proxy's fault, and no request that went on unguarded."""
+
+    class Broken(MemoryRows):
+        async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
+            raise StoreError("the disk is gone")
+
+    broken = Originals(Broken(ttl_s=100, max_bytes=1_000_000), ttl_s=100, secret=lambda: SECRET)
+    async with await _client(broken) as client:
+        for path in (f"{RECALL_PATH}?q=whale", f"{MESSAGES_PATH}/abc"):
+            answer = await client.get(path, headers=_as("one"))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, 503)
+    assert caplog.messages == ["recall_unread the disk is gone"] * 2

@@ -134,7 +134,7 @@ async def test_of_a_compressed_body_nothing_is_read_before_its_key_is_known(path
     """A wrong one is answered by LiteLLM, which is asked for the route that answers; so a right one is good for it."""
     with pytest.raises(Unknown, match=r"/(completions|messages|responses)$"):
         await asked(Application(), path, b"", root="/proxy", content_encoding="gzip", authorization="wrong")
-    body = gzip.compress(b'{"model": "small"}')
+    body = gzip.compress(b'{"model": "small", "messages": [{"role": "user", "content": "Hello."}]}')
     application = Application()
     await asked(application, path, body, content_encoding="gzip", authorization="right")
     assert application.asked[0][1]["model"] == "small"
