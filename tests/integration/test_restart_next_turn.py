@@ -21,7 +21,7 @@ def restarting(request: pytest.FixtureRequest, carrier: Carrier) -> Restarting:
     """The server has counted such texts before."""
     opened = shared(request, carrier)
     opened.watch("middle", Teller(Reply("So it does.")))
-    for tokens in (300, 600):
+    for tokens in range(100, 1300, 100):
         assert opened.proxy.chat("middle", asked("what words cost", tokens)).status_code == 200
     return opened
 
