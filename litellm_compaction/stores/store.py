@@ -32,6 +32,8 @@ _EVENTS, _TURNS = "events", "turns"
 _COMPACTION, _FACT, _NAME, _WORDS = "c:", "f:", "n:", "w:"
 # Compactions of the same words and other data. Two are enough to tell that it is not clear whose a conversation is.
 _MOST_OF_WORDS = 4
+# In place of more: which of them is meant cannot be told.
+_TOO_MANY = "*"
 # The scope of facts about models, which belong to no tenant: tenants' scopes are hashes.
 FACTS_SCOPE = "models"
 # Longer than any lease: a note that ends later was written by a clock that has been set back, or before a restart.
@@ -100,16 +102,21 @@ class CompactionStore(_OverRows):
 
         Args:
             hashes: chain entries of a conversation, shortest prefix first; may be thousands.
-            words_hashes: of its words alone. Those under them follow, whatever data they cover.
+            words_hashes: of its words alone. Those under them follow, whatever data they cover, if all that were ever
+                kept under such a hash are there.
         """
         keys = [*(_COMPACTION + each for each in reversed(hashes)), *(_WORDS + each for each in reversed(words_hashes))]
         rows = await self.rows.find(scope, keys)
+        alike = [(_decoded(row.body) or _TOO_MANY).split() for row in rows if row.key.startswith(_WORDS)]
         known = {row.key for row in rows}
-        named = (entry for row in rows if row.key.startswith(_WORDS) for entry in (_decoded(row.body) or "").split())
-        if others := [key for entry in named if (key := _COMPACTION + entry) not in known]:
+        if others := [key for named in alike for entry in named if (key := _COMPACTION + entry) not in known]:
             rows += await self.rows.find(scope, others)
         own = (row for row in rows if row.key.startswith(_COMPACTION))
-        return [found for row in own if (found := decode(row.body)) is not None]
+        found = {row.key.removeprefix(_COMPACTION): made for row in own if (made := decode(row.body)) is not None}
+        # One that is not there any more may have been the one that is meant.
+        sure = {entry for named in alike if all(each in found for each in named) for entry in named}
+        exact = frozenset(hashes)
+        return [made for entry, made in found.items() if entry in exact or entry in sure]
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps one, in place of an earlier one that covers the same messages."""
@@ -118,7 +125,8 @@ class CompactionStore(_OverRows):
 
             def add(kept: bytes | None, _: float) -> bytes:
                 named = dict.fromkeys([*(_decoded(kept or b"") or "").split(), compaction.covered_hash])
-                return encode_text(" ".join(list(named)[-_MOST_OF_WORDS:]))
+                is_clear = len(named) <= _MOST_OF_WORDS and _TOO_MANY not in named
+                return encode_text(" ".join(named) if is_clear else _TOO_MANY)
 
             await self.rows.change(scope, _WORDS + compaction.words_hash, add)
 

@@ -412,3 +412,23 @@ def test_a_bound_takes_the_oldest_of_who_has_most(
             assert left[scope] + lost[-1].size_bytes + after[-1].size_bytes >= max(left.values())
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("opening", KINDS, indirect=True)
+async def test_what_has_the_same_words_is_found_only_while_all_of_it_is_there(opening: Opening) -> None:
+    """One that has been forgotten, or pushed out by others, may have been the one that is meant (P9)."""
+    store = opening(uuid.uuid4().hex, Clock())
+    made = [replace(compaction(f"h{number}"), words_hash="words") for number in range(6)]
+
+    async def found(*hashes: str) -> list[str]:
+        return sorted(each.covered_hash for each in await store.find("s", hashes, ["words"]))
+
+    await store.put("s", made[0])
+    await store.put("s", made[1])
+    assert await found("h1") == ["h0", "h1"]
+    await store.delete(scope="s", covered_hash="h0")
+    assert [await found("h1"), await found()] == [["h1"], []]
+    for each in made:
+        await store.put("s", each)
+    assert [await found("h5"), await found()] == [["h5"], []]
+    await store.aclose()
