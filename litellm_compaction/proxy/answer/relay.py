@@ -127,7 +127,7 @@ class Relay:
 
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
-        if chunk.get("error") is not None:
+        if chunk.get("error"):
             self._fail(chunk)
             return []
         if chunk.get("usage") is not None:
