@@ -72,6 +72,7 @@ _TABLE: dict[str, tuple[list[bytes], str | tuple[tuple[str, str], ...]]] = {
     "id is a number": (_called(_call(index=0, id=7)), _TWO[:1]),
     "calls without a reason": (_events({"tool_calls": [_call(index=0, id="a")]}, reason=None), _TWO[:1]),
     "content is parts": (_events({"content": [{"type": "text", "text": "One two"}, {"text": " three"}]}), _TEXT),
+    "a thought among the parts": (_events({"content": [{"type": "thinking", "thinking": []}, {"text": _TEXT}]}), _TEXT),
     "an error that is none": ([each.replace(b"{", b'{"error": "", ', 1) for each in _events(_SAID)], _TEXT),
     "content is a part": (_events({"content": {"type": "text", "text": _TEXT}}), _TEXT),
     "message in place of delta": (_events(_SAID, key="message"), _TEXT),
