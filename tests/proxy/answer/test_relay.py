@@ -81,6 +81,16 @@ async def test_error_that_says_nothing_is_none(error: object) -> None:
     assert taken.end is None
 
 
+async def test_thought_keeps_each_name_of_its_field() -> None:
+    """vLLM writes both, and clients read one or the other; it is counted once."""
+    taken = await opened()
+    thought = {"reasoning_content": "Hm, so.", "reasoning": "Hm, so."}
+    assert taken.take(chunk(thought)) == [thought]
+    once = await opened()
+    once.take(chunk({"reasoning": "Hm, so."}))
+    assert taken.completion_tokens() == once.completion_tokens()
+
+
 @pytest.mark.parametrize(("completion_tokens", "end"), [(100, "done"), (498, "done"), (499, "limit"), (None, "done")])
 async def test_length_below_every_limit_of_ours_is_the_servers_own(completion_tokens: int | None, end: str) -> None:
     """It would end the next request as well; LM Studio reports one token less than the limit."""
