@@ -33,8 +33,10 @@ _NOTE_TOKENS = 60
 # A note in brackets: `[Old tool result content cleared]`, `<MASKED>`; with words before them only if it says how much
 # was here: `Old output: (12 lines omitted)`.
 _NOTE = re.compile(
-    r"\A(?P<lead>[^\W\d][^\n\[\](){}<>\"]{0,80}: )?(?:\[[^{}\"]{1,480}\]|\([^{}\"]{1,480}\)|<[^\W\d][\w -]{0,80}>)\Z"
+    r"\A(?P<lead>[^\W\d][^\n\[\](){}<>\"]{0,80}: )?(?:\[[^{}\"]{1,480}\]|\([^{}\"]{1,480}\)|<[^\W\d][\w -]{0,80}/?>)\Z"
 )
+# Markdown's, around a note.
+_EMPHASIS = "*_`~"
 _WORD = re.compile(r"[^\W\d_]{3}")
 _AMOUNT = re.compile(r"\b\d[\d.,]{0,12} ?(?:k?b|bytes|lines?|chars|characters|tokens|words)\b", re.IGNORECASE)
 _DIGIT = re.compile(r"\d")
@@ -129,7 +131,7 @@ def _stands_for(text: str, was: Datum) -> bool:
 
 def _is_note(text: str) -> bool:
     """Returns True for a few words in brackets that say nothing but that something was here, and how much."""
-    text = text.strip()
+    text = text.strip().strip(_EMPHASIS)
     note = _NOTE.match(text) if len(text) <= 8 * _NOTE_TOKENS and roughly_tokens(text) <= _NOTE_TOKENS else None
     if note is None or _WORD.search(text) is None:
         return False

@@ -95,7 +95,9 @@ def _marks(messages: Sequence[Message], users: Sequence[int]) -> Marks:
             {form for part in each.paragraphs for line in part[1:] for form in (line, line_form(line))} for each in said
         ),
     )
-    marks = replace(marks, paragraphs=marks.paragraphs - frozenset(_all_that_is_said(said, marks, times)))
+    persons = frozenset(_all_that_is_said(said, marks, times))
+    headings = {paragraph.partition("\n")[0] for paragraph in persons}
+    marks = replace(marks, paragraphs=marks.paragraphs - persons, headings=marks.headings - headings)
     return replace(marks, names=frozenset(_clients_names(said, known.names, marks)))
 
 

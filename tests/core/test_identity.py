@@ -45,10 +45,12 @@ def _entry(was: list[JsonDict], now: list[JsonDict]) -> str | None:
         _talk("(output omitted)"),
         _talk("Old environment output: (120 lines omitted)"),
         _talk("[Output of 4,021 characters was cleared]"),
+        _talk("_[Old result removed]_"),
+        _talk("<cleared/>"),
         _talk(f"{OUTPUT[:1000]}... [truncated]"),
         _talk(f"{OUTPUT[:500]}\n...\n{OUTPUT[-500:]}\n[Tool result trimmed: kept first 500 and last 500 characters.]"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_what_was_cleared_or_cut_is_the_same_conversation(now: list[JsonDict]) -> None:
     """Under the very entry that it had before, and so with its pins, handles and originals."""

@@ -76,6 +76,9 @@ def test_what_recurs_beside_words_is_the_clients(wrap: Wrap) -> None:
         # A rule at the end of some messages, and not of others between them.
         ["a\n\nNever push.", "b", "c\n\nNever push.", "d\n\nNever push.", "e"],
         ["First this.\n\nThen that."] * 3 + ["Well?"],
+        # A form in which a person writes each time.
+        [f"To do:\n- mend the crane\n- call dock {n}" for n in range(4)],
+        [f"## Task\nadd case {n}\n\n## Limits\nkeep the API" for n in range(4)],
         ["# Task\n\nPort it:\n\n- a\n- b\n\n" + "word " * 400 + "now.", "Go on.", "Go on.", "Go on."],
         # An element that holds the words, by its name or since nothing else does.
         [f"<user_query>\n{each}\n</user_query>\n<state>\nbranch: main\n</state>" for each in ASKED],
@@ -89,7 +92,7 @@ def test_in_doubt_it_is_the_persons(texts: list[str]) -> None:
     assert said([each for text in texts for each in (user(text), assistant("Yes."))]) == words
 
 
-@given(st.lists(st.sampled_from([*ASKED, "a\n\nb", "b", "<x>\na\n</x>"]), max_size=9))
+@given(st.lists(st.sampled_from([*ASKED, "a\n\nb", "b", "<x>\na\n</x>", "L:\n- a 1", "a\n\nL:\n- a 2"]), max_size=9))
 def test_a_message_with_words_is_never_empty(texts: list[str]) -> None:
     """Whatever a person repeats, something in each message is theirs."""
     assert all(said([each for text in texts for each in (user(text), assistant("Yes."))]))

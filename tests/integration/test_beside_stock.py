@@ -72,6 +72,8 @@ _TABLE: dict[str, tuple[list[bytes], str | tuple[tuple[str, str], ...]]] = {
     "id is a number": (_called(_call(index=0, id=7)), _TWO[:1]),
     "calls without a reason": (_events({"tool_calls": [_call(index=0, id="a")]}, reason=None), _TWO[:1]),
     "content is parts": (_events({"content": [{"type": "text", "text": "One two"}, {"text": " three"}]}), _TEXT),
+    "a thought among the parts": (_events({"content": [{"type": "thinking", "thinking": []}, {"text": _TEXT}]}), _TEXT),
+    "an error that is none": ([each.replace(b"{", b'{"error": "", ', 1) for each in _events(_SAID)], _TEXT),
     "content is a part": (_events({"content": {"type": "text", "text": _TEXT}}), _TEXT),
     "message in place of delta": (_events(_SAID, key="message"), _TEXT),
     "text in place of delta": (_events(_TEXT, key="text"), _TEXT),
@@ -126,6 +128,12 @@ def test_limit_of_the_server_is_no_end_of_the_window(bench: Bench, server: RawSe
     for stream in (True, False):
         theirs, ours = _both(bench, server, route, _events(_SAID, reason="length"), None if stream else _LIMITED)
         assert (ours, len(server.bodies)) == (theirs, 1)
+
+
+def test_whole_answer_is_read_behind_a_byte_order_mark(bench: Bench, server: RawServer) -> None:
+    """As the stock proxy reads it."""
+    theirs, ours = _both(bench, server, "chat", [], b"\xef\xbb\xbf" + _LIMITED)
+    assert (ours, ours.text) == (theirs, _TEXT)
 
 
 def _both(

@@ -81,12 +81,12 @@ def _as_choice(choice: Mapping[str, Any]) -> Chunk:
 
 
 def _as_text(value: Any) -> Any:
-    """The text of a field; parts that are none stay as they came."""
+    """The text of a field; one that holds none stays as it came."""
     if type(value) in _TEXT:
         return value
     parts = [_text_of(part) for part in (value if isinstance(value, list) else [value])]
     texts = [part for part in parts if isinstance(part, str)]
-    return "".join(texts) if len(texts) == len(parts) else value
+    return "".join(texts) if texts or not parts else value
 
 
 def _text_of(part: Any) -> str | None:

@@ -106,7 +106,7 @@ class OneAnswer:
         """Makes the first chunk's id, model and time those of the whole answer; it may be one that is held."""
         choices = chunk.get("choices")
         is_first, is_last = not self._base, not choices or choices[0].get("finish_reason") is not None
-        if not (is_first or is_last) or chunk.get("error") is not None:
+        if not (is_first or is_last) or chunk.get("error"):
             return
         fields = {key: chunk[key] for key in chunk if key not in ("choices", "usage")}
         if is_first:

@@ -127,7 +127,7 @@ class Relay:
 
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
-        if chunk.get("error") is not None:
+        if chunk.get("error"):
             self._fail(chunk)
             return []
         if chunk.get("usage") is not None:
@@ -385,13 +385,14 @@ class Relay:
             self.refusal = "error_event"
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
-        for name in REASONING_FIELDS:
-            text = delta.get(name)
-            if isinstance(text, str) and text:
-                self._count(text)
-                self._progress.reasoning = (self._progress.reasoning + text)[-_KEPT_REASONING_CHARS:]
-                return [{name: text}]
-        return []
+        found = {name: text for name in REASONING_FIELDS if isinstance(text := delta.get(name), str) and text}
+        if not found:
+            return []
+        # A server that fills both says the same in each.
+        text = next(iter(found.values()))
+        self._count(text)
+        self._progress.reasoning = (self._progress.reasoning + text)[-_KEPT_REASONING_CHARS:]
+        return [found]
 
     def _text(self, delta: Mapping[str, Any]) -> list[Chunk]:
         text = delta.get("content")

@@ -179,7 +179,7 @@ def json_object(content: bytes) -> dict[str, Any]:
     """{} for anything but a JSON object."""
     try:
         # Decoded here: `json` guesses the encoding of bytes first, which takes as long as reading a chunk.
-        body = json.loads(content.decode("utf-8", "surrogatepass"))
+        body = json.loads(content.decode("utf-8", "surrogatepass").removeprefix("\ufeff"))
     except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

@@ -18,6 +18,7 @@ _TEXT = {"delta": {"content": "one two"}, "finish_reason": None}
         {"delta": {"content": "one two"}, "finish_reason": None},
         {"delta": {"content": [{"type": "text", "text": "one"}, " two"]}},
         {"delta": {"content": {"text": "one two"}}, "finish_reason": ""},
+        {"delta": {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, "one two"]}},
         {"delta": "one two", "finish_reason": False},
         {"delta": None, "message": {"content": "one two"}},
         {"text": "one two"},

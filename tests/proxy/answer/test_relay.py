@@ -72,6 +72,25 @@ async def test_what_is_lost_is_no_more_than_the_server_has_counted() -> None:
     assert (taken.end, taken.cut_call_tokens > 600, taken.lost_tokens) == ("limit", True, 499)
 
 
+@pytest.mark.parametrize("error", [None, "", {}, False])
+async def test_error_that_says_nothing_is_none(error: object) -> None:
+    """Some servers write the field into each chunk."""
+    taken = await opened()
+    assert taken.take({**said("Hello"), "error": error}) == [{"content": "Hello"}]
+    assert taken.take({"error": error}) == []
+    assert taken.end is None
+
+
+async def test_thought_keeps_each_name_of_its_field() -> None:
+    """vLLM writes both, and clients read one or the other; it is counted once."""
+    taken = await opened()
+    thought = {"reasoning_content": "Hm, so.", "reasoning": "Hm, so."}
+    assert taken.take(chunk(thought)) == [thought]
+    once = await opened()
+    once.take(chunk({"reasoning": "Hm, so."}))
+    assert taken.completion_tokens() == once.completion_tokens()
+
+
 @pytest.mark.parametrize(("completion_tokens", "end"), [(100, "done"), (498, "done"), (499, "limit"), (None, "done")])
 async def test_length_below_every_limit_of_ours_is_the_servers_own(completion_tokens: int | None, end: str) -> None:
     """It would end the next request as well; LM Studio reports one token less than the limit."""
