@@ -324,7 +324,9 @@ def _protected(original: Sequence[Message], upstream: Sequence[Message]) -> list
     ):
         found.append("the newest user message is not an unbroken suffix")
     own = [
-        message for message in original if message.role == "user" and not (message.is_synthetic or is_injected(message))
+        message
+        for message in original
+        if message.role == "user" and message.text and not (message.is_synthetic or is_injected(message))
     ]
     if own and not any(message.role == "user" and own[-1].text in message.text for message in upstream):
         found.append("the person's last request is not verbatim")

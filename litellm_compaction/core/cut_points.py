@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from litellm_compaction.core.clearing import image_parts
 from litellm_compaction.core.messages import (
     Message,
     last_assistant_index,
@@ -48,14 +49,15 @@ def shows_results(message: Message) -> bool:
 def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices of the user messages that say what is being worked on, ascending; empty if there is no user's.
 
-    They stay verbatim (promise P2): the newest user messageof any writer, and the newest that does not look like
-    an addition of the client's program (`is_injected`). Both are found by what stands before them, so more messages
-    never make an older one a request.
+    They stay verbatim (promise P2): the newest user message of any writer, and the newest that says something and
+    does not look like an addition of the client's program (`is_injected`). Both are found by what stands before them,
+    so more messages never make an older one a request.
     """
     newest = newest_user_index(messages)
     if newest is None:
         return ()
-    own = next((index for index in range(newest, -1, -1) if is_persons(messages[index])), newest)
+    persons = [index for index in range(newest, -1, -1) if is_persons(messages[index])]
+    own = next((index for index in persons if not _says_nothing(messages[index])), next(iter(persons), newest))
     return tuple(sorted({own, newest}))
 
 
@@ -158,9 +160,16 @@ def is_persons(message: Message) -> bool:
 
 def _is_certainly_own(messages: Sequence[Message], index: int) -> bool:
     """Returns True if a message that may be the person's stands where a person speaks: first, or after an answer."""
-    if not is_persons(messages[index]):
+    if not is_persons(messages[index]) or _says_nothing(messages[index]):
         return False
     before = index - 1
-    while before >= 0 and (messages[before].is_system or is_injected(messages[before])):
+    while before >= 0 and (messages[before].is_system or _says_nothing(messages[before])):
         before -= 1
     return before < 0 or (messages[before].role == "assistant" and not messages[before].calls)
+
+
+def _says_nothing(message: Message) -> bool:
+    """Returns True for a user message without words of the person's; images alone ask for nothing."""
+    images = len(image_parts(message))
+    is_image = message.role == "user" and 0 < images == len(message.other_parts) and not message.text.strip()
+    return is_image or is_injected(message)

@@ -88,6 +88,8 @@ class Background:
         # By server: who waits for its quiet, and who has it write, or a model of it for another server's conversation.
         self._waiting: dict[str, asyncio.Task[None]] = {}
         self._writing: dict[str, asyncio.Task[Any] | None] = {}
+        # By server: the conversation that its cache held last, for which something may still be written.
+        self._next: dict[str, tuple[Request, RequestContext, str]] = {}
         self._tasks = Tasks()
         self._is_closing = False
         # When calls were begun for a tenant's conversations with one model, oldest first.
@@ -104,25 +106,38 @@ class Background:
             answer: its text; "" if the model has called tools.
             used_tokens: of the window, with the answer.
         """
+        name = server_of(context)
+        if context.is_beside:
+            self._begin(name)
+            return
         if (
             context.may_write_ahead is None
             or context.settings.background == "off"
             or not context.settings.max_summary_calls
         ):
             return
-        name = server_of(context)
         ends_in_answer = request.messages[-1:] and request.messages[-1].role == "assistant"
         if not prepared.budget.is_filling(used_tokens) or ends_in_answer or request.has_own_template:
             return
-        if name in self._writing:
+        if name not in self._writing:
+            self._next[name] = request, context, answer
+            self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        if name in self._writing or name not in self._next:
             return
         if (before := self._waiting.get(name)) is not None:
             before.cancel()
-        self._waiting[name] = self._tasks.begin(self._when_quiet(name, request, context, answer))
+        self._waiting[name] = self._tasks.begin(self._when_quiet(name, *self._next[name]))
 
-    async def make_way(self, name: str) -> None:
-        """Leaves a server, by its name of `server_of`, to a request that comes: returns when the call is closed."""
-        # Its cache will hold another conversation; the end of an answer to this one begins the wait anew.
+    async def make_way(self, name: str, *, is_beside: bool = False) -> None:
+        """Leaves a server, by its name of `server_of`, to a request that comes: returns when the call is closed.
+
+        The end of an answer begins the wait anew: of one beside a conversation, for that conversation.
+        """
+        if not is_beside:
+            # The cache will hold another one.
+            self._next.pop(name, None)
         if (waiting := self._waiting.pop(name, None)) is not None:
             waiting.cancel()
         writing = self._writing.get(name)
@@ -144,6 +159,7 @@ class Background:
             self._writing |= dict.fromkeys(names, task)
             self._waiting.pop(name, None)
             await self._write(request, context, answer)
+            self._next.pop(name, None)
         except CompactionError as error:
             logger.debug("background reason=%s", type(error).__name__)
         except Exception as error:  # noqa: BLE001 - no request waits for it, and none must suffer by it (P8)

@@ -198,7 +198,7 @@ class Compactor:
 
     async def _planned(self, request: Request, context: RequestContext) -> PreparedRequest | CompactionNeeded:
         """As `prepare`, but nothing is told or kept: it may not be sent."""
-        await self.background.make_way(server_of(context))
+        await self.background.make_way(server_of(context), is_beside=context.is_beside)
         self._feedback.recall(context.target.key)
         measured = await self._measurer.measure(request, context)
         note_length(measured)
@@ -239,7 +239,7 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        await self.background.make_way(server_of(context))
+        await self.background.make_way(server_of(context), is_beside=context.is_beside)
         measured = await self._measurer.measure_ids(prompt_tokens, context)
         note_length(measured)
         if not measured.budget.own.fits(prompt_tokens):

@@ -125,7 +125,8 @@ class RequestContext:
         focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
         pins: handles or words of messages that the client wants verbatim in every compaction; None if it says nothing.
         is_client_summary: the client asks for a summary that it goes on with in place of its history: nothing that fits
-            is taken from that, no model is asked, and nothing is kept of it.
+            is taken from that, no model is asked, and nothing is kept of it. A request beside a conversation counts.
+        is_beside: its conversation goes on as if it had not asked: what is written ahead of that begins after it.
         goes_on: the request makes the model go on with an answer, and starts none.
         carries_calls: whoever carries the answer can answer a call of it, so that the client does not see it.
         portable: the record that the client's conversation begins with (`core/portable.py`), or none.
@@ -151,6 +152,7 @@ class RequestContext:
     focus: str = ""
     pins: tuple[str, ...] | None = None
     is_client_summary: bool = False
+    is_beside: bool = False
     goes_on: bool = False
     carries_calls: bool = False
     portable: tuple[Compaction, ...] = ()

@@ -225,7 +225,8 @@ class ClientRequest:
         is_chat: the client speaks chat completions, and so reads the stream that we see.
         opted_out: the client asked to be left alone, and may.
         bad_wish: why its wish could not be read, or another field is not served; None for neither.
-        is_client_summary: the client summarizes its conversation itself.
+        is_client_summary: the client summarizes its conversation itself, or asks for something beside it.
+        is_beside: its conversation goes on as if it had not asked.
         asks_for_usage: a usage chunk belongs in the stream.
         is_structured: the answer is a document, in which no notice may stand.
         slimmed_chars: how much shorter the JSON of its tools is in `original`.
@@ -245,6 +246,7 @@ class ClientRequest:
     wish: Wish = NONE
     bad_wish: CompactionError | None = None
     is_client_summary: bool = False
+    is_beside: bool = False
     asks_for_usage: bool = True
     is_structured: bool = False
     slimmed_chars: int = 0

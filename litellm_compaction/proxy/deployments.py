@@ -283,6 +283,7 @@ class DeploymentSelector:
             focus="" if client.is_client_summary else client.wish.focus or client.orders.focus,
             pins=client.wish.pins,
             is_client_summary=client.is_client_summary,
+            is_beside=client.is_beside,
             portable=client.bases,
             threshold_tokens=client.orders.threshold_tokens,
             may_change=client.orders.may_change,

@@ -37,6 +37,7 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
 from litellm_compaction.proxy.answer.upstream import Unsupported
+from litellm_compaction.proxy.beside import Conversations, asks_for_little
 from litellm_compaction.proxy.call import (
     NONE,
     Call,
@@ -100,6 +101,7 @@ class Intake:
         self._inner: httpx.AsyncBaseTransport | None = None
         self._unsupported: Unsupported = Bounded(_MAX_SERVERS)
         self._clients = Clients()
+        self._conversations = Conversations()
         # Told once: an agent sends the same tools with every request.
         self._slimmed: Bounded[tuple[str, int], None] = Bounded(_MOST_TOLD)
         self._store = store
@@ -566,17 +568,25 @@ class Intake:
         is_other = sent is not received.messages
         if saved_chars or is_other or any(new is not old for new, old in zip(messages, sent, strict=True)):
             original = replace(received, messages=messages, tools=tools if saved_chars else received.tools)
+        tenant, asked_tokens = tenant_of(metadata), wire.asked_output_tokens(body)
+        is_client_summary = acts and asks_for_summary(messages, told_headers(body), has_tools=bool(tools))
+        is_beside = is_client_summary and asks_for_little(asked_tokens)
+        if acts and not is_client_summary:
+            is_beside = is_client_summary = self._conversations.is_beside(
+                tenant, messages, has_tools=bool(tools), asked_tokens=asked_tokens
+            )
         return ClientRequest(
             received=received,
             original=original,
             group=group,
-            tenant=tenant_of(metadata),
+            tenant=tenant,
             client_text=wire.client_texts(body),
             is_chat=is_chat,
             opted_out=(self._settings.allow_opt_out and wish.off) or is_off_for_owner(metadata),
             wish=wish,
             bad_wish=bad_wish,
-            is_client_summary=acts and asks_for_summary(messages, told_headers(body), has_tools=bool(tools)),
+            is_client_summary=is_client_summary,
+            is_beside=is_beside,
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
             slimmed_chars=saved_chars,

@@ -50,7 +50,7 @@ BETWEEN = [*ROUND[:2], {"role": "user", "content": [image()]}, ROUND[2]]
         ([user("u"), assistant("a"), result("orphan", "x")], (1,), {0, 2}),
         # Anything may stand between the results of a round, which also is one if each call has a message of its own.
         ([user("u"), *BETWEEN, assistant("a"), user("v")], (1, 5, 6), {6}),
-        ([user("u"), *BETWEEN], (1,), {1, 2, 3, 4}),
+        ([user("u"), *BETWEEN], (1,), {0, 1, 2, 3, 4}),
         ([user("u"), calls("1"), calls("2"), *ROUND[1:]], (1,), {0, 1, 2, 3, 4}),
         ([user("u"), calls("1"), calls("2"), *ROUND[1:], assistant("a"), user("v")], (1, 5, 6), {6}),
         ([user("u"), calls("toolu_1"), user("toolu_1: x"), assistant("a"), user("v")], (1, 3, 4), {4}),
@@ -87,7 +87,9 @@ def test_whatever_is_longer_than_its_protected_part_can_be_cut(raw: list[JsonDic
 # ------------------------------------------------------------------ what agents put behind requests and results
 
 REMINDER, NOTE, DETAILS, TEXT_RESULT, PLAIN, SKILLS = (user(text) for text in ADDITIONS)
-TASK = user("Port the parser.")
+TASK, LONG = user("Port the parser."), user("word " * 1000)
+SHOT: JsonDict = {"role": "user", "content": [image()]}
+VOICE: JsonDict = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}
 
 
 @pytest.mark.parametrize(
@@ -111,8 +113,14 @@ TASK = user("Port the parser.")
         ([user("a"), user("b"), user("c")], (0, 2), 2),
         ([TASK, assistant("a"), user("b"), REMINDER], (2, 3), 2),
         ([TASK, assistant("a"), user("b")], (2,), 2),
+        # An image without a word asks for nothing, unless there is nothing else; a voice may.
+        ([LONG, *ROUND, SHOT, *ROUND], (0, 4), 5),
+        ([TASK, assistant("a"), user("b"), SHOT], (2, 3), 2),
+        ([SHOT, LONG, *ROUND, NOTE], (1, 5), 2),
+        ([SHOT, *ROUND, NOTE], (0, 4), 1),
+        ([LONG, *ROUND, VOICE, *ROUND], (4,), 5),
         # What is too long to be kept on a doubt is left to the record.
-        ([user("word " * 1000), *ROUND, PLAIN], (4,), 1),
+        ([LONG, *ROUND, PLAIN], (4,), 1),
     ],
 )
 def test_additions_are_neither_the_request_nor_the_end_of_a_round(
@@ -136,7 +144,11 @@ def test_results_that_nobody_has_read_are_protected(raw: list[JsonDict]) -> None
     assert protected >= ({read, *range(unread[0], len(messages))} if unread else set())
     users = [at for at, message in enumerate(messages) if message.role == "user"]
     assert users[-1] in protected
-    assert [at for at in users if not is_injected(messages[at])][-1] in protected
+    own = [at for at in users if not is_injected(messages[at])]
+    # Of a person who shows something and says nothing about it, the words before it are the last ones.
+    assert ([at for at in own if messages[at].text or "image_url" not in messages[at].other_parts] or own)[
+        -1
+    ] in protected
     for cut in legal_cuts(messages):
         assert cut <= latest_cut(messages)
 

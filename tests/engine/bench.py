@@ -218,6 +218,7 @@ class Bench:
         focus: str = "",
         carries_calls: bool = False,
         is_client_summary: bool = False,
+        is_beside: bool = False,
         pins: tuple[str, ...] | None = None,
         **settings: Any,
     ) -> RequestContext:
@@ -239,6 +240,7 @@ class Bench:
             focus=focus,
             carries_calls=carries_calls,
             is_client_summary=is_client_summary,
+            is_beside=is_beside,
             pins=pins,
         )
 

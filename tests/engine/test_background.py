@@ -13,7 +13,7 @@ from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.engine.background import MOST_PER_HOUR
 from litellm_compaction.events import CompactionEvent
 from tests.builders import JsonDict, assistant, chat, count, parsed, user
-from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk
+from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, settled
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
@@ -142,6 +142,44 @@ async def test_another_answer_is_not_disturbed() -> None:
     await scene.rested()
     assert scene.bench.ask.prompts == []
     room.release()
+
+
+async def test_a_request_beside_the_conversation_only_delays_it() -> None:
+    """A title that is asked for meanwhile ends the wait or the call, and its own end begins the wait anew."""
+    scene = Scene(FakeAsk(gate=asyncio.Event()))
+    await scene.turn()
+    await scene.turn([user("Title?")], is_client_summary=True, is_beside=True)
+    await scene.bench.ask.asked.wait()
+    scene.bench.ask.asked.clear()
+    await scene.turn([user("Title?")], is_client_summary=True, is_beside=True)
+    await scene.bench.ask.asked.wait()
+    assert scene.bench.ask.gate is not None
+    scene.bench.ask.gate.set()
+    await scene.rested()
+    assert scene.told == [("given_up", "arrived"), ("prepared", "")]
+    assert (await scene.turn(LATER)).action == "reused"
+    await scene.turn([user("Title?")], is_client_summary=True, is_beside=True)
+    await scene.rested()
+    assert len(scene.bench.ask.prompts) == 2
+
+
+async def test_a_request_beside_the_conversation_comes_after_what_runs() -> None:
+    """On a server of one slot, and before what comes later; an answer that goes on in its room waits for nothing."""
+    scene = Scene()
+    prepared = await scene.bench.guard([user("Hello.")], WINDOW)
+    running = scene.bench.compactor.room(scene.context())
+    await running.acquire(prepared, 100, is_watched=True)
+    beside = scene.bench.compactor.room(scene.context(is_client_summary=True, is_beside=True))
+    waiting = asyncio.ensure_future(beside.acquire(prepared, 100, is_watched=True))
+    await settled()
+    assert not waiting.done()
+    await running.acquire(prepared, 100, is_watched=True)
+    later = scene.bench.compactor.room(scene.context())
+    await later.acquire(prepared, 100, is_watched=True)
+    running.release()
+    assert await waiting == await beside.acquire(prepared, 100, is_watched=True) == 100
+    for room in (beside, later):
+        room.release()
 
 
 async def test_an_hour_has_a_bound() -> None:

@@ -18,8 +18,10 @@ _WINDOW = 8192
 # Of 8,192: over 60 %, and under the trigger with a short turn more.
 _FILLED = 5200
 _MORE_WORDS = 1100
+# Still under it, and over it with so many words more.
+_BESIDE, _TITLE_WORDS = 5600, 500
 _STEPS, _STEP_WORDS = 12, 400
-_NAMES = ("used", "read", "arriving", "edited", "tenants", "calls", "short")
+_NAMES = ("used", "read", "arriving", "edited", "tenants", "calls", "short", "beside")
 _GROUPS = [Group(name, _WINDOW, slots=1) for name in _NAMES]
 
 
@@ -122,6 +124,22 @@ def test_who_comes_has_the_engine_at_once(idle: tuple[Bench, Rows]) -> None:
     assert answer.json()["choices"][0]["message"]["content"] == "Understood."
     assert _outcomes(watch) == ["disconnected"]
     gate.open()
+
+
+def test_a_title_of_the_conversation_costs_it_nothing(idle: tuple[Bench, Rows]) -> None:
+    """No summary is made for it, though it is over the trigger; the record ahead of the next turn is written after it.
+
+    With another bound it is a turn as any.
+    """
+    bench, _ = idle
+    watch, messages = bench.watch("beside"), talk("beside", _BESIDE)
+    title = _next(messages, f"Write a title. {prose('title', _TITLE_WORDS)}")
+    assert _ask(bench, "beside", messages).headers["x-litellm-compaction"] == "none"
+    assert _ask(bench, "beside", title, max_tokens=32).headers["x-litellm-compaction"] == "none"
+    assert watch.sent() == title
+    _prepared(bench, "beside")
+    assert _ask(bench, "beside", title).headers["x-litellm-compaction"] == "reused"
+    assert _outcomes(watch) == ["ok"]
 
 
 def test_history_that_was_edited_has_another_record(idle: tuple[Bench, Rows]) -> None:

@@ -32,7 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -61,6 +61,10 @@ TOLD_AFTER_S = 10.0
 
 _PART = TypeAdapter(Part)
 _NOTHING_HEARD = settle(Part(), (), 0)
+
+
+class MakeWay(Protocol):
+    def __call__(self, name: str, *, is_beside: bool = False) -> Coroutine[Any, Any, None]: ...
 
 
 class Held(NamedTuple):
@@ -94,8 +98,9 @@ class Admission:
         self._pools: dict[str, _Pool] = {}
         # Answers by instance if nothing is shared.
         self.present: Counter[str] = Counter()
+        self._behind: dict[str, list[asyncio.Semaphore]] = {}
         # Gives the engine back to an answer that comes; not called for what is written ahead.
-        self.make_way: Callable[[str], Coroutine[Any, Any, None]] | None = None
+        self.make_way: MakeWay | None = None
 
     def running(self, pool: str) -> int:
         """Returns how many answers run or wait in `pool`, those of other processes included if they are known."""
@@ -110,6 +115,25 @@ class Admission:
     def leave(self, pool: str) -> None:
         """Ends the presence of an answer that shares nothing."""
         self.present[pool] -= 1
+        for gone in self._behind.get(pool, ()):
+            gone.release()
+
+    async def after_those_present(self, pool: str, timeout_s: float) -> None:
+        """Waits until as many answers have left as are present that share nothing, and no longer than that.
+
+        A server of one slot takes them in turn: those that come meanwhile are not waited for.
+        """
+        if not (present := self.present[pool]):
+            return
+        gone, behind = asyncio.Semaphore(0), self._behind.setdefault(pool, [])
+        behind.append(gone)
+        try:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_acquired(gone, present), timeout_s)
+        finally:
+            behind.remove(gone)
+            if not behind:
+                self._behind.pop(pool, None)
 
     def is_idle(self, server: str) -> bool:
         """Returns True if no answer runs, waits or is about to at any instance of a server: they share a processor."""
@@ -173,6 +197,11 @@ class Admission:
             return
         seat.leaves_at_s = loop.time() + (self.stopping_s if after_s is None else after_s)
         loop.call_at(seat.leaves_at_s, seat.release)
+
+
+async def _acquired(semaphore: asyncio.Semaphore, times: int) -> None:
+    for _ in range(times):
+        await semaphore.acquire()
 
 
 class Seat:

@@ -102,8 +102,13 @@ class Reservation:
         self._keep()
         window = prepared.window
         if self._admission.make_way is not None:
-            await self._admission.make_way(server_of(self._context))
+            await self._admission.make_way(server_of(self._context), is_beside=self._context.is_beside)
         if not self.is_shared(window):
+            if self._context.is_beside and not self._present_in and window.parallel == 1:
+                # Between an answer and its restart it would take the conversation's place in the server's cache.
+                await self._admission.after_those_present(
+                    self._pool(window), self._context.settings.admission_timeout_s
+                )
             self._be_present(window)
             return limit_tokens
         if self._taken_for is prepared.count:
