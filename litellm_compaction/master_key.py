@@ -1,7 +1,7 @@
 """The proxy's master key, the environment's or one that is made once and kept in a file, and keys derived from it.
 
 LiteLLM refuses to start without one; the command line and the proxy handler ask here before it looks. All workers have
-it, and sign their notes to each other with it.
+it: they sign their notes to each other and encrypt what they keep of conversations with it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from litellm_compaction.errors import ConfigError
+from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.places import FOLDER_VARIABLE, data_folder, make_private
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_VARIABLE = "LITELLM_MASTER_KEY"
 _FILE_NAME = "master_key"
 _MAC_BYTES = 16
+# No JSON and no digest begins so.
+_LOCKED, _NONCE_BYTES = b"\x01", 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,69 @@ class Seal:
 
 
 UNSIGNED = Seal(lambda: None, b"")
+
+
+class Box:
+    """Encrypts what is kept of conversations: who reads a store reads none of it, and who writes there forges none.
+
+    AES-256-GCM. What was locked under one scope and key is nothing under another.
+
+    Args:
+        secret: as for `Seal`.
+        purpose: what was locked for another purpose is not opened.
+    """
+
+    def __init__(self, secret: Callable[[], str | None], purpose: bytes) -> None:
+        self._secret = secret
+        self._purpose = purpose
+
+    @property
+    def has_key(self) -> bool:
+        """Returns True if there is a master key."""
+        return bool(self._secret())
+
+    def locked(self, body: bytes, scope: str, key: str) -> bytes:
+        """Returns `body`, encrypted.
+
+        Raises:
+            StoreError: there is no master key.
+        """
+        nonce = os.urandom(_NONCE_BYTES)
+        return _LOCKED + nonce + self._cipher().encrypt(nonce, body, _name(scope, key))
+
+    def opened(self, body: bytes, scope: str, key: str) -> bytes | None:
+        """Returns what was locked; None if it was not, or with another master key, scope or key, or was changed."""
+        from cryptography.exceptions import InvalidTag
+
+        nonce, text = body[1 : 1 + _NONCE_BYTES], body[1 + _NONCE_BYTES :]
+        if not (is_locked(body) and self.has_key):
+            return None
+        try:
+            return self._cipher().decrypt(nonce, text, _name(scope, key))
+        except (InvalidTag, ValueError):
+            # ValueError: it is cut off.
+            return None
+
+    def _cipher(self) -> AESGCM:
+        # Here: it takes 40 ms to import, and most commands do without.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        secret = self._secret()
+        if not secret:
+            raise StoreError("what is kept is encrypted with the proxy's master key, and there is none")
+        return AESGCM(derived(stretched(secret), self._purpose))
+
+
+NO_BOX = Box(lambda: None, b"")
+
+
+def is_locked(body: bytes) -> bool:
+    """Returns True if only a `Box` reads it."""
+    return body.startswith(_LOCKED)
+
+
+def _name(scope: str, key: str) -> bytes:
+    return f"{scope}\n{key}".encode("utf-8", "surrogatepass")
 
 
 @functools.lru_cache(maxsize=4)

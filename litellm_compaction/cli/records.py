@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from litellm_compaction.cli.stores import named
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.engine.records import Pair, View, view_of
 from litellm_compaction.engine.records import pin as pin_message
 from litellm_compaction.engine.records import undo as undo_record
-from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import harmless
 from litellm_compaction.stores import Originals, Store, StoredCompaction, digest
 
@@ -92,10 +93,7 @@ async def _pinned(store: Store, originals: Originals | None, beginning: str, num
 
 
 async def _found(store: Store, beginning: str) -> StoredCompaction:
-    found = [stored for stored in await store.compactions() if stored.id.startswith(beginning)]
-    if len(found) != 1:
-        raise StoreError(f"{len(found) or 'no'} records have an id that begins with {beginning!r}")
-    return found[0]
+    return named(await store.compactions(), len(await store.unreadable()), beginning)
 
 
 def _lines(view: View, *, text: bool) -> Iterator[str]:

@@ -7,14 +7,14 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import CompactionEvent, ContinuationEvent, TruncationAlarm, event_from_json, harmless
-from litellm_compaction.master_key import known_master_key
+from litellm_compaction.master_key import KEY_VARIABLE, known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.litellm_api import redis_of
 from litellm_compaction.recall import checked, found_fields, indexed, search, shown_to_people
@@ -27,6 +27,7 @@ from litellm_compaction.stores import (
     open_existing,
     open_originals,
 )
+from litellm_compaction.stores.rows import Row
 from litellm_compaction.stores.sqlite import SqliteRows
 
 _AGES = ((86_400, "d"), (3600, "h"), (60, "min"))
@@ -46,12 +47,15 @@ def chosen(url: str | None, config: Path | None, environ: Mapping[str, str]) -> 
     if url:
         settings = settings.model_copy(update={"store": url})
     settings = settings.with_store(environ)
+    # Each row asks for it.
+    secret = cache(partial(_secret, file, environ))
     store = open_existing(
         settings.store,
         ttl_s=settings.store_ttl_s,
         max_bytes=settings.store_max_bytes,
         environ=environ,
         redis=redis_of({} if file is None else file.data),
+        secret=secret,
     )
     originals = open_originals(
         settings.store,
@@ -59,7 +63,7 @@ def chosen(url: str | None, config: Path | None, environ: Mapping[str, str]) -> 
         ttl_s=settings.originals_ttl_s,
         max_bytes=settings.originals_max_bytes,
         environ=environ,
-        secret=partial(_secret, file, environ),
+        secret=secret,
         create=False,
     )
     return store, originals
@@ -163,7 +167,8 @@ def ls(store: Store) -> int:
     Raises:
         StoreError: the store cannot be read.
     """
-    print("\n".join(map(harmless, _table(asyncio.run(_compactions(store))))))
+    known, unreadable = asyncio.run(_compactions(store))
+    print("\n".join(map(harmless, _table(known, unreadable))))
     return 0
 
 
@@ -173,10 +178,8 @@ def show(store: Store, beginning: str) -> int:
     Raises:
         StoreError: the store cannot be read, or has none such, or several.
     """
-    found = [stored for stored in asyncio.run(_compactions(store)) if stored.id.startswith(beginning)]
-    if len(found) != 1:
-        raise StoreError(f"{len(found) or 'no'} compactions have an id that begins with {beginning!r}")
-    print("\n".join(harmless(part, keep="\n\t") for part in _details(found[0])))
+    stored = named(*asyncio.run(_compactions(store)), beginning)
+    print("\n".join(harmless(part, keep="\n\t") for part in _details(stored)))
     return 0
 
 
@@ -205,7 +208,7 @@ async def _purge(
 ) -> int:
     try:
         before_s = None if older_than_s is None else time.time() - older_than_s
-        known = await store.compactions()
+        known: list[StoredCompaction | Row] = [*await store.compactions(), *await store.unreadable()]
         scopes = {stored.scope for stored in known} | (set() if originals is None else await originals.scopes())
         scope = whole_scope(scope, scopes)
         doomed = [
@@ -229,11 +232,34 @@ async def _purge(
         await store.aclose()
 
 
-async def _compactions(store: Store) -> list[StoredCompaction]:
+async def _compactions(store: Store) -> tuple[list[StoredCompaction], int]:
     try:
-        return await store.compactions()
+        return await store.compactions(), len(await store.unreadable())
     finally:
         await store.aclose()
+
+
+def named(known: Iterable[StoredCompaction], unreadable: int, beginning: str) -> StoredCompaction:
+    """Returns the one compaction whose id begins so.
+
+    Args:
+        unreadable: how many more there are, which cannot be read.
+
+    Raises:
+        StoreError: none does, or several do.
+    """
+    found = [stored for stored in known if stored.id.startswith(beginning)]
+    if len(found) != 1:
+        more = f"; {_unreadable(unreadable)}" if unreadable else ""
+        raise StoreError(f"{len(found) or 'no'} records have an id that begins with {beginning!r}{more}")
+    return found[0]
+
+
+def _unreadable(number: int) -> str:
+    return (
+        f"{number} records cannot be read: they are not encrypted with the master key that this command knows. Set "
+        f"{KEY_VARIABLE} to the proxy's, or name its config.yaml (--config); `store purge` deletes them without it"
+    )
 
 
 def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
@@ -256,9 +282,11 @@ def confirmed(question: str) -> bool:
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _table(known: Sequence[StoredCompaction]) -> Iterator[str]:
+def _table(known: Sequence[StoredCompaction], unreadable: int) -> Iterator[str]:
+    if unreadable:
+        yield f"{_unreadable(unreadable)}."
     if not known:
-        yield "No compactions yet."
+        yield from () if unreadable else ["No compactions yet."]
         return
     now_s = time.time()
     yield f"{'id':16}  {'scope':8}  {'made':>8}  {'used':>8}  {'round':>5}  {'covers':>6}  {'by':8}  {'bytes':>9}"

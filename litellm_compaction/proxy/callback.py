@@ -118,7 +118,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         super().__init__()
         self._settings = settings
         self._store = store = open_store(
-            settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes, redis=proxy_redis
+            settings.store,
+            ttl_s=settings.store_ttl_s,
+            max_bytes=settings.store_max_bytes,
+            redis=proxy_redis,
+            secret=proxy_secret,
         )
         self._originals = open_originals(
             settings.store,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.master_key import Seal
+from litellm_compaction.master_key import Box, Seal
 from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
 from litellm_compaction.stores.originals import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
@@ -63,6 +63,8 @@ logger = logging.getLogger("litellm_compaction")
 _FILE_NAME = "store.sqlite3"
 _BOARD = ".workers"
 _ORIGINALS = ".originals"
+# The purpose of the key that encrypts compactions.
+_RECORDS = b"records"
 # Notes live for `MAX_LEASE_S` at most, and their topic for as long again.
 _BOARD_TTL_S, _BOARD_BYTES = 2 * MAX_LEASE_S, 64 * 2**20
 # It takes well under a millisecond. A request waits once for a disk that hangs, and for less than an overflow delays an
@@ -83,11 +85,13 @@ def open_store(
     max_bytes: int,
     environ: Mapping[str, str] = os.environ,
     redis: Callable[[], Client] | None = None,
+    secret: Callable[[], str | None] = lambda: None,
 ) -> Store:
     """The store that `url` names, for a proxy: it goes on in memory if a file or a server cannot be used.
 
     Args:
         redis: gives the client of the proxy's own Redis in the running event loop, or raises `StoreError`.
+        secret: gives the proxy's master key, with which compactions are encrypted; None if there is none.
 
     Raises:
         StoreError: the scheme is not known.
@@ -95,14 +99,15 @@ def open_store(
     memory = MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes)
     if url.startswith("memory://"):
         return Store(memory)
+    box = Box(secret, _RECORDS)
     if is_redis(url):
-        return Store(SteadyRows(_redis(url, redis, ttl_s=ttl_s, rests=True), memory))
+        return Store(SteadyRows(_redis(url, redis, ttl_s=ttl_s, rests=True), memory), box)
     try:
         path = sqlite_path(url, environ)
     except ConfigError as error:
         logger.warning("store_failed %s; requests go on with the memory of this process", error)
         return Store(memory)
-    return Store(SteadyRows(SqliteRows(path, ttl_s=ttl_s, max_bytes=max_bytes), memory))
+    return Store(SteadyRows(SqliteRows(path, ttl_s=ttl_s, max_bytes=max_bytes), memory), box)
 
 
 def open_board(
@@ -199,11 +204,13 @@ def open_existing(
     max_bytes: int,
     environ: Mapping[str, str] = os.environ,
     redis: Callable[[], Client] | None = None,
+    secret: Callable[[], str | None] = lambda: None,
 ) -> Store:
     """The store that `url` names, for an operator's look: without making, repairing or replacing anything.
 
     Args:
         redis: makes a client of the proxy's own Redis.
+        secret: as for `open_store`.
 
     Raises:
         ConfigError: the user has no home folder.
@@ -214,9 +221,10 @@ def open_existing(
             f"{url} lives in the proxy's process and ends with it, so it cannot be seen from here. "
             "Set `store: sqlite://` to keep it in a file."
         )
+    box = Box(secret, _RECORDS)
     if is_redis(url):
-        return Store(_redis(url, redis, ttl_s=ttl_s, rests=False))
-    return Store(SqliteRows(sqlite_path(url, environ), ttl_s=ttl_s, max_bytes=max_bytes, create=False))
+        return Store(_redis(url, redis, ttl_s=ttl_s, rests=False), box)
+    return Store(SqliteRows(sqlite_path(url, environ), ttl_s=ttl_s, max_bytes=max_bytes, create=False), box)
 
 
 def _redis(url: str, redis: Callable[[], Client] | None, *, ttl_s: float, rests: bool) -> RedisRows:

@@ -10,27 +10,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, is_text_part, parse_message
 from litellm_compaction.core.secrets import Redact, plain
-from litellm_compaction.errors import CompactionError, StoreError, TooLargeForStore
-from litellm_compaction.master_key import derived, stretched
+from litellm_compaction.errors import CompactionError, TooLargeForStore
+from litellm_compaction.master_key import Box
 from litellm_compaction.stores.rows import Row, Rows
 from litellm_compaction.stores.store import Store, encode_text
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 logger = logging.getLogger("litellm_compaction")
 _ROW, _STRETCHES, _SCOPES = "o:", "stretches", "scopes"
-_VERSION, _NONCE_BYTES = b"\x01", 12
 # A fork stores again what lies between its last common entry and the fork.
 _MOST_MESSAGES, _MOST_CHARS = 64, 500_000
 # Of a scope, and the scopes of a tenant; the oldest are not found any more.
@@ -98,7 +93,7 @@ class Originals:
         self._rows = rows
         self._lists = Store(rows)
         self._ttl_s = ttl_s
-        self._secret = secret
+        self._box = Box(secret, b"originals")
         self._clock = clock
         self._tasks = Tasks()
         self._told: set[str] = set()
@@ -106,7 +101,7 @@ class Originals:
     @property
     def are_kept(self) -> bool:
         """Returns True if there is a master key to encrypt them with."""
-        return bool(self._secret())
+        return self._box.has_key
 
     def keep(self, covered: Covered) -> None:
         """Begins to keep what is not kept yet; nothing waits for it, and a failure is logged once."""
@@ -182,7 +177,7 @@ class Originals:
             self._tell("originals_failed %s; (logged once)", said)
 
     async def _keep(self, covered: Covered) -> None:
-        if not self._secret():
+        if not self.are_kept:
             self._tell(
                 "originals_off %s needs a master key, with which it encrypts them; none are kept", "keep_originals"
             )
@@ -229,9 +224,7 @@ class Originals:
         messages = [_as_json(message, covered.redact) for message in covered.messages[first:end]]
         fields = {"tenant": covered.tenant, "hashes": covered.hashes[first : end + 1], "messages": messages}
         text = encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
-        nonce = os.urandom(_NONCE_BYTES)
-        name = _associated(covered.scope, _ROW + covered.hashes[end])
-        return _VERSION + nonce + _cipher(self._secret()).encrypt(nonce, zlib.compress(text), name)
+        return self._box.locked(zlib.compress(text), covered.scope, _ROW + covered.hashes[end])
 
     def _opened(self, rows: Sequence[Row]) -> list[Stretch]:
         """Those rows that are young enough and can be decrypted."""
@@ -244,16 +237,13 @@ class Originals:
         return found
 
     def _stretch(self, row: Row) -> Stretch | None:
-        from cryptography.exceptions import InvalidTag
-
-        nonce, sealed = row.body[1 : 1 + _NONCE_BYTES], row.body[1 + _NONCE_BYTES :]
-        if row.body[:1] != _VERSION or not self._secret():
+        body = self._box.opened(row.body, row.scope, row.key)
+        if body is None:
             return None
         try:
-            text = zlib.decompress(_cipher(self._secret()).decrypt(nonce, sealed, _associated(row.scope, row.key)))
-            fields = json.loads(text.decode("utf-8", "surrogatepass"))
+            fields = json.loads(zlib.decompress(body).decode("utf-8", "surrogatepass"))
             messages = tuple(map(parse_message, fields["messages"]))
-        except (InvalidTag, zlib.error, ValueError, KeyError, TypeError):
+        except (zlib.error, ValueError, KeyError, TypeError):
             return None
         hashes, tenant = tuple(fields["hashes"]), fields["tenant"]
         return Stretch(scope=row.scope, tenant=tenant, messages=messages, hashes=hashes, kept_s=row.created_s)
@@ -262,20 +252,6 @@ class Originals:
         if text not in self._told:
             self._told.add(text)
             logger.warning(text, value)
-
-
-def _cipher(secret: str | None) -> AESGCM:
-    # Here: it takes 40 ms to import, and most commands and proxies do without.
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    if not secret:
-        raise StoreError("originals are encrypted with the proxy's master key, and there is none")
-    return AESGCM(derived(stretched(secret), b"originals"))
-
-
-def _associated(scope: str, key: str) -> bytes:
-    """The name of a row: its body is none under another one."""
-    return encode_text(f"{scope}\n{key}")
 
 
 def _joined(kept: str, new: str) -> str:

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from litellm_compaction.core.compaction import Compaction, compaction_id, is_sound
 from litellm_compaction.core.strategies import is_level
 from litellm_compaction.errors import StoreError
-from litellm_compaction.master_key import UNSIGNED, Seal
-from litellm_compaction.stores.rows import SETTINGS, Rows
+from litellm_compaction.master_key import NO_BOX, UNSIGNED, Box, Seal, is_locked
+from litellm_compaction.stores.rows import SETTINGS, Row, Rows
 
 logger = logging.getLogger("litellm_compaction")
 _Result = TypeVar("_Result")
@@ -95,7 +95,16 @@ class _OverRows:
 
 
 class CompactionStore(_OverRows):
-    """Compactions by scope and covered hash."""
+    """Compactions by scope and covered hash.
+
+    Args:
+        box: encrypts them and their names, where there is a master key; what is not from it counts as not there then.
+    """
+
+    def __init__(self, rows: Rows, box: Box = NO_BOX) -> None:
+        super().__init__(rows)
+        self._box = box
+        self._is_told = False
 
     async def find(self, scope: str, hashes: Sequence[str], words_hashes: Sequence[str] = ()) -> list[Compaction]:
         """Those in `scope` whose covered hash is one of `hashes`, the one that covers most first.
@@ -111,8 +120,11 @@ class CompactionStore(_OverRows):
         known = {row.key for row in rows}
         if others := [key for named in alike for entry in named if (key := _COMPACTION + entry) not in known]:
             rows += await self.rows.find(scope, others)
-        own = (row for row in rows if row.key.startswith(_COMPACTION))
-        found = {row.key.removeprefix(_COMPACTION): made for row in own if (made := decode(row.body)) is not None}
+        bodies = {row.key.removeprefix(_COMPACTION): self._body(row) for row in rows if row.key.startswith(_COMPACTION)}
+        if None in bodies.values():
+            self._tell_unreadable()
+        read = ((entry, decode(body)) for entry, body in bodies.items() if body is not None)
+        found = {entry: made for entry, made in read if made is not None}
         # One that is not there any more may have been the one that is meant.
         sure = {entry for named in alike if all(each in found for each in named) for entry in named}
         exact = frozenset(hashes)
@@ -120,7 +132,7 @@ class CompactionStore(_OverRows):
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps one, in place of an earlier one that covers the same messages."""
-        await self.rows.put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
+        await self._put(scope, _COMPACTION + compaction.covered_hash, encode(compaction))
         if compaction.words_hash:
 
             def add(kept: bytes | None, _: float) -> bytes:
@@ -133,13 +145,14 @@ class CompactionStore(_OverRows):
     async def name(self, owner: str, scope: str, compaction: Compaction) -> None:
         """Lets a tenant find a compaction by its id; the name lives as long as a compaction that is not used."""
         key = _NAME + compaction_id(scope, compaction.covered_hash)
-        await self.rows.put(owner, key, encode_text(f"{scope} {compaction.covered_hash}"))
+        await self._put(owner, key, encode_text(f"{scope} {compaction.covered_hash}"))
 
     async def named(self, owner: str, record: str) -> StoredCompaction | None:
         """A tenant's compaction by its id; None for one that is another tenant's, forgotten, or was never there."""
-        scope, _, covered_hash = (await self._text(owner, _NAME + record) or "").partition(" ")
+        body = next((self._body(row) for row in await self.rows.find(owner, [_NAME + record])), None)
+        scope, _, covered_hash = (_decoded(body or b"") or "").partition(" ")
         for row in await self.rows.find(scope, [_COMPACTION + covered_hash]) if covered_hash else ():
-            found = decode(row.body)
+            found = decode(self._body(row) or b"")
             if found is not None and not found.is_mark and compaction_id(scope, found.covered_hash) == record:
                 return StoredCompaction(scope, found, row.created_s, row.used_s, row.size_bytes)
         return None
@@ -149,8 +162,14 @@ class CompactionStore(_OverRows):
         return [
             StoredCompaction(row.scope, found, row.created_s, row.used_s, row.size_bytes)
             for row in await self.rows.scan()
-            if row.key.startswith(_COMPACTION) and (found := decode(row.body)) is not None and not found.is_mark
+            if row.key.startswith(_COMPACTION)
+            and (found := decode(self._body(row) or b"")) is not None
+            and not found.is_mark
         ]
+
+    async def unreadable(self) -> list[Row]:
+        """Those compactions and marks that are alive, and not from this box; looking does not count as use."""
+        return [row for row in await self.rows.scan() if row.key.startswith(_COMPACTION) and self._body(row) is None]
 
     async def delete(
         self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
@@ -166,6 +185,24 @@ class CompactionStore(_OverRows):
         key = None if covered_hash is None else _COMPACTION + covered_hash
         deleted = await self.rows.delete(scope=scope, before_s=unused_since_s, key=key)
         return sum(each.startswith(_COMPACTION) for each in deleted)
+
+    async def _put(self, scope: str, key: str, body: bytes) -> None:
+        await self.rows.put(scope, key, self._box.locked(body, scope, key) if self._box.has_key else body)
+
+    def _body(self, row: Row) -> bytes | None:
+        """What was put; None if it is not from this box."""
+        if self._box.has_key:
+            return self._box.opened(row.body, row.scope, row.key)
+        return None if is_locked(row.body) else row.body
+
+    def _tell_unreadable(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "records_unreadable the store holds records that are not encrypted with this proxy's master key; they "
+                "count as not there: give workers that share a store the same key, and after a change of it delete "
+                "the old ones with `litellm-compaction store purge` (logged once)"
+            )
 
 
 class Facts(_OverRows):

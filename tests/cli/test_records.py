@@ -11,9 +11,8 @@ import pytest
 
 from litellm_compaction.cli import main
 from litellm_compaction.core.compaction import compaction_id
-from litellm_compaction.stores import digest, open_originals
+from litellm_compaction.stores import digest, open_originals, open_store
 from tests.stores.compactions import compaction
-from tests.stores.made import SqliteStore
 from tests.stores.test_originals import covered, kept, talk
 
 SECRET = "sk-of-the-environment"
@@ -29,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     found = tmp_path / "store.sqlite3"
 
     async def fill() -> None:
-        store = SqliteStore(found, ttl_s=1000, max_bytes=1_000_000)
+        store = open_store(f"sqlite:///{found}", ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET)
         await store.put("scope", KNOWN)
         url = f"sqlite:///{found}"
         originals = open_originals(url, store, ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET)

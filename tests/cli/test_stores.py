@@ -15,12 +15,13 @@ import pytest
 from litellm_compaction.cli import main
 from litellm_compaction.cli.stores import events
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import Store, open_store
 from tests.cli.conftest import config
 from tests.stores.compactions import compaction
-from tests.stores.made import MemoryStore, SqliteStore
+from tests.stores.made import MemoryStore
 
 DAY_S = 86_400.0
+SECRET = "sk-of-the-environment"
 TOLD = CompactionEvent(
     outcome="compacted",
     phase="pre_request",
@@ -63,9 +64,11 @@ def fill(store: Store) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
+    monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "home"))
     found = tmp_path / "store.sqlite3"
-    fill(SqliteStore(found, ttl_s=1000, max_bytes=1_000_000))
+    fill(open_store(f"sqlite:///{found}", ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET))
     return found
 
 
@@ -109,6 +112,27 @@ def test_purge_deletes_what_is_named(
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT count(*) FROM line").fetchone() == (events,)
     connection.close()
+
+
+@pytest.mark.parametrize("key", ["sk-of-another-proxy", ""])
+def test_with_another_key_records_are_counted_and_deleted(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Or with none: it says what to do in place of an empty list, and a purge needs no key."""
+    record = ids(run)["scope-a"]
+    monkeypatch.setenv("LITELLM_MASTER_KEY", key)
+    for said in (
+        run("store", "ls"),
+        run("store", "show", record, code=1),
+        run("show", record, code=1),
+        run("undo", record, code=1),
+    ):
+        assert "2 records cannot be read" in said
+        assert "Set LITELLM_MASTER_KEY to the proxy's" in said
+        assert "No compactions yet" not in said
+    assert run("store", "purge", "--scope", "scope-a", "--yes") == "1 compactions deleted.\n"
+    monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
+    assert set(ids(run)) == {"scope-b"}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "--scope", "a"], ["--all", "--older-than", "1d"]])

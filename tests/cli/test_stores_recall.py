@@ -10,14 +10,12 @@ import pytest
 import yaml
 
 from litellm_compaction.cli import main
-from litellm_compaction.stores import open_originals
+from litellm_compaction.stores import open_originals, open_store
 from litellm_compaction.stores.store import Store
-from tests.cli.test_stores import fill
+from tests.cli.test_stores import SECRET, fill
 from tests.recall.test_lookup import BIRD, FISH
-from tests.stores.made import SqliteStore
 from tests.stores.test_originals import covered, kept
 
-SECRET = "sk-of-the-environment"
 Run = Callable[..., str]
 
 
@@ -25,7 +23,7 @@ Run = Callable[..., str]
 def path(tmp_path: Path) -> Path:
     """A store with originals of two tenants."""
     found = tmp_path / "store.sqlite3"
-    store = SqliteStore(found, ttl_s=1000, max_bytes=1_000_000)
+    store = open_store(f"sqlite:///{found}", ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET)
     fill(store)
     asyncio.run(_keep(found, store))
     return found
@@ -94,7 +92,7 @@ def test_purge_takes_the_originals_along(run: Run, path: Path) -> None:
 def test_without_originals_it_says_how_to_have_them(run: Run, tmp_path: Path) -> None:
     """A store of before, or of a proxy that keeps none: no file is made for a look."""
     path = tmp_path / "other.sqlite3"
-    fill(SqliteStore(path, ttl_s=1000, max_bytes=1_000_000))
+    fill(open_store(f"sqlite:///{path}", ttl_s=1000, max_bytes=1_000_000))
     said = run("recall", "fish", "--store", f"sqlite:///{path}", code=1, store=False)
     assert "keep_originals: compacted" in said
     assert list(tmp_path.glob("other.sqlite3.originals*")) == []

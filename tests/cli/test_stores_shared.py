@@ -14,15 +14,16 @@ from litellm_compaction.cli import main
 from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.stores import open_existing
 from tests.cli.conftest import config
-from tests.cli.test_stores import fill
+from tests.cli.test_stores import SECRET, fill
 from tests.stores.servers import Server, any_program, free_port, running
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server with a password, and what two tenants have stored."""
+    monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
     with running(any_program()) as server:
-        fill(open_existing(server.url, ttl_s=1000, max_bytes=1_000_000))
+        fill(open_existing(server.url, ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET))
         server.tell("CONFIG", "SET", "requirepass", "hunter2")
         yield server
 

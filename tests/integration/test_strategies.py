@@ -256,5 +256,8 @@ def test_an_open_tool_round_stays_verbatim(bench: Bench, strategy: str) -> None:
     answer = bench.proxy.chat(cell.name, messages)
     assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
     assert watch.problems(messages) == []
+    kept = b"".join(each.read_bytes() for each in (bench.folder / "litellm_compaction").glob("store.sqlite3*"))
+    assert b"scope" in kept
+    assert b'"ledger"' not in kept, "records are encrypted where there is a master key"
     if strategy == "handoff":
         assert [message["role"] for message in watch.sent()] == ["system", "user", "assistant", "tool"]

@@ -171,7 +171,7 @@ def records(machines: Machines) -> int:
     url = machines.redis.url.replace("127", f":{PASSWORD}@127", 1)
 
     async def count() -> int:
-        store = open_existing(url, ttl_s=1e9, max_bytes=1_000_000)
+        store = open_existing(url, ttl_s=1e9, max_bytes=1_000_000, secret=lambda: MASTER_KEY)
         try:
             return len(await store.compactions())
         finally:
