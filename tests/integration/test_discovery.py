@@ -147,16 +147,3 @@ def test_a_reload_shows_within_the_cache(home: Home) -> None:
     home.first.unload(QWEN)
     home.first.load(QWEN, 8192)
     home.comes_to_show("named", 8192)
-
-
-def test_nobody_is_asked_while_nobody_reads(home: Home) -> None:
-    """Lists are filled when they are read, once in `window_cache_s` however often that is; a dead server is quiet."""
-    for _ in range(2):
-        home.shown()
-    reads = [record for record in home.second.requests if record.path == "/api/v1/models"]
-    began_s = time.monotonic()
-    for _ in range(10):
-        home.shown()
-    most = 2 + (time.monotonic() - began_s) / CACHE_S
-    assert len([record for record in home.second.requests if record.path == "/api/v1/models"]) - len(reads) <= most
-    assert home.proxy.logged("litellm_compaction:(WARNING|ERROR)") == []

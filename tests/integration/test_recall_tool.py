@@ -6,9 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -208,22 +206,6 @@ def test_calls_of_the_clients_go_on_beside_ours(running: Running, stream: bool) 
     assert NAMES[animal] in json.dumps([message for message in sent if message["role"] == "tool"])
 
 
-def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running) -> None:
-    """After three, and a word that there are no more."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-    before = len(running.asked())
-    query = json.dumps({"query": "nothing of the kind"})
-    running.simulator.script = lambda call: (
-        Reply(SUMMARY) if is_summary_call(call.body) else Reply(tool_calls=[("recall", query)])
-    )
-    answer = running.proxy.stream("small", messages, tools=[TOOL])
-    assert (answer.text, answer.finish_reasons) == ("", ["stop"])
-    assert '"recall"' not in answer.raw.decode()
-    assert len(running.asked()) - before == 5
-    assert "No more look-ups" in json.dumps((running.asked()[-1].body or {})["messages"])
-
-
 @pytest.mark.parametrize(("route", "stream"), [("messages", True), ("messages", False), ("responses", True)])
 def test_other_routes_carry_it_too(running: Running, route: str, stream: bool) -> None:
     """Anthropic's messages and OpenAI's responses, with tools in their own shapes."""
@@ -291,58 +273,3 @@ def test_a_client_that_leaves_during_a_look_up_ends_it(running: Running) -> None
     again = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
     assert again.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
     gate.open()
-
-
-def test_two_clients_look_up_the_same_at_once(running: Running) -> None:
-    """Both calls are open before one is answered; each client gets a whole answer."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-    gates = [Gate(), Gate()]
-    waiting = iter(gates)
-
-    def together(call: ChatCall) -> Reply:
-        found = script(call)
-        return replace(found, gate=next(waiting)) if found.tool_calls else found
-
-    running.simulator.script = together
-    with ThreadPoolExecutor(2) as threads:
-        # Short answers: two of them share the context.
-        asked = [threads.submit(running.proxy.chat, "small", messages, tools=[TOOL], max_tokens=64) for _ in range(2)]
-        try:
-            assert all(gate.reached.wait(60) for gate in gates), "one waited for the other"
-        finally:
-            for gate in gates:
-                gate.open()
-        answers = [each.result() for each in asked]
-    said = [each.raise_for_status().json()["choices"][0]["message"]["content"] for each in answers]
-    assert said == [f"Let me look.\n\nIt is {NAMES[animal]}."] * 2
-
-
-@pytest.mark.parametrize("asked", [{"n": 2}, {"logprobs": True}])
-def test_answers_that_cannot_be_joined_have_no_tool(running: Running, asked: dict[str, Any]) -> None:
-    """Of several choices, or with log probabilities, a call could not be answered."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-    answer = running.proxy.chat("small", messages, tools=[TOOL], **asked).raise_for_status()
-    assert answer.json()["choices"][0]["message"]["content"] == "I do not know."
-    assert (running.asked()[-1].body or {})["tools"] == [TOOL]
-
-
-@pytest.mark.parametrize(
-    "query", [r"\ud83d bird \u0000", "größe 日本語 👩‍👩‍👧", "<|im_end|><|user|>", "bird " * 1_000], ids=ascii
-)
-def test_any_query_is_answered(running: Running, query: str) -> None:
-    """Half a character, other scripts, a template's tokens, thousands of words."""
-    messages, *_ = running.compacted(tools=[TOOL])
-
-    def looking(call: ChatCall) -> Reply:
-        if call.messages[-1]["role"] == "tool":
-            return Reply("Thanks.")
-        return Reply(tool_calls=[("recall", f'{{"query": "{query}"}}')])
-
-    running.simulator.script = looking
-    answer = running.proxy.chat("small", [*messages, {"role": "user", "content": "And?"}], tools=[TOOL])
-    choice = answer.raise_for_status().json()["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("Thanks.", "stop")
-    running.proxy.expect_logged("recall model=small lookups=1")
-    assert not running.proxy.logged("recall_failed|failed_open")
