@@ -177,6 +177,13 @@ def test_a_plan_that_was_cut_is_read_as_far_as_it_goes(answer: str, wishes: Wish
     assert read(answer) == (wishes or Wishes(dropped=frozenset({4}), shortened={5: 17}, summary="S"))
 
 
+def test_a_conversation_that_was_cut_says_nothing_of_what_would_follow() -> None:
+    """What stands after the last whole message stays; after a whole list only the summary is missing."""
+    whole = json.dumps({"prunedConversation": full(), "summary": "S and more"})
+    assert read(whole[: whole.index("And now the tests") + 9]).dropped == {1, 2, 3}
+    assert read(whole[:-7]) == Wishes(dropped=frozenset({1, 2, 3}), summary="S and")
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -210,6 +217,7 @@ def test_what_is_no_pruning_is_refused(answer: object) -> None:
 def test_who_drops_a_call_means_its_results() -> None:
     """As the prompt says; but not a result that is to stay in part."""
     assert read({"drop": [2]}).dropped == {1, 2, 3}
+    assert read({"drop": [7]}).dropped == {6}
     wishes = read({"drop": [2], "shorten": [{"n": 3, "text": "line 0 of what the tool said"}]})
     assert wishes.dropped == {1, 3}
     shown = sent(wishes)
