@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -308,6 +308,3 @@ def calls(*names: str, words: int) -> list[tuple[str, str]]:
 def shut() -> Gate:
     """A gate that stays shut: the stream waits there until it is closed."""
     return Gate()
-
-
-Script = Callable[[ChatCall], "Reply | None"]

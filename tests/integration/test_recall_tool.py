@@ -165,47 +165,6 @@ def test_the_model_looks_it_up_in_the_same_answer(running: Running, stream: bool
     assert third.body["messages"][: len(shown)] == shown
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_calls_of_the_clients_go_on_beside_ours(running: Running, stream: bool) -> None:
-    """The client gets its own, as if there were no others; what ours found stands in its next request."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-
-    def both(call: ChatCall) -> Reply:
-        if call.messages[-1]["role"] == "tool":
-            return script(call)
-        query = json.dumps({"query": question(animal)})
-        return Reply(tool_calls=[("recall", query), ("read_file", '{"path": "a"}'), ("read_file", '{"path": "b"}')])
-
-    running.simulator.script = both
-    if stream:
-        answer = running.proxy.stream("small", messages, tools=[TOOL])
-        made: dict[int, dict[str, Any]] = {}
-        for call in [call for delta in answer.deltas for call in delta.get("tool_calls") or ()]:
-            known = made.setdefault(call["index"], {"id": call.get("id"), "type": "function", "function": {}})
-            for key, text in call["function"].items():
-                known["function"][key] = known["function"].get(key, "") + (text or "")
-        said, reasons = [made[index] for index in sorted(made)], answer.finish_reasons
-        raw = answer.raw.decode()
-    else:
-        whole = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
-        choice = whole.json()["choices"][0]
-        said, reasons, raw = choice["message"]["tool_calls"], [choice["finish_reason"]], whole.text
-    assert [each["function"]["arguments"] for each in said] == ['{"path": "a"}', '{"path": "b"}']
-    assert {each["function"]["name"] for each in said} == {"read_file"}
-    assert reasons == ["tool_calls"]
-    assert '"recall"' not in raw
-    if stream:
-        assert sorted(made) == [0, 1]
-    called = {"role": "assistant", "content": None, "tool_calls": said}
-    results = [{"role": "tool", "tool_call_id": each["id"], "content": "text"} for each in said]
-    after = running.proxy.chat("small", [*messages, called, *results], tools=[TOOL]).raise_for_status()
-    assert after.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
-    sent = (running.asked()[-1].body or {})["messages"]
-    assert [message["role"] for message in sent[-4:]] == ["tool", "assistant", "tool", "tool"]
-    assert NAMES[animal] in json.dumps([message for message in sent if message["role"] == "tool"])
-
-
 @pytest.mark.parametrize(("route", "stream"), [("messages", True), ("messages", False), ("responses", True)])
 def test_other_routes_carry_it_too(running: Running, route: str, stream: bool) -> None:
     """Anthropic's messages and OpenAI's responses, with tools in their own shapes."""

@@ -9,14 +9,13 @@ import pytest
 from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.simulator import Reply
 from litellm_compaction.simulator.generation import ReasoningField
-from tests.builders import answered, prose, talk, tools
+from tests.builders import prose, talk, tools
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
     LONG,
     RESTARTED,
     TEXTS,
     Restarting,
-    Style,
     Teller,
     asked,
     both_carriers,
@@ -27,32 +26,6 @@ from tests.integration.restart_bench import (
     stream_problems,
     without_restarts,
 )
-
-
-@both_carriers
-@pytest.mark.parametrize(
-    ("kind", "style"),
-    [
-        ("prose", "exact"),
-        ("code", "sentence"),
-        ("table", "whole"),
-        ("json", "no_space"),
-        ("code", "fence"),
-        ("numbered", "chatter"),
-    ],
-)
-def test_text_is_whole_however_the_model_continues(restarting: Restarting, kind: str, style: Style) -> None:
-    """No word is lost and none comes twice; the stream is one message; every upstream list is valid."""
-    messages = asked(f"{kind} {style}")
-    watch = restarting.watch("local", Teller(Reply(TEXTS[kind]), style=style))
-    answer = restarting.proxy.stream("local", messages)
-    assert stream_problems(answer) == []
-    assert without_restarts(answer.text) == TEXTS[kind]
-    assert answer.finish_reasons == ["stop"]
-    restarts = answer.text.count(RESTARTED)
-    assert 1 <= restarts == len(watch.chats) - 1 <= 3
-    assert answer.usages == []
-    assert [watch.problems(messages, index) for index in range(restarts + 1)] == [[]] * (restarts + 1)
 
 
 def test_upstream_is_closed_before_the_summary(restarting: Restarting) -> None:
@@ -210,23 +183,6 @@ def test_restarts_end_regularly(restarting: Restarting) -> None:
     assert ["WARNING" in line and "outcome=restarted" in line for line in restarts] == [True] * 3
     assert "ERROR" in last
     assert "outcome=attempts" in last
-
-
-@both_carriers
-def test_next_turn_sends_back_what_was_joined(restarting: Restarting) -> None:
-    """The client's next turn is valid upstream, and the notices in it do not reach the model."""
-    first = asked("turns")
-    watch = restarting.watch("local", Teller(Reply(TEXTS["table"])))
-    answer = restarting.proxy.stream("local", first)
-    assert RESTARTED in answer.text
-    second = answered(first, answer.text, "Make it shorter.")
-    watch = restarting.watch("local", Teller(Reply("It is shorter now.")))
-    again = restarting.proxy.stream("local", second)
-    assert without_restarts(again.text).endswith("It is shorter now.")
-    assert stream_problems(again) == []
-    sent = json.dumps(watch.sent(), ensure_ascii=False)
-    assert not any(notice in sent for notice in (START_NOTICE, DONE_NOTICE))
-    assert watch.problems(second) == []
 
 
 @pytest.mark.parametrize("overflow", ["error_event", "error_400_object", "empty"])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import pytest
-
 from litellm_compaction.simulator import Reply
-from tests.builders import prose, talk, tools
+from tests.builders import talk, tools
 from tests.integration.restart_bench import (
     TEXTS,
     Restarting,
@@ -52,23 +49,3 @@ def test_tool_calls_are_whole(restarting: Restarting) -> None:
     made = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
     assert (made, choice["finish_reason"]) == (long, "tool_calls")
     assert len(watch.chats) > 1
-
-
-@pytest.mark.parametrize("kind", ["text", "call", "json"])
-def test_answer_that_is_alone_in_a_shared_context_is_one_request(restarting: Restarting, kind: str) -> None:
-    """8,192 tokens for four requests, and nobody else there: the whole rest of the window in one go."""
-    wanted = calls("tool_0", words=2000)
-    text = {"text": prose("alone", 3300), "call": "", "json": json.dumps({"rows": prose("rows", 700).split()})}[kind]
-    watch = restarting.watch("wide", Teller(Reply(text, tool_calls=wanted if kind == "call" else [])))
-    options: dict[str, Any] = {"call": {"tools": tools(1)}, "json": {"response_format": {"type": "json_object"}}}.get(
-        kind, {}
-    )
-    messages = talk(f"alone {kind}", 2500)
-    choice = _choice(restarting.proxy.chat("wide", messages, **options))
-    assert len(watch.chats) == 1
-    assert watch.bodies[0]["max_tokens"] >= 3800
-    made = [
-        (call["function"]["name"], call["function"]["arguments"]) for call in choice["message"].get("tool_calls") or []
-    ]
-    assert (choice["message"]["content"] or "", made) == (text, wanted if kind == "call" else [])
-    assert choice["finish_reason"] == ("tool_calls" if kind == "call" else "stop")

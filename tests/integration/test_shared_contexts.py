@@ -153,40 +153,27 @@ def test_prompts_of_token_ids_are_bounded(
         assert record.outcome == "ok"
 
 
-@pytest.mark.parametrize("prompt", [[7] * 1800, [[7], [7] * 1800], [[7]] * 2000])
-@pytest.mark.parametrize("name", ["ids", "ids-lms"])
-def test_prompts_of_token_ids_that_cannot_fit_are_refused(shared: Bench, name: str, prompt: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "asked", "says"),
+    [
+        *(
+            (name, {"prompt": prompt}, "This model's maximum context length is 2048 tokens")
+            for name in ("ids", "ids-lms")
+            for prompt in ([7] * 1800, [[7], [7] * 1800], [[7]] * 2000)
+        ),
+        # Text that the server completes itself: one that is too long, several prompts, several answers to one.
+        ("ids", {"prompt": prose("giant", 3000)}, ""),
+        ("ids", {"prompt": prose("giant", 3000), "stream": True}, ""),
+        ("ids", {"prompt": [prose(str(number), 600) for number in range(4)]}, "Ask for fewer at a time"),
+        ("ids", {"prompt": prose("one", 600), "n": 8}, "Ask for fewer at a time"),
+    ],
+)
+def test_prompts_that_cannot_fit_are_refused(shared: Bench, name: str, asked: dict[str, Any], says: str) -> None:
     """With the numbers and the code that SDKs go by, before anything is sent; also where only several cannot fit."""
     watch = shared.watch(name)
-    answer = shared.proxy.post({"model": name, "prompt": prompt}, "/v1/completions")
+    answer = shared.proxy.post({"model": name, **asked}, "/v1/completions")
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert error["message"].startswith("This model's maximum context length is 2048 tokens")
-    assert error["code"] == "context_length_exceeded"
-    assert watch.records_of("/v1/completions") == []
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_text_that_the_server_completes_itself_is_refused_with_the_code(shared: Bench, stream: bool) -> None:
-    """As on every route, where LiteLLM makes no chat of it."""
-    watch = shared.watch("ids")
-    answer = shared.proxy.post({"model": "ids", "prompt": prose("giant", 3000), "stream": stream}, "/v1/completions")
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert watch.records_of("/v1/completions") == []
-
-
-@pytest.mark.parametrize(
-    ("prompt", "asked"), [([prose(str(number), 600) for number in range(4)], {}), (prose("one", 600), {"n": 8})]
-)
-def test_texts_that_fit_one_by_one_only_are_refused_with_the_code(
-    shared: Bench, prompt: Any, asked: dict[str, Any]
-) -> None:
-    """Several prompts, or several answers to one."""
-    watch = shared.watch("ids")
-    answer = shared.proxy.post({"model": "ids", "prompt": prompt, **asked}, "/v1/completions")
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert "Ask for fewer at a time" in error["message"]
+    assert says in error["message"]
     assert error["code"] == "context_length_exceeded"
     assert watch.records_of("/v1/completions") == []
