@@ -98,7 +98,6 @@ _SLOW_PLACES = (
     "cli/test_up_children.py",
     "cli/test_up.py",
     "engine/test_compactor_long_conversations.py",
-    "engine/sharing/test_pool_workers.py",
     "tokenizers/test_registry.py",
     "tokenizers/test_sources.py",
     "proxy/answer/test_loop_seeded.py",

@@ -94,7 +94,6 @@ def test_toml_keeps_comments_order_and_other_providers(tmp_path: Path) -> None:
         "models:\n    -   name: a\n        model: b",
         "rules: []\nmodels:\n  - name: a\n\n\n# the end\n",
         "rules: []\n",
-        "# nothing yet\n",
     ],
 )
 def test_yaml_in_other_forms(text: str, tmp_path: Path) -> None:
@@ -108,15 +107,11 @@ def test_yaml_in_other_forms(text: str, tmp_path: Path) -> None:
     ("name", "text", "wanted"),
     [
         ("opencode.json", '{"apiKey": "sk-secret", // mine\n}', OPENCODE_LINES),
-        ("opencode.json", "[1]", OPENCODE_LINES),
         ("opencode.json", "[" * 100_000, OPENCODE_LINES),
         ("config.toml", "model = ", CODEX_LINES),
         ("config.toml", "a = 1\na = 'sk-secret'\n", CODEX_LINES),
         ("config.yaml", "models: [", CONTINUE_LINES),
         ("config.yaml", "a: 1\n---\nb: 2\n", CONTINUE_LINES),
-        ("config.yaml", "- a\n", CONTINUE_LINES),
-        ("config.yaml", "models: []\n", CONTINUE_LINES),
-        ("config.yaml", "models:\n", CONTINUE_LINES),
         ("config.yaml", "models: [{name: a}]\n", CONTINUE_LINES),
         ("config.yaml", "models:\n- name: local (LiteLLM)\n  model: sk-secret\n", CONTINUE_LINES),
         ("config.yaml", b"name: \xff\xfe\n", CONTINUE_LINES),

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli import main
-from litellm_compaction.simulator import ChatCall, Model, Reply, Simulator
 from tests.builders import chat
 from tests.cli.conftest import QWEN
 
-SUMMARY = "### Original task\nAnswer the questions.\n### Current state\nMany are answered."
-TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}]
 # Nobody listens there.
 NOWHERE = "http://127.0.0.1:9/v1"
 
@@ -53,18 +50,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return said if code else captured.out
 
     return run
-
-
-def summarizing(call: ChatCall) -> Reply:
-    return Reply(SUMMARY)
-
-
-@pytest.fixture
-def server() -> Simulator:
-    """Qwen, writing summaries."""
-    simulator = Simulator([Model(QWEN)], script=summarizing)
-    simulator.load(QWEN, 8192)
-    return simulator
 
 
 def test_dry_run_says_what_would_be_done(run: Run, save: Callable[[Any], str]) -> None:

@@ -156,13 +156,6 @@ def test_purge_asks(
     assert len(ids(run)) == left
 
 
-def test_purge_does_not_guess_an_answer(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a terminal, `--yes` is needed."""
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    assert "add --yes" in run("store", "purge", "--all", code=1)
-    assert len(ids(run)) == 2
-
-
 def test_events_are_lines_for_people(run: Callable[..., str]) -> None:
     """Oldest first: what, for which model, how many tokens, how made; another version's are told as such."""
     compacted, alarm, future = run("events").splitlines()
@@ -218,11 +211,3 @@ def test_the_config_names_the_store(
     for command in (["store", "ls"], ["events"]):
         assert main([*command, "--config", str(write(config(settings={"store": "memory://"})))]) == 1
         assert "memory:// lives in the proxy's process" in capsys.readouterr().err
-
-
-def test_an_empty_store_is_said_to_be_empty(run: Callable[..., str]) -> None:
-    """Not an empty page."""
-    run("store", "purge", "--all", "--yes")
-    assert run("store", "ls") == "No compactions yet.\n"
-    assert run("events") == "No events yet.\n"
-    assert run("events", "--json") == ""

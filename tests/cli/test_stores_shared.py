@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.cli import main
 from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.stores import open_existing
 from tests.cli.conftest import config
@@ -30,28 +29,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def with_password(server: Server) -> str:
     return server.url.replace("127", ":hunter2@127", 1)
-
-
-@pytest.fixture
-def run(server: Server, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command on the store; what it printed."""
-
-    def run(*arguments: str, code: int = 0, url: str | None = None) -> str:
-        assert main([*arguments, "--store", url or with_password(server)]) == code
-        captured = capsys.readouterr()
-        assert "hunter2" not in captured.out + captured.err
-        return captured.err if code else captured.out
-
-    return run
-
-
-def test_a_store_is_read_or_an_error(run: Callable[..., str], server: Server) -> None:
-    """What an operator asks for is never answered from memory."""
-    assert run("store", "purge", "--scope", "scope-a", "--yes") == "1 compactions deleted.\n"
-    assert run("store", "ls").splitlines()[1].split()[1] == "scope-b"
-    assert "cannot be reached" in run("store", "ls", code=1, url=f"redis://:hunter2@127.0.0.1:{free_port()}")
-    assert "AuthenticationError" in run("store", "ls", code=1, url=server.url)
-    assert "is written %2F" in run("store", "ls", code=1, url="redis://:hunter2/@h")
 
 
 @pytest.fixture

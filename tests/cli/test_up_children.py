@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
-from contextlib import AbstractContextManager
 
 import pytest
 
-from litellm_compaction.cli.up import (
-    running,
-    usable_port,
-)
+from litellm_compaction.cli.up import usable_port
 from litellm_compaction.errors import CompactionError
-
-
-def python(code: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """A child that runs `code`."""
-    return running("child", [sys.executable, "-c", code], {})
 
 
 def test_a_taken_port_is_refused() -> None:

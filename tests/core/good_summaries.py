@@ -87,24 +87,12 @@ GOOD = [
         "- docs: open\n- benchmarks: open\n\nUser: prefers small commits.",
         _ENGLISH,
     ),
-    Good(
-        "summary",
-        "**Original task** Port the parser.\n\n**Completed work**\nstep 1: done\nstep 2: done\nstep 3: done\n"
-        "step 4: done\nstep 5: done\n\n**Pending**\nstep 6",
-        _ENGLISH,
-    ),
     # German
     Good(
         "summary",
         "### Original task\nsrc/parser.py nach Rust portieren, CI-Dateien nicht anfassen.\n### Completed work\n"
         "| File or component | Action | Description |\n|---|---|---|\n| src/lexer.rs | angelegt | 31 Tests grün |\n"
         "### Current state\nZwei Tests schlagen fehl.\n### Pending\n- [ ] Komma am Ende",
-        _GERMAN,
-    ),
-    Good(
-        "summary",
-        "Der Nutzer will den Parser in Rust. Der Lexer ist fertig. Der Parser ist zur Hälfte fertig.\n"
-        "Entschieden: kein Generator, weil die Grammatik nicht LL(1) ist.",
         _GERMAN,
     ),
     Good(
@@ -123,19 +111,9 @@ GOOD = [
         _FRENCH,
     ),
     Good("summary", "L'utilisateur veut Rust. Le lexeur est fini. L'analyseur est à moitié fini.", _FRENCH),
-    Good(
-        "handoff",
-        "### 1. But\nRembourser la commande 4711.\n### 7. Prochaine étape\nDemander l'IBAN.",
-        "Je veux un remboursement pour la commande 4711. ",
-    ),
     # Russian
     Good("summary", "### Original task\nПеренести парсер.\n### Pending\n- [ ] операторы", _RUSSIAN),
     Good("summary", "Пользователь хочет Rust. Лексер готов. Парсер готов наполовину.", _RUSSIAN),
-    Good(
-        "handoff",
-        "### 1. Цель\nВернуть деньги за заказ 4711.\n### 7. Дальше\nСпросить счёт.",
-        "Верните деньги за заказ 4711, пожалуйста. ",
-    ),
     Good("summary", "src/parser.rs src/lexer.rs src/driver.rs Cargo.toml tests/nested.rs — готовы", _RUSSIAN),
     # Chinese
     Good(
@@ -146,14 +124,6 @@ GOOD = [
         _CHINESE,
     ),
     Good("summary", "### Original task\n移植解析器。\n### Pending\n- [ ] 语句", _CHINESE),
-    Good(
-        "handoff",
-        "### 1. Primary goals and intent\n移植解析器。\n### 2. Timeline and progress\n先做词法分析器。\n"
-        "### 3. Technical context and decisions\nnone\n### 4. Files and code changes\nsrc/lexer.rs\n"
-        "### 5. Active work and last actions\ncargo test\n### 6. Unresolved issues and pending tasks\nE0502\n"
-        "### 7. Immediate next step\n加上 clone()。",
-        _CHINESE,
-    ),
     Good("prune", "读了三个文件；只有 src/parser.py:42 还重要。", _CHINESE),
     Good("summary", "- 词法分析器：完成\n- 解析器：完成\n- 驱动：未完成\n- 文档：未完成", _CHINESE),
 ]

@@ -42,7 +42,6 @@ from tests.core.test_plan import decide, written
 WINDOW = 8192
 # Over 60 % of 8192, under the trigger.
 FILLED = chat(30, words=72)
-LATER = [assistant("Answer. " + "later " * 500), user("And then?"), assistant("more " * 700), user("Go on.")]
 
 
 def ahead(
@@ -61,19 +60,6 @@ def ahead(
     assert isinstance(decision, Summarize)
     assert decision.ahead
     return replace(written(decision, weighed), pinned=decision.pinned, ahead=True, window_tokens=window)
-
-
-def test_at_the_trigger_it_is_what_the_conversation_needs() -> None:
-    """The next compaction needs no model, and goes about as deep as one that is made then."""
-    made = ahead(FILLED, answer="Done.")
-    assert made is not None
-    later = [*FILLED, assistant("Done."), user("Go on."), *LATER]
-    assert isinstance(decide(later, WINDOW)[0], Summarize)
-    decision, weighed, limits = decide(later, WINDOW, [made])
-    assert decision == Reuse(compaction=made)
-    assert not limits.triggers(tokens := applied_tokens(weighed, made))
-    assert tokens < 0.55 * WINDOW
-    assert broken_promises(parsed(later), apply(parsed(later), made)) == []
 
 
 def test_what_is_applied_stays_applied_until_it_does_no_more() -> None:

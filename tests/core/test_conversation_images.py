@@ -103,26 +103,6 @@ def summarized(weighed: Conversation, decision: Summarize, **changes: Any) -> Co
     )
 
 
-def test_the_persons_images_go_when_nothing_else_does() -> None:
-    """Six photos of a thousand tokens do not fit a target of three thousand: the oldest go."""
-    raw = [system()]
-    for number in range(6):
-        raw += [photo(f"shot{number}", f"Photo {number}."), assistant("I see it.")]
-    for number in range(4):
-        raw += [user(f"And {number}?"), assistant("Yes.")]
-    weighed, decision = planned([*raw, user("Go on.")], 8192, 1)
-    assert isinstance(decision, Edit)
-    assert shown(apply(weighed.messages, decision.compaction)) == ["shot4", "shot5"]
-
-
-def test_images_take_half_of_what_is_left_at_most() -> None:
-    """In a small window the words come first."""
-    _, decision = planned(agent(2, words=1000), 4096, 5)
-    assert isinstance(decision, Summarize)
-    assert decision.images == ()
-    assert decision.summary_tokens >= 150
-
-
 def test_kept_messages_show_their_images_and_count() -> None:
     """Those of the open round are the newest; one more of the covered ones may stay."""
     raw = [*agent(3, words=1500), *screenshot("shot7"), *screenshot("shot8")]

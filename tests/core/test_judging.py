@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.inventions import inventions
 from litellm_compaction.core.judging import Judgement, Unfolding, judged
-from litellm_compaction.core.prompts import FRAME_NOTE
 from litellm_compaction.core.strategies import strategy_of, writer_of
 from tests.core.good_summaries import GOOD, INSTRUCTION, REAL, WORK, Good, source
 from tests.work import grows_linearly
@@ -34,12 +33,10 @@ def test_a_good_summary_keeps_every_character(good: Good) -> None:
     [
         (TASK * 3, "echo"),
         (INSTRUCTION, "echo"),
-        (f"{FRAME_NOTE}\n{FRAME_NOTE}", "echo"),
         ("### Original task\n" + "### Error message\n" * 40, "empty"),
         ("### Original task\n\n### Pending\n- [ ]\n", "empty"),
         ("", "empty"),
         ("The king was very wise and very kind. He was wise. " * 10, "loop"),
-        ("endless " * 60, "loop"),
         ("很好很好" * 40, "script"),
         ("Mercury: 0.382 AU away\nVenus: 0.72 AU away\nEarth: 1 AU away\n" * 8, "loop"),
         (
@@ -67,15 +64,12 @@ LONG_CHINESE = "好的，请把解析器移植到 Rust。没有别的要求，�
     ("summary", "said", "fault"),
     [
         ("x", LONG, "empty"),
-        ("Sure, here you go!", LONG, "empty"),
         ("### Original task\nnone\n### Completed work\nNone.\n### Pending\n- [ ] none", LONG, "empty"),
-        ("Natürlich, gern!", LONG, "empty"),
         ("### 任务\n没有", LONG_CHINESE, "empty"),
         # In the conversation's words, in other forms of them, in another language; and of a conversation that is short.
         ("Port the parser.", LONG, ""),
         ("### Original task\nRust\n### Pending\n- [ ] parsers", LONG, ""),
         ("42 left.", LONG, ""),
-        ("Parser portieren.", LONG, ""),
         ("移植解析器。", LONG_CHINESE, ""),
         ("Porting it to a new language, all green.", LONG_CHINESE, ""),
         ("OK.", "Is it done? Say OK.", ""),
@@ -229,8 +223,6 @@ RULES = [
         # In other words, and with a negation where its source has one.
         ("- The user said never to edit the generated folder vendor.", False),
         ("Commits must be small, with a test each.", False),
-        ("All amounts must be in euros.", False),
-        ("Always give dates as day, month, year.", False),
         ("Never give amounts in dollars.", False),
         ("The port must stay 8080.", False),
         ("不要修改配置文件。", False),
@@ -238,16 +230,13 @@ RULES = [
         # Its words may be said in several places, or in a sentence that forbids nothing.
         ("- The user said never to edit the tests.", True),
         ("Never make small commits.", True),
-        ("Commits must be signed by the manager.", True),
         ("From now on nothing may be written without a review.", True),
         ("不得访问生产环境的服务器。", True),
         ("Ab jetzt dürfen keine Ausnahmen mehr gefangen werden.", True),
         ("Les employés doivent toujours porter un badge.", True),
         # What tells of the past orders nothing, though it has a word of rules.
         ("The team never had more than two reviewers.", False),
-        ("You have always liked oil paintings.", False),
         ("Only three of the benchmarks finished.", False),
-        ("They looked for ways to ensure a good partnership.", False),
         ("It does not work on the second try, without any surprise.", False),
     ],
 )
@@ -265,11 +254,9 @@ def test_a_rule_needs_a_sentence_that_gives_it(rule: str, *, is_invented: bool) 
         # The same number with other signs, rounded, in another unit, counted, or of a part.
         ("It costs 1.000 Euro.", "It costs 1000 euros.", False),
         ("1234567 bytes", "The file has about 1.23 MB.", False),
-        ("three files", "3 files were read.", False),
         ("the flat is 45 dollars a month", "At 45 dollars a month it is 540 dollars a year.", False),
         ("The timeout is 90 seconds.", "It times out after 1.5 minutes.", False),
         ("2026-11-23T14:30:00Z", "It is due on 11/23/2026 at 2:30 pm.", False),
-        ("rustc 1.82.0", "Rust 1.82 is used.", False),
         ("58 of 60 passed", "97 % of the tests pass.", False),
         ("open src/app/main.py at line 420", "main.py:420 is where it fails.", False),
         ("class Parser: def parse_all(self)", "Parser.parse_all() loops.", False),
@@ -284,7 +271,6 @@ def test_a_rule_needs_a_sentence_that_gives_it(rule: str, *, is_invented: bool) 
         ("Die Lizenz ist für den Kunden.", "Es geht auf Wunsch von Hamburg weiter.", False),
         ("Anna Petrova sees Dr. Sokolov, Igor waits.", "Тогда Анну ждёт Игорь у доктора Соколова.", False),
         ("Анна ждёт Игоря около офиса.", "Тогда пришёл Олег и ждал.", True),
-        ("Анна ждёт Игоря около офиса.", "Тогда пришёл Игорь и ждал.", False),
         ("玛丽和约翰明天去北京。", "Tomorrow Mary and John go to Beijing.", False),
     ],
 )

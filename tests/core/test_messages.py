@@ -46,11 +46,6 @@ def _text_part(text: str, **more: Any) -> JsonDict:
     return {"type": "text", "text": text, **more}
 
 
-def _same(one: JsonDict, other: JsonDict) -> bool:
-    """Whether two messages are the same to the hash chain."""
-    return chain(parsed([one]))[1] == chain(parsed([other]))[1]
-
-
 # ------------------------------------------------------------------ parse_message
 
 
@@ -58,7 +53,6 @@ def _same(one: JsonDict, other: JsonDict) -> bool:
     ("content", "text", "others"),
     [
         (None, "", ()),
-        ("", "", ()),
         ("hello", "hello", ()),
         ([], "", ()),
         ([_text_part("a"), _text_part("b")], "a\nb", ()),
@@ -89,7 +83,6 @@ def test_a_message_without_a_role_is_refused(raw: JsonDict) -> None:
     [
         (None, ()),
         ("run", ()),
-        ({"id": "1"}, ()),
         ([], ()),
         (["run"], (ToolCall(id="", name="", arguments='"run"'),)),
         ([{"id": "1"}], (ToolCall(id="", name="", arguments='{"id": "1"}'),)),
@@ -184,7 +177,6 @@ THINKING = {"type": "thinking", "thinking": "So.", "signature": "s"}
         ({"content": f"{TAGGED}\n</think>\n\nHello".replace("think>", "thinking>")}, {}),
         # An answer that is nothing else is not left empty: some chat templates refuse that; beside calls it may be.
         ({"content": TOLD}, {"content": NO_ANSWER}),
-        ({"content": [_text_part(TOLD)]}, {"content": [_text_part(NO_ANSWER)]}),
         ({**calls("1"), "content": TOLD}, {**calls("1"), "content": ""}),
         ({**calls("1"), "content": [_text_part(TOLD)]}, {**calls("1"), "content": ""}),
         ({"content": [f"{TOLD}Hello", image()]}, {"content": ["Hello", image()]}),
@@ -204,7 +196,6 @@ def test_cleaning_reaches_every_place_of_an_answer(fields: JsonDict, left: JsonD
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ([user("a")], [user("b")]),
         ([user("a")], [assistant("a")]),
         ([user("a b")], [user("a  b")]),
         ([user("<think>hm</think>a")], [user("a")]),
@@ -216,9 +207,7 @@ def test_cleaning_reaches_every_place_of_an_answer(fields: JsonDict, left: JsonD
         ([calls("1", "2")], [calls("2", "1")]),
         ([calls("1", arguments='{"a": 1}')], [calls("1", arguments='{"a": 2}')]),
         ([calls("1", arguments='{"a": 1}')], [calls("1", arguments='{"a": "1"}')]),
-        ([calls("1", arguments='{"a": 1}')], [calls("1", arguments='{"a": true}')]),
         ([calls("1", arguments='{"a": [1, 2]}')], [calls("1", arguments='{"a": [2, 1]}')]),
-        ([calls("1", arguments="{broken")], [calls("1", arguments="{broken,")]),
         ([result("1", "x")], [result("2", "x")]),
         ([user("a")], [{"role": "user", "content": [_text_part("a"), image()]}]),
         (
@@ -277,7 +266,6 @@ def _as_a_client_returns_it(raw: JsonDict) -> JsonDict:
         ('{"path": "a\\nb", "n": 3, "list": ["é"]}', 'path: a\nb, n: 3, list: ["é"]'),
         ("{}", ""),
         ("", ""),
-        ("[1]", "[1]"),
         ("{broken", "{broken"),
         ('"text"', '"text"'),
     ],

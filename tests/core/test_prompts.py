@@ -30,7 +30,6 @@ from tests.builders import (
     image,
     parsed,
     raw_conversations,
-    result,
     texts,
     user,
 )
@@ -78,7 +77,6 @@ def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
         ({**assistant("ok"), "reasoning_content": "secret thoughts"}, "ASSISTANT:\nok"),
         (calls("1"), "ASSISTANT CALLED run(cmd: ls)"),
         (calls("1", content="I look."), "ASSISTANT:\nI look.\nASSISTANT CALLED run(cmd: ls)"),
-        (result("1", "x\n"), "TOOL RESULT:\nx"),
         ({"role": "user", "content": [{"type": "text", "text": "see"}, image()]}, "USER:\nsee\n[image_url attached]"),
     ],
 )
@@ -140,15 +138,12 @@ def test_a_prompt_frames_its_data() -> None:
     ("answer", "summary"),
     [
         ("### Current state\nx", "### Current state\nx"),
-        ("  \n### S\nx\n ", "### S\nx"),
         ("<think>hm\nhm</think>\n### S", "### S"),
         ("<thinking>hm</thinking>### S", "### S"),
         ("hm, the template opened it</think>\n### S", "### S"),
         ("### S\n<think>never closed", "### S"),
         ("<think>only this", ""),
-        ("<think>only this</think>", ""),
         ("```markdown\n### S\nx\n```", "### S\nx"),
-        ("```\n### S\n```\n", "### S"),
         ("<think>hm</think>\n```md\n### S\n```", "### S"),
         ("### S\n```py\ncode\n```\nend", "### S\n```py\ncode\n```\nend"),
         ("", ""),
@@ -164,10 +159,8 @@ def test_answers_are_read_without_wrapping(answer: str, summary: str) -> None:
     [
         ("I'm sorry, but I can't help with that.", True),
         ("I’m sorry, no.", True),
-        ("As an AI, I cannot.", True),
         ("**I cannot** do this.", True),
         ("### Original task\nI can't log in, said the user.", False),
-        ("I can see three files.", False),
         ("I cannot go on. " * 50, False),
         ("", False),
     ],

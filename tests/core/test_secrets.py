@@ -128,18 +128,8 @@ SECRETS: tuple[tuple[str, str], ...] = (
 )
 # What terminals and pages put before a secret or into it, unseen.
 HIDDEN_BY = (
-    *(
-        "\x1b[32m",
-        "\x1b[1;38;5;196m",
-        "\\u001b[0m",
-        "\\x1b[32m",
-        "\\033[1m",
-        "\\e[32m",
-        "\u200b",
-        "\u2060",
-        "\ufeff",
-        "\xad",
-    ),
+    *("\x1b[32m", "\x1b[1;38;5;196m", "\\u001b[0m", "\\x1b[32m", "\\033[1m", "\\e[32m"),
+    *("\u200b", "\u2060", "\ufeff", "\xad"),
 )
 # What stays as it is.
 HARMLESS = (

@@ -34,11 +34,8 @@ def message(*texts: str) -> Any:
 DATA = [
     READ,
     f'<file path="a.py">\n{BODY}\n</file>',
-    f"<document>{BODY}</document>",
     f'<attachment id="7">{BODY}</attachment>',
     f"<context>\n<file>\n{BODY}\n</file>\n</context>",
-    f"<bash-stdout>{BODY}</bash-stdout>",
-    f'<file_content path="b.py">\n{BODY}\n</file_content>',
     f"<path>/a.py</path>\n<type>file</type>\n<content>\n{BODY}\n</content>",
     f"--- Content from referenced files ---\nContent from @a.py:\n{BODY}\n--- End of content ---",
     f"[read_file for 'src/a.py'] Result:\n{BODY}",
@@ -71,9 +68,7 @@ def test_data_gives_way_and_the_words_stay(data: str) -> None:
         ASKED,
         "The tag <file>a</file> is not closed in my page, is it?",
         "<file>never closed\n" + BODY,
-        "What does </file> do?",
         f"<task>\n{BODY}\n</task>",
-        f"<b>{BODY}</b>",
         f"[ask_followup_question for 'Which?'] Result:\n<answer>\n{BODY}\n</answer>",
     ],
 )
@@ -244,12 +239,10 @@ def test_a_summary_request_is_known_by_its_beginning(last: str) -> None:
     [
         ({"x-claude-code-compaction": "reactive"}, True),
         ({"x-claude-code-request-class": "compaction"}, True),
-        ({"x-claude-code-request-class": "main"}, False),
         ({"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}, True),
         ({"x-codex-turn-metadata": json.dumps({"request_kind": "turn"})}, False),
         ({"x-codex-turn-metadata": '{"request_kind": '}, False),
         ({"x-codex-turn-metadata": "[" * 5000}, False),
-        ({"x-codex-turn-metadata": '["compaction"]'}, False),
     ],
 )
 def test_headers_go_first(headers: dict[str, str], is_one: bool) -> None:

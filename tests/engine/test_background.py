@@ -13,13 +13,12 @@ from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.engine.background import MOST_PER_HOUR
 from litellm_compaction.events import CompactionEvent
 from tests.builders import JsonDict, assistant, chat, count, parsed, user
-from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, settled
+from tests.engine.bench import Bench, Clock, FakeAsk, settled
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
 FILLED = chat(30, words=72)
 ANSWER = "It is done."
-NEXT = [*FILLED, assistant(ANSWER), user("Thanks.")]
 LATER = [*FILLED, assistant(ANSWER), user("Go on."), assistant("more " * 1200), user("And then?")]
 
 
@@ -67,37 +66,6 @@ class Scene:
     @property
     def told(self) -> list[tuple[str, str]]:
         return [(event.outcome, event.reason) for event in self.bench.events if isinstance(event, CompactionEvent)]
-
-
-async def test_the_next_compaction_asks_no_model() -> None:
-    """What was written behind the last answer stands in for the old part as soon as the trigger comes."""
-    scene = Scene()
-    await scene.turn()
-    await scene.rested()
-    assert scene.told == [("prepared", "")]
-    prepared = await scene.turn(LATER)
-    assert prepared.action == "reused"
-    assert prepared.round == 1
-    assert prepared.messages is not None
-    assert SUMMARY in prepared.messages[1].text
-    assert scene.told == [("prepared", ""), ("reused", "prepared")]
-    assert len(scene.bench.ask.prompts) == 1
-
-
-async def test_what_is_in_effect_stays_so() -> None:
-    """Once used it is an ordinary record: a turn whose count is lower gets the same bytes."""
-    scene = Scene()
-    await scene.turn()
-    await scene.rested()
-    first = await scene.turn(LATER)
-    assert [compaction.ahead for _, compaction in scene.bench.store.kept] == [True, False]
-    again = await scene.turn(NEXT)
-    assert again.action == "reused"
-    assert first.messages is not None
-    assert again.messages is not None
-    record = scene.bench.store.kept[0][1].record
-    assert first.messages[1].text.startswith(record)
-    assert again.messages[1].text.startswith(record)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,11 @@ import pytest
 from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.simulator import Model, Simulator, serve
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Windows
-from tests.builders import JsonDict, calls, chat, parsed, result, system, talk, user
+from tests.builders import JsonDict, calls, parsed, result, system, talk, user
 from tests.engine.bench import Bench
 
 WINDOW = 8192
@@ -102,32 +101,6 @@ async def lm_studio(
                 yield Server(simulator, bench, http, f"http://{address.host}:{address.port}", key)
             finally:
                 await bench.compactor.aclose()
-
-
-@pytest.mark.parametrize("factor", [0.8, 1.2])
-@pytest.mark.parametrize("share", [0.9, 1.5])
-async def test_what_is_compacted_fits_by_the_servers_own_count(factor: float, share: float) -> None:
-    """Above the trigger a compaction is made, and what is left of the conversation is never cut."""
-    async with lm_studio(factor=factor) as server:
-        prepared, told = await server.served(chat(16, words=int(share * WINDOW / factor / 40)))
-        assert prepared.action == "compacted"
-        assert told + prepared.max_output_tokens(None) <= WINDOW
-        assert server.prefills == 1
-
-
-@pytest.mark.parametrize("factor", [0.8, 1.2])
-async def test_what_fits_is_not_refused(factor: float) -> None:
-    """A question that fills most of the window is sent; one above it is refused with the server's own number."""
-    async with lm_studio(factor=factor) as server:
-        fitting = [system("Be brief."), user("word " * int(0.9 * WINDOW / factor))]
-        prepared, told = await server.served(fitting)
-        assert prepared.messages is None
-        assert 0.85 * WINDOW < told < WINDOW
-        too_long = [system("Be brief."), user("word " * int(1.1 * WINDOW / factor))]
-        prefills = server.prefills
-        with pytest.raises(DoesNotFit):
-            await server.guard(too_long)
-        assert server.prefills == prefills
 
 
 async def test_images_are_not_asked_about() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from litellm_compaction.core.compaction import Compaction
-from tests.builders import JsonDict, calls, chat, prose, result, system, user
-from tests.engine.bench import Bench, settled
+from tests.builders import JsonDict, calls, prose, result, system, user
+from tests.engine.bench import Bench
 
 # A sliding window by its name, and a model that goes on from wherever a prompt begins to differ.
 SLIDING, PLAIN = "gemma-3-12b-it", "llama-3.1-8b-instruct"
@@ -40,31 +40,3 @@ async def test_an_edit_takes_all_that_it_can() -> None:
     plain, sliding = [await first_edit(model, raw) for model in (PLAIN, SLIDING)]
     assert (plain.level, sliding.level) == ("edit", "edit")
     assert len(plain.stubbed) < len(sliding.stubbed) == sliding.covered_messages // 2
-
-
-async def test_nothing_is_written_ahead_behind_a_conversation_that_goes_on() -> None:
-    """The server could not go back from the instruction to the conversation, and would read all of the next turn."""
-    plain, sliding = [await _written_ahead(model) for model in (PLAIN, SLIDING)]
-    assert (plain, sliding) == (1, 0)
-
-
-async def _written_ahead(model: str) -> int:
-    bench = Bench()
-    raw = chat(30, words=72)
-    context = bench.context(
-        WINDOW,
-        target=bench.target(WINDOW, model=model),
-        background="idle",
-        may_write_ahead=_allowed,
-    )
-    prepared = await bench.compactor.guard(bench.request(raw), context)
-    bench.compactor.background.answered(
-        bench.request(raw), context, prepared, answer="Fine.", used_tokens=prepared.count.tokens
-    )
-    await settled(400)
-    await bench.compactor.background.aclose()
-    return len(bench.ask.prompts)
-
-
-async def _allowed() -> bool:
-    return True

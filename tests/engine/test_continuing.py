@@ -19,7 +19,6 @@ WINDOW = 4096
 ASKED = [system("You write."), user("Write about rivers.")]
 # At four characters a token some 3,600 tokens.
 BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260))
-REST = "\nAnd this is the end of the answer."
 
 
 def _prompt(prepared: PreparedRequest) -> list[JsonDict]:

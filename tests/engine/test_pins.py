@@ -93,16 +93,3 @@ async def test_a_pin_names_words_of_the_persons(pins: tuple[str, ...], says: str
     with pytest.raises(BadWish, match=says) as raised:
         await Bench().guard(ruled(6700), WINDOW, pins=pins)
     assert pins[-1] not in str(raised.value)
-
-
-async def test_a_tenth_of_the_window_can_be_pinned() -> None:
-    """All together; more is refused with the numbers, and nothing of it is kept."""
-    raw = ruled(6000)
-    raw[5] = user("A long one. " + "x" * 3000)
-    bench = Bench()
-    with pytest.raises(BadWish, match=r"have \d+ tokens; at most 819"):
-        await bench.guard(raw, WINDOW, pins=(RULE, "A long one."))
-    assert [row for row in await bench.store.rows.scan() if row.key.startswith("f:pins:")] == []
-    await bench.guard(raw, 2 * WINDOW, pins=(RULE, "A long one."))
-    # In a window that has shrunk the first ones stay, as far as there is room.
-    assert verbatim(raw, sent(raw, await bench.guard(raw, WINDOW)))

@@ -88,25 +88,6 @@ def long_talk() -> list[dict[str, object]]:
     return [{"role": "system", "content": "Rules."}, *turns]
 
 
-@pytest.mark.parametrize("factor", [0.9, 1.1, 1.25])
-async def test_what_a_compaction_made_is_counted_by_the_server(factor: float) -> None:
-    """One request of 16 tokens with the very messages and tools that are sent; its number is then the count."""
-    server, attempts, engine = Server(factor), Attempts(summary_calls_left=4), bench()
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    prepared = await engine.guard(long_talk(), WINDOW, tools=tools, measure=server, attempts=attempts, count="probe")
-    assert prepared.action == "compacted"
-    assert server.answer_tokens == [16]
-    assert server.requests[0].messages == prepared.messages
-    assert server.requests[0].tools == tuple(tools)
-    assert prepared.count.tokens == server.asked[0]
-    assert prepared.count.error_ratio < 0.05
-    assert attempts.summary_calls_left == 2
-    assert server.asked[0] + prepared.max_output_tokens(None) <= WINDOW
-    again = await engine.guard(long_talk(), WINDOW, tools=tools, measure=server, attempts=attempts, count="probe")
-    assert (again.action, len(server.asked)) == ("reused", 1)
-    assert again.count.tokens == server.asked[0]
-
-
 async def test_recounting_is_an_option_with_an_end() -> None:
     """Not without the setting, not without a call left, not for what is sent as it came."""
     server = Server()

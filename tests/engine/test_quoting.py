@@ -11,9 +11,9 @@ import pytest
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.recall import BEGIN, END
+from litellm_compaction.recall import BEGIN
 from tests.builders import JsonDict, assistant, parsed, user
-from tests.engine.bench import Bench, FakeAsk, sent
+from tests.engine.bench import Bench, FakeAsk
 from tests.engine.test_recalling import FACT, TOOL, noise
 from tests.engine.test_recalling import LONG as _LONG
 
@@ -37,26 +37,6 @@ async def asked(
 def last(prepared: PreparedRequest) -> Message:
     assert prepared.messages is not None
     return prepared.messages[-1]
-
-
-async def test_a_lost_fact_stands_before_the_question() -> None:
-    """Once, framed, with the question's words unbroken after it, and counted."""
-    raw = [*LONG, user(QUESTION)]
-    bench = _bench()
-    prepared = await asked(raw, bench)
-    before, _, after = last(prepared).text.partition(BEGIN)
-    excerpts, _, question = after.partition(END)
-    assert FACT in excerpts
-    assert question == f"\n\n{QUESTION}"
-    assert "\n".join(message.text for message in prepared.messages or ()).count(FACT) == 1
-    assert not before
-    assert prepared.excerpts == excerpts.count("\n[")
-    plain = await asked(raw, recall="off")
-    assert abs(prepared.count.tokens - plain.count.tokens - prepared.excerpt_tokens) <= 1
-    assert (plain.excerpts, plain.excerpt_tokens) == (0, 0)
-    assert (prepared.messages or ())[:-1] == (plain.messages or ())[:-1]
-    assert (bench.last.excerpts, bench.last.excerpt_tokens) == (prepared.excerpts, prepared.excerpt_tokens)
-    sent(raw, prepared)
 
 
 @pytest.mark.parametrize(

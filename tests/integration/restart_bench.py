@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,15 +67,8 @@ _GROUPS = [
         for overflow in ("error_event", "error_400_object", "empty")
         for stream in (True, False)
     ),
-    *(
-        group(f"retried-{overflow}", factor=3.3, simulator={"overflow": overflow})
-        for overflow in ("error_event", "empty")
-    ),
     # What it learns from an overflow in the middle of an answer is nobody else's.
     group("breaking", 4096),
-    # Nobody else teaches how it counts.
-    group("unreported", 4096),
-    group("full"),
     # Several conversations at once through each calibration.
     *(
         group(name, simulator={"unified_kv": False}, params={"timeout": 1} if "hanging" in name else {})
@@ -315,6 +308,3 @@ def calls(*names: str, words: int) -> list[tuple[str, str]]:
 def shut() -> Gate:
     """A gate that stays shut: the stream waits there until it is closed."""
     return Gate()
-
-
-Script = Callable[[ChatCall], "Reply | None"]

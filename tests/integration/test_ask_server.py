@@ -24,8 +24,6 @@ _EXACT = [
 ]
 _GROUPS = [
     *(Group(f"harsh-{mode}", factor=1.2, key=STRANGE, architecture="strange") for mode in HARSH),
-    # Gone between the last question and the request, it is loaded by that, with a window that nobody has read.
-    Group("unloaded", guarded=False),
     Group("tokens"),
 ]
 
@@ -102,13 +100,6 @@ def test_whatever_does_not_pass_is_done_without(asking: Bench, mode: SdkMode) ->
     assert address
     if mode not in ("busy", "unknown"):
         asking.proxy.expect_logged(r"ask_server server=\S+: LM Studio's own protocol does not answer")
-
-
-def test_a_model_that_goes_in_between_is_loaded_again(asking: Bench) -> None:
-    """It answers one question and is gone at the next: the request is served all the same."""
-    asking.simulators["unloaded"].sdk.mode = "unloads"
-    sent(asking, "unloaded", talk("unloaded", int(0.75 * WINDOW)))
-    asking.simulators["unloaded"].sdk.mode = "fine"
 
 
 def test_the_deployments_key_is_the_credential(asking: Bench) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import START_NOTICE
-from litellm_compaction.simulator import ChatCall, Gate, Reply
+from litellm_compaction.simulator import Gate, Reply
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, answers, open_bench
 from tests.integration.rows import Rows
@@ -21,7 +21,7 @@ _MORE_WORDS = 1100
 # Still under it, and over it with so many words more.
 _BESIDE, _TITLE_WORDS = 5600, 500
 _STEPS, _STEP_WORDS = 12, 400
-_NAMES = ("used", "read", "arriving", "edited", "tenants", "calls", "short", "beside")
+_NAMES = ("used", "read", "arriving", "tenants", "beside")
 _GROUPS = [Group(name, _WINDOW, slots=1) for name in _NAMES]
 
 
@@ -142,18 +142,6 @@ def test_a_title_of_the_conversation_costs_it_nothing(idle: tuple[Bench, Rows]) 
     assert _outcomes(watch) == ["ok"]
 
 
-def test_history_that_was_edited_has_another_record(idle: tuple[Bench, Rows]) -> None:
-    """What is no prefix any more is not used: the compaction is made as ever."""
-    bench, _ = idle
-    watch, messages = bench.watch("edited"), talk("edited", _FILLED)
-    _ask(bench, "edited", messages)
-    _prepared(bench, "edited")
-    changed = [*messages[:3], {"role": "user", "content": "Do something else."}, *messages[4:]]
-    answer = _ask(bench, "edited", _next(changed, prose("edited", _MORE_WORDS)))
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    assert len(watch.summaries) == 2
-
-
 def test_tenants_never_meet(idle: tuple[Bench, Rows]) -> None:
     """The same conversation of another tenant is compacted by its own summary, on its own account."""
     bench, rows = idle
@@ -168,24 +156,3 @@ def test_tenants_never_meet(idle: tuple[Bench, Rows]) -> None:
     assert len(watch.summaries) == 2
     assert len(rows.of("sk-anna.mine", 2)) == 2
     assert len(rows.of("sk-bert.theirs", 2)) == 2
-
-
-def test_an_agents_round_is_left_whole(idle: tuple[Bench, Rows]) -> None:
-    """Behind an answer that calls a tool the record ends before the call; its result finds it."""
-    bench, _ = idle
-    calling = Reply(tool_calls=[("run", '{"cmd": "ls"}')])
-
-    def script(call: ChatCall) -> Reply:
-        return answers(reply=Reply("Fine.") if call.messages[-1]["role"] == "tool" else calling)(call) or Reply("")
-
-    watch, messages = bench.watch("calls", script), talk("calls", _FILLED)
-    tools = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
-    first = _ask(bench, "calls", messages, tools=tools).json()["choices"][0]["message"]
-    _prepared(bench, "calls")
-    result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": prose("calls", _MORE_WORDS)}
-    call = {"role": "assistant", "content": None, "tool_calls": first["tool_calls"]}
-    full = [*messages, call, result]
-    answer = _ask(bench, "calls", full, tools=tools)
-    assert answer.headers["x-litellm-compaction"] == "reused"
-    assert watch.problems(full) == []
-    assert _outcomes(watch) == ["ok"]

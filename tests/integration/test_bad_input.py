@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.builders import prose, talk, tool_round
+from tests.builders import talk, tool_round
 from tests.integration.bench import Bench
 
 _HI: list[Any] = [{"role": "user", "content": "Hi."}]
@@ -99,22 +99,3 @@ def test_odd_messages_at_the_end_of_a_long_conversation(guarded: Bench, name: st
     assert answer.status_code in (200, 400, 422, 500)
     assert "litellm_compaction" not in answer.text
     assert guarded.proxy.logged("failed_open") == []
-
-
-def test_twenty_megabytes_are_refused_in_time(guarded: Bench) -> None:
-    """A message of 20 MB is refused with numbers, and the proxy answers others meanwhile."""
-    watch = guarded.watch("local")
-    text = prose("bulk", 200_000)
-    answer = guarded.proxy.chat("local", [{"role": "user", "content": text * (20_000_000 // len(text))}])
-    assert answer.status_code == 400
-    assert "maximum context length is 8192 tokens" in answer.json()["error"]["message"]
-    assert watch.chats == []
-
-
-def test_many_short_messages_are_compacted_in_time(guarded: Bench) -> None:
-    """Four thousand messages of one word are compacted within seconds."""
-    watch = guarded.watch("local")
-    messages = [{"role": ("user", "assistant")[number % 2], "content": f"w{number}"} for number in range(4001)]
-    answer = guarded.proxy.chat("local", messages)
-    assert answer.status_code == 200
-    assert watch.problems(messages) == []

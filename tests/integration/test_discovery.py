@@ -111,30 +111,6 @@ def test_the_official_clients_list_the_models_with_their_windows(home: Home) -> 
     assert rows in (expected, groups)
 
 
-def test_one_model_is_found_by_its_name(home: Home) -> None:
-    """Also with slashes and a quantization; a name that is not listed is not found, and a wrong key sees none."""
-    name = f"lm_studio/{QUANT}"
-    home.comes_to_show(name, 4096)
-    found = home.openai.models.retrieve(name)
-    assert (found.id, getattr(found, "max_input_tokens", None)) == (name, 4096)
-    with pytest.raises(openai.NotFoundError):
-        home.openai.models.retrieve(f"{name}-other/none")
-    stranger = openai.OpenAI(base_url=f"{home.proxy.base_url}/v1", api_key="sk-wrong", max_retries=0)
-    with pytest.raises(openai.BadRequestError, match="No connected db"):
-        stranger.models.retrieve(name)
-
-
-def test_a_listed_id_can_be_asked(home: Home) -> None:
-    """Each name that has a window is one that a chat reaches, at its own server."""
-    for name in [f"lm_studio/{QUANT}", f"local/{QWEN}", f"box/{QWEN}"]:
-        server = home.second if name.startswith("box") else home.first
-        since = len(server.inference_requests())
-        answer = home.openai.chat.completions.create(model=name, messages=[{"role": "user", "content": "Hi."}])
-        assert answer.choices[0].message.content
-        (record,) = server.inference_requests()[since:]
-        assert (record.body or {})["model"] == name.partition("/")[2]
-
-
 def test_a_reload_shows_within_the_cache(home: Home) -> None:
     """A larger window, an unloaded model, and a window again: in the lists of wildcards, and of the named entry."""
     home.first.unload(QWEN)
@@ -147,16 +123,3 @@ def test_a_reload_shows_within_the_cache(home: Home) -> None:
     home.first.unload(QWEN)
     home.first.load(QWEN, 8192)
     home.comes_to_show("named", 8192)
-
-
-def test_nobody_is_asked_while_nobody_reads(home: Home) -> None:
-    """Lists are filled when they are read, once in `window_cache_s` however often that is; a dead server is quiet."""
-    for _ in range(2):
-        home.shown()
-    reads = [record for record in home.second.requests if record.path == "/api/v1/models"]
-    began_s = time.monotonic()
-    for _ in range(10):
-        home.shown()
-    most = 2 + (time.monotonic() - began_s) / CACHE_S
-    assert len([record for record in home.second.requests if record.path == "/api/v1/models"]) - len(reads) <= most
-    assert home.proxy.logged("litellm_compaction:(WARNING|ERROR)") == []

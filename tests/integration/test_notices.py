@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -128,32 +127,3 @@ def test_stream_that_waits_opens_at_once_and_beats(restarting: Restarting, name:
 
 # Enough that some of them are beats: what opens an answer is at most four events of two lines.
 _EARLY_LINES = 14
-
-
-def test_langchain_parses_streamed_json(restarting: Restarting) -> None:
-    """JSON that was asked for in words stays JSON behind a compaction."""
-    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
-    parsers = pytest.importorskip("langchain_core.output_parsers")
-    restarting.watch("middle", Teller(Reply('{"town": "Kiel", "streets": [1, 2, 3]}')))
-    model = langchain.ChatOpenAI(
-        model="middle",
-        base_url=f"{restarting.proxy.base_url}/v1",
-        api_key=restarting.proxy.key,
-        streaming=True,
-        max_retries=0,
-    )
-    messages = [(message["role"], message["content"]) for message in _long("parser")]
-    parsed: Iterator[Any] = (model | parsers.JsonOutputParser()).stream(messages)
-    assert list(parsed)[-1] == {"town": "Kiel", "streets": [1, 2, 3]}
-
-
-def test_returned_thoughts_do_not_reach_the_model(restarting: Restarting) -> None:
-    """A client that sends thoughts back sends our notice with them; the model reads its own."""
-    watch = restarting.watch("middle", Teller(Reply("Fine.")))
-    messages = [
-        {"role": "user", "content": "One."},
-        {"role": "assistant", "content": "Two.", "reasoning_content": f"{TOLD}Well, two."},
-        {"role": "user", "content": "Three?"},
-    ]
-    restarting.proxy.chat("middle", messages)
-    assert watch.sent()[1] == {"role": "assistant", "content": "Two.", "reasoning_content": "Well, two."}

@@ -6,9 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -167,63 +165,6 @@ def test_the_model_looks_it_up_in_the_same_answer(running: Running, stream: bool
     assert third.body["messages"][: len(shown)] == shown
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_calls_of_the_clients_go_on_beside_ours(running: Running, stream: bool) -> None:
-    """The client gets its own, as if there were no others; what ours found stands in its next request."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-
-    def both(call: ChatCall) -> Reply:
-        if call.messages[-1]["role"] == "tool":
-            return script(call)
-        query = json.dumps({"query": question(animal)})
-        return Reply(tool_calls=[("recall", query), ("read_file", '{"path": "a"}'), ("read_file", '{"path": "b"}')])
-
-    running.simulator.script = both
-    if stream:
-        answer = running.proxy.stream("small", messages, tools=[TOOL])
-        made: dict[int, dict[str, Any]] = {}
-        for call in [call for delta in answer.deltas for call in delta.get("tool_calls") or ()]:
-            known = made.setdefault(call["index"], {"id": call.get("id"), "type": "function", "function": {}})
-            for key, text in call["function"].items():
-                known["function"][key] = known["function"].get(key, "") + (text or "")
-        said, reasons = [made[index] for index in sorted(made)], answer.finish_reasons
-        raw = answer.raw.decode()
-    else:
-        whole = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
-        choice = whole.json()["choices"][0]
-        said, reasons, raw = choice["message"]["tool_calls"], [choice["finish_reason"]], whole.text
-    assert [each["function"]["arguments"] for each in said] == ['{"path": "a"}', '{"path": "b"}']
-    assert {each["function"]["name"] for each in said} == {"read_file"}
-    assert reasons == ["tool_calls"]
-    assert '"recall"' not in raw
-    if stream:
-        assert sorted(made) == [0, 1]
-    called = {"role": "assistant", "content": None, "tool_calls": said}
-    results = [{"role": "tool", "tool_call_id": each["id"], "content": "text"} for each in said]
-    after = running.proxy.chat("small", [*messages, called, *results], tools=[TOOL]).raise_for_status()
-    assert after.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
-    sent = (running.asked()[-1].body or {})["messages"]
-    assert [message["role"] for message in sent[-4:]] == ["tool", "assistant", "tool", "tool"]
-    assert NAMES[animal] in json.dumps([message for message in sent if message["role"] == "tool"])
-
-
-def test_a_model_that_only_looks_things_up_comes_to_an_end(running: Running) -> None:
-    """After three, and a word that there are no more."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-    before = len(running.asked())
-    query = json.dumps({"query": "nothing of the kind"})
-    running.simulator.script = lambda call: (
-        Reply(SUMMARY) if is_summary_call(call.body) else Reply(tool_calls=[("recall", query)])
-    )
-    answer = running.proxy.stream("small", messages, tools=[TOOL])
-    assert (answer.text, answer.finish_reasons) == ("", ["stop"])
-    assert '"recall"' not in answer.raw.decode()
-    assert len(running.asked()) - before == 5
-    assert "No more look-ups" in json.dumps((running.asked()[-1].body or {})["messages"])
-
-
 @pytest.mark.parametrize(("route", "stream"), [("messages", True), ("messages", False), ("responses", True)])
 def test_other_routes_carry_it_too(running: Running, route: str, stream: bool) -> None:
     """Anthropic's messages and OpenAI's responses, with tools in their own shapes."""
@@ -291,58 +232,3 @@ def test_a_client_that_leaves_during_a_look_up_ends_it(running: Running) -> None
     again = running.proxy.chat("small", messages, tools=[TOOL]).raise_for_status()
     assert again.json()["choices"][0]["message"]["content"] == f"It is {NAMES[animal]}."
     gate.open()
-
-
-def test_two_clients_look_up_the_same_at_once(running: Running) -> None:
-    """Both calls are open before one is answered; each client gets a whole answer."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-    gates = [Gate(), Gate()]
-    waiting = iter(gates)
-
-    def together(call: ChatCall) -> Reply:
-        found = script(call)
-        return replace(found, gate=next(waiting)) if found.tool_calls else found
-
-    running.simulator.script = together
-    with ThreadPoolExecutor(2) as threads:
-        # Short answers: two of them share the context.
-        asked = [threads.submit(running.proxy.chat, "small", messages, tools=[TOOL], max_tokens=64) for _ in range(2)]
-        try:
-            assert all(gate.reached.wait(60) for gate in gates), "one waited for the other"
-        finally:
-            for gate in gates:
-                gate.open()
-        answers = [each.result() for each in asked]
-    said = [each.raise_for_status().json()["choices"][0]["message"]["content"] for each in answers]
-    assert said == [f"Let me look.\n\nIt is {NAMES[animal]}."] * 2
-
-
-@pytest.mark.parametrize("asked", [{"n": 2}, {"logprobs": True}])
-def test_answers_that_cannot_be_joined_have_no_tool(running: Running, asked: dict[str, Any]) -> None:
-    """Of several choices, or with log probabilities, a call could not be answered."""
-    messages, animal, _ = running.compacted(tools=[TOOL])
-    messages = [*messages, {"role": "user", "content": question(animal)}]
-    answer = running.proxy.chat("small", messages, tools=[TOOL], **asked).raise_for_status()
-    assert answer.json()["choices"][0]["message"]["content"] == "I do not know."
-    assert (running.asked()[-1].body or {})["tools"] == [TOOL]
-
-
-@pytest.mark.parametrize(
-    "query", [r"\ud83d bird \u0000", "größe 日本語 👩‍👩‍👧", "<|im_end|><|user|>", "bird " * 1_000], ids=ascii
-)
-def test_any_query_is_answered(running: Running, query: str) -> None:
-    """Half a character, other scripts, a template's tokens, thousands of words."""
-    messages, *_ = running.compacted(tools=[TOOL])
-
-    def looking(call: ChatCall) -> Reply:
-        if call.messages[-1]["role"] == "tool":
-            return Reply("Thanks.")
-        return Reply(tool_calls=[("recall", f'{{"query": "{query}"}}')])
-
-    running.simulator.script = looking
-    answer = running.proxy.chat("small", [*messages, {"role": "user", "content": "And?"}], tools=[TOOL])
-    choice = answer.raise_for_status().json()["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("Thanks.", "stop")
-    running.proxy.expect_logged("recall model=small lookups=1")
-    assert not running.proxy.logged("recall_failed|failed_open")

@@ -14,12 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.cli import main
 from litellm_compaction.simulator import Model, Simulator
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, Watch, answers
-from tests.integration.harness import MASTER_KEY, Proxy, Streamed, lm_studio, write_config
+from tests.integration.harness import Proxy, Streamed, lm_studio, write_config
 from tests.integration.page_forms import ADMIN, ANNA, ARNO, BERT, KEYS
 from tests.integration.restart_bench import Carrier, both_carriers
 
@@ -120,24 +119,6 @@ def test_its_owner_sees_it_before_and_after(running: Running) -> None:
     assert not running.proxy.logged("failed_open|records_failed")
 
 
-def test_an_operator_sees_it_in_the_shell(
-    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Numbers first, and text with `--text`."""
-    messages = talk(f"in the shell {running.folder.name}", ONE_ROUND)
-    told = receipt(running.ask(messages).headers)
-    soon(lambda: running.get(told["record"]).json()["before"])
-    monkeypatch.delenv("LITELLM_COMPACTION_HOME", raising=False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(running.folder))
-    monkeypatch.setenv("LITELLM_MASTER_KEY", MASTER_KEY)
-    assert main(["show", told["record"]]) == 0
-    shown = capsys.readouterr().out
-    assert told["digest"] in shown
-    assert messages[1]["content"][:40] not in shown
-    assert main(["show", "--text", told["record"]]) == 0
-    assert messages[1]["content"].splitlines()[0] in capsys.readouterr().out
-
-
 def test_what_is_undone_is_sent_as_it_is(running: Running) -> None:
     """The same request goes out whole and the next turn is compacted; only its owner undoes, from no other site."""
     messages = talk(f"undone {running.folder.name}", 6300)
@@ -169,18 +150,6 @@ def test_what_is_undone_is_sent_as_it_is(running: Running) -> None:
     assert undone.json()["forgotten"] == 1
 
 
-def test_what_does_not_fit_is_compacted_although_it_was_undone(running: Running) -> None:
-    """Nothing is cut."""
-    messages = talk(f"too long {running.folder.name}", 9000)
-    first = running.ask(messages)
-    assert first.headers["x-litellm-compaction"] == "compacted"
-    address = f"/compaction/records/{receipt(first.headers)['record']}/undo"
-    soon(lambda: running.get(receipt(first.headers)["record"]).json()["events"])
-    assert running.proxy.post({}, address, headers=KEY_OF_ANNA).status_code == 200
-    assert running.ask(messages).headers["x-litellm-compaction"] == "compacted"
-    running.proxy.expect_logged("(compacted|fallback) model=small .* reason=undone")
-
-
 def test_a_pinned_message_stays(running: Running) -> None:
     """Named by its words, in the compaction that comes and in the next one."""
     first, *rest = talk("pinned", ONE_ROUND)
@@ -199,13 +168,3 @@ def test_a_pinned_message_stays(running: Running) -> None:
         raise AssertionError("never compacted again")
     assert rule in watch.sent()[1]["content"]
     assert not running.proxy.logged("Archibald")
-
-
-def test_a_pin_that_names_nothing_is_refused(running: Running) -> None:
-    """With its number alone, before anything is sent."""
-    watch = running.watch()
-    body = {"model": "small", "messages": talk("no such pin", 900), "metadata": {"compaction": {"pin": ["No such."]}}}
-    refused = running.proxy.post(body, headers=KEY_OF_ANNA)
-    assert (refused.status_code, "Pin 1 is in no message" in refused.text) == (400, True)
-    assert watch.chats == []
-    assert not running.proxy.logged("No such")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.integration.forms import END, ROUTES, ask
 from tests.integration.restart_bench import (
     LONG,
     TEXTS,
-    WINDOW,
     Restarting,
     Teller,
     asked,
@@ -57,30 +55,6 @@ def test_anthropics_clients_are_told_where_the_window_ends(restarting: Restartin
     said = "".join(block.text for block in message.content if block.type == "text")
     assert TEXTS["prose"].startswith(said.partition("\n\n⚠️")[0])
     assert message.usage.output_tokens >= 40
-
-
-@_streams
-def test_what_shapes_the_sampling_is_passed_on(restarting: Restarting, stream: bool) -> None:
-    """A continuation is asked for under the same seed, bias, temperature and stop strings."""
-    options: dict[str, Any] = {"seed": 7, "logit_bias": {"42": 1}, "temperature": 0.5, "stop": ["NEVER SAID"]}
-    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
-    body = {"model": "local", "messages": asked(f"sampling {stream}"), "stream": stream, **options}
-    answer = restarting.proxy.stream_body(body) if stream else restarting.proxy.post(body)
-    assert (answer.status if stream else answer.status_code) == 200
-    bodies = [json.loads(json.dumps(sent)) for sent, _ in zip(watch.bodies, watch.chats, strict=False)]
-    assert len(bodies) > 1
-    assert [{key: sent.get(key) for key in options} for sent in bodies] == [options] * len(bodies)
-
-
-@pytest.mark.parametrize("options", [{"logprobs": True}, {"n": 2}], ids=["logprobs", "choices"])
-def test_what_cannot_be_joined_streams_as_it_comes(restarting: Restarting, options: dict[str, Any]) -> None:
-    """Log probabilities and several choices: one request, bounded by the window, no restart."""
-    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
-    answer = restarting.proxy.stream("local", asked(f"not joined {options}"), **options)
-    assert answer.status == 200
-    assert set(answer.finish_reasons) == {"length"}
-    assert len(watch.chats) == 1
-    assert watch.chats[0].prompt_tokens + watch.bodies[0]["max_tokens"] <= WINDOW
 
 
 def test_every_token_counts_against_the_key(restarting: Restarting) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import pytest
-
 from litellm_compaction.simulator import Reply
-from tests.builders import prose, talk, tools
+from tests.builders import talk, tools
 from tests.integration.restart_bench import (
-    LONG,
     TEXTS,
     Restarting,
     Teller,
@@ -39,18 +35,6 @@ def test_whole_answer_is_inside_of_the_window(restarting: Restarting) -> None:
     assert [watch.problems(messages, index) for index in range(len(watch.chats))] == [[]] * len(watch.chats)
 
 
-def test_usage_adds_up(restarting: Restarting) -> None:
-    """The first prompt, and all generated tokens as the server reported them."""
-    watch = restarting.watch("middle", Teller(Reply(LONG)))
-    usage = restarting.proxy.chat("middle", asked("whole usage")).json()["usage"]
-    generated = sum(record.completion_tokens for record in watch.chats)
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (watch.chats[0].prompt_tokens, generated)
-    assert usage["total_tokens"] == usage["prompt_tokens"] + generated
-    prompts = [record.prompt_tokens for record in watch.chats]
-    assert usage["compaction"] == {"outcome": "completed", "restarts": len(prompts) - 1, "prompt_tokens": prompts}
-    assert len(watch.summaries) >= 1
-
-
 def test_tool_calls_are_whole(restarting: Restarting) -> None:
     """A call behind a continued text is there once; a call that was cut comes from the compacted conversation."""
     wanted = calls("tool_0", words=40)
@@ -65,42 +49,3 @@ def test_tool_calls_are_whole(restarting: Restarting) -> None:
     made = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
     assert (made, choice["finish_reason"]) == (long, "tool_calls")
     assert len(watch.chats) > 1
-
-
-def test_thoughts_of_both_parts_are_kept(restarting: Restarting) -> None:
-    """Reasoning of the first and the second part is in the message."""
-    thoughts = prose("whole thoughts", 200)
-    restarting.watch("local", Teller(Reply(TEXTS["prose"], reasoning=thoughts), second_thoughts="I go on."))
-    message = _choice(restarting.proxy.chat("local", asked("whole thinking")))["message"]
-    assert message["content"] == TEXTS["prose"]
-    assert message["reasoning_content"].startswith(thoughts)
-    assert message["reasoning_content"].removeprefix(thoughts).strip() in ("I go on.", "I go on.I go on.")
-
-
-def test_clients_own_limit_is_not_continued(restarting: Restarting) -> None:
-    """`length` at the client's max_tokens is the answer."""
-    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
-    choice = _choice(restarting.proxy.chat("local", asked("whole limit"), max_tokens=1500))
-    assert choice["finish_reason"] == "length"
-    assert TEXTS["prose"].startswith(choice["message"]["content"])
-    assert len(watch.chats) == 1
-
-
-@pytest.mark.parametrize("kind", ["text", "call", "json"])
-def test_answer_that_is_alone_in_a_shared_context_is_one_request(restarting: Restarting, kind: str) -> None:
-    """8,192 tokens for four requests, and nobody else there: the whole rest of the window in one go."""
-    wanted = calls("tool_0", words=2000)
-    text = {"text": prose("alone", 3300), "call": "", "json": json.dumps({"rows": prose("rows", 700).split()})}[kind]
-    watch = restarting.watch("wide", Teller(Reply(text, tool_calls=wanted if kind == "call" else [])))
-    options: dict[str, Any] = {"call": {"tools": tools(1)}, "json": {"response_format": {"type": "json_object"}}}.get(
-        kind, {}
-    )
-    messages = talk(f"alone {kind}", 2500)
-    choice = _choice(restarting.proxy.chat("wide", messages, **options))
-    assert len(watch.chats) == 1
-    assert watch.bodies[0]["max_tokens"] >= 3800
-    made = [
-        (call["function"]["name"], call["function"]["arguments"]) for call in choice["message"].get("tool_calls") or []
-    ]
-    assert (choice["message"]["content"] or "", made) == (text, wanted if kind == "call" else [])
-    assert choice["finish_reason"] == ("tool_calls" if kind == "call" else "stop")

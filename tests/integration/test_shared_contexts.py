@@ -5,19 +5,16 @@ In front of LM Studio with its default of four slots, and of llama.cpp's server 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import ChatCall, Reply
-from tests.builders import ONE_ROUND, prose, talk
+from tests.builders import prose
 from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
-from tests.integration.restart_bench import shut, without_restarts
+from tests.integration.restart_bench import without_restarts
 
 _WINDOW = 4096
 _OPTED_IN = {"enabled": True}
@@ -156,94 +153,27 @@ def test_prompts_of_token_ids_are_bounded(
         assert record.outcome == "ok"
 
 
-@pytest.mark.parametrize("prompt", [[7] * 1800, [[7], [7] * 1800], [[7]] * 2000])
-@pytest.mark.parametrize("name", ["ids", "ids-lms"])
-def test_prompts_of_token_ids_that_cannot_fit_are_refused(shared: Bench, name: str, prompt: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "asked", "says"),
+    [
+        *(
+            (name, {"prompt": prompt}, "This model's maximum context length is 2048 tokens")
+            for name in ("ids", "ids-lms")
+            for prompt in ([7] * 1800, [[7], [7] * 1800], [[7]] * 2000)
+        ),
+        # Text that the server completes itself: one that is too long, several prompts, several answers to one.
+        ("ids", {"prompt": prose("giant", 3000)}, ""),
+        ("ids", {"prompt": prose("giant", 3000), "stream": True}, ""),
+        ("ids", {"prompt": [prose(str(number), 600) for number in range(4)]}, "Ask for fewer at a time"),
+        ("ids", {"prompt": prose("one", 600), "n": 8}, "Ask for fewer at a time"),
+    ],
+)
+def test_prompts_that_cannot_fit_are_refused(shared: Bench, name: str, asked: dict[str, Any], says: str) -> None:
     """With the numbers and the code that SDKs go by, before anything is sent; also where only several cannot fit."""
     watch = shared.watch(name)
-    answer = shared.proxy.post({"model": name, "prompt": prompt}, "/v1/completions")
+    answer = shared.proxy.post({"model": name, **asked}, "/v1/completions")
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert error["message"].startswith("This model's maximum context length is 2048 tokens")
+    assert says in error["message"]
     assert error["code"] == "context_length_exceeded"
     assert watch.records_of("/v1/completions") == []
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_text_that_the_server_completes_itself_is_refused_with_the_code(shared: Bench, stream: bool) -> None:
-    """As on every route, where LiteLLM makes no chat of it."""
-    watch = shared.watch("ids")
-    answer = shared.proxy.post({"model": "ids", "prompt": prose("giant", 3000), "stream": stream}, "/v1/completions")
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert watch.records_of("/v1/completions") == []
-
-
-@pytest.mark.parametrize(
-    ("prompt", "asked"), [([prose(str(number), 600) for number in range(4)], {}), (prose("one", 600), {"n": 8})]
-)
-def test_texts_that_fit_one_by_one_only_are_refused_with_the_code(
-    shared: Bench, prompt: Any, asked: dict[str, Any]
-) -> None:
-    """Several prompts, or several answers to one."""
-    watch = shared.watch("ids")
-    answer = shared.proxy.post({"model": "ids", "prompt": prompt, **asked}, "/v1/completions")
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert "Ask for fewer at a time" in error["message"]
-    assert error["code"] == "context_length_exceeded"
-    assert watch.records_of("/v1/completions") == []
-
-
-def test_alike_requests_that_wait_for_room_share_one_compaction(shared: Bench) -> None:
-    """Four at once with one conversation, behind a document that fills the context: one compaction, four answers.
-
-    Each made its own before: twelve calls in place of three.
-    """
-    document = json.dumps({"rows": [f"row {number}" for number in range(40)]})
-    blocking, writing = shut(), shut()
-
-    def script(call: ChatCall) -> Reply:
-        if is_summary_call(call.body):
-            return Reply(SUMMARY, gate=writing)
-        return Reply(document, gate=blocking, gate_after_tokens=60) if "DOCUMENT" in call.sent_text else Reply("Fine.")
-
-    watch = shared.watch("alike", script)
-    blocker = [{"role": "user", "content": f"DOCUMENT {prose('document', 2500)}"}]
-    messages = talk("alike", ONE_ROUND)
-    with ThreadPoolExecutor(5) as clients:
-        first = clients.submit(shared.proxy.stream, "alike", blocker, response_format={"type": "json_object"})
-        assert blocking.reached.wait(120)
-        waiting = [Event() for _ in range(4)]
-        answers = [clients.submit(_read, shared, messages, each) for each in waiting]
-        # A client reads at once that it has to wait.
-        _begun(answers, waiting)
-        assert watch.summaries == []
-        blocking.open()
-        assert writing.reached.wait(120)
-        writing.open()
-        texts = [answer.result() for answer in answers]
-        assert first.result().text == document
-    assert all(text.endswith("Fine.") for text in texts)
-    assert 1 <= len(watch.summaries) <= 3
-
-
-def _begun(answers: list[Future[str]], waiting: list[Event]) -> None:
-    """Returns when each answer has begun."""
-    for answer, each in zip(answers, waiting, strict=True):
-        assert each.wait(120) or answer.result()
-
-
-def _read(bench: Bench, messages: list[dict[str, Any]], has_begun: Event) -> str:
-    body = {"model": "alike", "messages": messages, "stream": True}
-    seen = ""
-    with bench.proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=bench.proxy.headers) as answer:
-        assert answer.status_code == 200, answer.read()
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                choices = json.loads(line.removeprefix("data: "))["choices"]
-                seen += "".join(choice["delta"].get("content") or "" for choice in choices)
-            if START_NOTICE in line:
-                has_begun.set()
-    has_begun.set()
-    return seen

@@ -11,7 +11,7 @@ from litellm_compaction.simulator import ChatCall, Gate, Reply, RequestRecord, S
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.integration.bench import Bench, Group, open_bench
-from tests.integration.forms import END, Said, ask
+from tests.integration.forms import Said, ask
 
 _WINDOW = 4096
 _BUDGET = _WINDOW // 2
@@ -24,7 +24,6 @@ _RUNAWAY = numbered_words(2500)
 _PACE = {"chunk_tokens": 8}
 _OPTED_IN = {"enabled": True}
 _LLAMA: dict[str, Any] = {"provider": "openai", "compaction": _OPTED_IN}
-_TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +33,8 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         Group("studio", _WINDOW, simulator=_PACE),
         Group("llama", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp"}),
         Group("older", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp", "thought_control": "absent"}),
-        Group("deaf", _WINDOW, **_LLAMA, simulator={**_PACE, "api": "llama.cpp", "thought_control": "ignores"}),
         # Its template, which is known here, shows how a thought is closed; the simulator's own shows no thoughts.
         Group("qwen", _WINDOW, key="qwen/qwen3-8b", architecture="qwen3", speaks=False, simulator=_PACE),
-        Group("off", _WINDOW, compaction={"reasoning_budget_ratio": 0}, simulator=_PACE),
     ]
     with open_bench(
         tmp_path_factory.mktemp("thoughts"),
@@ -141,55 +138,3 @@ def test_lm_studio_goes_on_behind_the_closed_thought(thinking: Bench, route: str
     assert _RUNAWAY.startswith(thoughts)
     assert first.disconnected_s is not None
     assert TokenCounter().text_counter("qwen", family_of("qwen3", "qwen3-8b"))(thoughts) >= 0.9 * _BUDGET
-
-
-@pytest.mark.parametrize("extra", [{"tools": [_TOOL]}, {"response_format": {"type": "json_object"}}], ids=str)
-def test_with_tools_or_a_document_it_is_told(thinking: Bench, extra: dict[str, Any]) -> None:
-    """A prompt of ours would be without them."""
-    watch = thinking.watch("qwen", _thinks(thinking.simulators["qwen"]))
-    assert _ask(thinking, "chat", "qwen", **extra).text.strip() == "It is four."
-    assert watch.records_of("/v1/completions") == []
-
-
-@pytest.mark.parametrize(
-    ("group", "route", "stream"), [("deaf", "chat", True), ("studio", "messages", False), ("studio", "responses", True)]
-)
-def test_one_that_thinks_on_is_stopped_and_ends_with_a_notice(
-    thinking: Bench, group: str, route: str, stream: bool
-) -> None:
-    """Whatever it says to the order: never a third request of thoughts alone, and an end that is not the model's."""
-    watch = thinking.watch(group, _thinks(thinking.simulators[group], answers_when_told=False))
-    said = _ask(thinking, route, group, stream=stream)
-    assert (len(watch.chats), END[route] in said.ends) == (2, False)
-    assert len(_controls(watch.records)) == (group == "deaf")
-    if route == "chat":
-        assert "The model only thought and gave no answer" in said.text + said.thoughts
-
-
-@pytest.mark.parametrize(
-    ("group", "extra"),
-    [
-        ("off", {}),
-        ("studio", {"reasoning_effort": "high"}),
-        ("studio", {"thinking": {"type": "enabled", "budget_tokens": 3000}}),
-    ],
-    ids=["off", "effort", "budget"],
-)
-def test_a_thought_that_may_be_longer_is_left_alone(thinking: Bench, group: str, extra: dict[str, Any]) -> None:
-    """2,400 tokens of thoughts and the answer come by one request."""
-    thought = numbered_words(1150)
-    watch = thinking.watch(group, lambda call: Reply("It is four.", reasoning=thought))
-    assert _ask(thinking, "chat", group, **extra).text == "It is four."
-    (chat,) = watch.chats
-    assert chat.completion_tokens > _BUDGET + 200
-
-
-def test_a_clients_smaller_budget_is_kept(thinking: Bench) -> None:
-    """Its own number ends the thought."""
-    group, thought = "studio", numbered_words(1150)
-    watch = thinking.watch(
-        group, lambda call: Reply("It is four.", reasoning="" if "answer now" in call.prompt_text else thought)
-    )
-    said = _ask(thinking, "chat", group, thinking={"type": "enabled", "budget_tokens": 600})
-    assert said.text == "It is four."
-    assert len(watch.chats) == 2

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from litellm_compaction.core.tool_schemas import slimmed
-from litellm_compaction.simulator import Reply
-from tests.builders import prose, talk, tools
+from tests.builders import talk, tools
 from tests.integration.bench import Bench, Group, open_bench
 from tests.integration.forms import ask
 
@@ -17,8 +16,8 @@ SCHEMAS = tools(6, words=300)
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A guarded deployment, and one that is left alone."""
-    groups = [Group("slim"), Group("alone", compaction={"enabled": False}, guarded=False)]
+    """A guarded deployment."""
+    groups = [Group("slim")]
     folder = tmp_path_factory.mktemp("slim")
     with open_bench(folder, groups, {"tool_schemas": "slim"}) as opened:
         yield opened
@@ -40,18 +39,6 @@ def test_the_server_gets_slim_tools(bench: Bench, stream: bool) -> None:
     assert len(bench.proxy.logged("tool_schemas_slimmed")) == 1
 
 
-def test_an_answer_that_is_carried_over_keeps_them(bench: Bench) -> None:
-    """All requests of it have the same tools, the summary's too."""
-    watch = bench.watch("slim", lambda call: Reply(prose("a long answer", 3_500)))
-    answer = bench.proxy.stream("slim", talk("slim and long", 3_500), tools=SCHEMAS)
-    assert answer.headers["x-litellm-compaction-tools-saved"]
-    assert len(watch.chats) > 1
-    expected = list(slimmed(SCHEMAS).tools)
-    assert all(body["tools"] == expected for body in watch.bodies)
-    with_tools = [record.body or {} for record in watch.summaries if (record.body or {}).get("tools")]
-    assert all(body["tools"] == expected for body in with_tools)
-
-
 def test_messages_and_responses_are_slimmed_as_well(bench: Bench) -> None:
     """Their tools come in other shapes, and reach the server as a chat's."""
     functions = [each["function"] for each in SCHEMAS]
@@ -67,11 +54,3 @@ def test_messages_and_responses_are_slimmed_as_well(bench: Bench) -> None:
         [sent] = watch.bodies
         described = [tool["function"]["description"] for tool in sent["tools"]]
         assert described == [tool["function"]["description"] for tool in slimmed(SCHEMAS).tools], route  # type: ignore[index, call-overload]
-
-
-def test_a_deployment_that_is_left_alone_gets_what_was_sent(bench: Bench) -> None:
-    """Byte for byte, without our headers."""
-    watch = bench.watch("alone")
-    answer = bench.proxy.chat("alone", talk("left alone", 500), tools=SCHEMAS)
-    assert watch.bodies[-1]["tools"] == SCHEMAS
-    assert "x-litellm-compaction-tools-saved" not in answer.headers

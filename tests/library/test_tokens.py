@@ -89,11 +89,3 @@ def test_messages_are_estimated_by_what_they_say() -> None:
 def test_the_trigger(tokens: int | None, expected: bool) -> None:
     """80 % of the window, by the estimate or by the number that the caller knows."""
     assert should_compact([user("a" * 4 * 13_108)], config(), tokens=tokens) is expected
-
-
-def test_tools_count() -> None:
-    """Schemas are part of the prompt."""
-    messages = [user("a" * 4 * 13_000)]
-    assert not should_compact(messages, config())
-    assert should_compact(messages, config(), tools=[{"type": "function", "description": "b" * 800}])
-    assert not should_compact([], config())

@@ -53,22 +53,8 @@ _JSON = st.recursive(
 )
 _WORDS = ("password", "=", ":", "sk-", "Bearer ", "://", "@", '"', "-----BEGIN PRIVATE KEY-----", "\n", "a1", " ", "\\")
 _BLOCKS = (
-    "{%",
-    "%}",
-    "{{",
-    "}}",
-    " for x in messages ",
-    " endfor ",
-    "x",
-    "|",
-    "tojson",
-    "(",
-    ")",
-    "[",
-    "]",
-    "1",
-    "*",
-    "'",
+    *("{%", "%}", "{{", "}}", " for x in messages ", " endfor "),
+    *("x", "|", "tojson", "(", ")", "[", "]", "1", "*", "'"),
 )
 
 

@@ -134,8 +134,6 @@ def test_every_walk_over_a_conversation_is_linear(texts: dict[str, str]) -> None
 
 
 _WORDS = "some words of a text "
-_FILL = _WORDS * 250_000
-_ONE_OF_MANY = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
 async def test_long_text_by_itself_is_estimated_by_pieces_of_it() -> None:

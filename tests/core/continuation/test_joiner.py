@@ -38,7 +38,6 @@ def joined(partial: str, continuation: str) -> str:
         " home.",
         "\n\nhome.",
         "Then the fox went home.",
-        "Then the fox  went\nhome.",
         "Thenthefoxwent home.",
         "the fox went home.",
         "lazy dog. Then the fox went home.",
@@ -46,7 +45,6 @@ def joined(partial: str, continuation: str) -> str:
         "Assistant: home.",
         "**Assistant:** Then the fox went home.",
         "… home.",
-        "...home.",
         "… the fox went home.",
         "Continuing from where I left off: home.",
         "Sure, continuing with the answer: Then the fox went home.",
@@ -78,10 +76,8 @@ def test_what_is_not_new_is_removed(continuation: str) -> None:
         ("我们今天去公", "园玩，然后回家。"),
         ("This is ", "continuing.\n\nNext."),
         ("It rained all day.\n\n", "Continuing education matters.\nIt does."),
-        ("Part one.\n\n", "Here is the rest of the code:\n\n```"),
         ('She said: "', "Sure, continuing from where I left off.\n"),
         ("User: go on\nAssistant: one\nUser: more\n", "Assistant: two"),
-        ("print ... and ", "... again"),
         ("const all = { ", "...rest }"),
         ("He sat on the mat with the cat ", "and with the cats"),
         ("Use the tag `<think>` in ", "prompts."),
@@ -92,7 +88,6 @@ def test_what_is_not_new_is_removed(continuation: str) -> None:
         ("It was a very ", "very long way."),
         ("The estuary was wide. We reached the estuary ", "estuary pilots know it."),
         ("| name | river stone | ", "river stone | end |"),
-        ("0xff 100200 ", "100200 end"),
         (FENCED + "def ", "def area():"),
         ("x:\n    return ", "return_value"),
         # Inside an open fence a bare fence closes it, another language opens none anew; outside it is content.
@@ -112,9 +107,7 @@ def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> 
     [
         # In the middle of a line nobody begins the line again, nor doubles words that he has not used before.
         (FENCED + "limit = ", "limit = 5", "5"),
-        (FENCED + "    total = ", "total = 5", "5"),
         ("The river runs past word83 ", "word83 goes on.", "goes on."),
-        ("Seen from above, the estuary ", "estuary goes on.", "goes on."),
         ("- a plum\n- quince ", "- quince goes on.", "goes on."),
         # Its own indentation, or three words of it, are evidence enough that a line was started again.
         ("x:\n    return ", "\n    return total", "total"),
@@ -122,7 +115,6 @@ def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> 
         ("x:\n    foo(1, 2)\n    foo(1, ", "    foo(1, 2)", "2)"),
         # Exactly one indentation results, wherever a fence is reopened or the code repeated.
         (CODE, "    return result", "return result"),
-        (CODE, "\n    return result", "return result"),
         (CODE, "```python\nreturn result", "return result"),
         (CODE, "```Python\ndef area(width, height):\n    result = width * height\n    return result", "return result"),
         (CODE, "Sure, continuing:\n\n```python\n    result = width * height\n\n    return result", "return result"),

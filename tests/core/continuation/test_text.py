@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import unicodedata
 
 import pytest
@@ -62,20 +61,6 @@ def test_a_settled_cut_stands_before_a_whole_character(text: str) -> None:
         assert not text[cut].isspace()
         assert unicodedata.category(text[cut]) not in {"Mn", "Me", "Mc"}
         assert "\u200d" not in (text[cut], text[cut - 1])
-
-
-@given(st.text("ab \n世👍*", max_size=300), st.randoms(use_true_random=False))
-def test_a_pending_tail_settles_like_the_whole_text(text: str, rng: random.Random) -> None:
-    """Keeping only the unsent tail sends every character once, and leaves one word at most."""
-    sent, pending, place = "", "", 0
-    while place < len(text):
-        size = rng.randrange(1, 9)
-        pending += text[place : place + size]
-        place += size
-        cut = settled_length(pending)
-        sent, pending = sent + pending[:cut], pending[cut:]
-    assert sent + pending == text
-    assert len(pending.rstrip()) <= 64
 
 
 @given(st.text("ab\n", max_size=60), st.lists(st.text("ab\n", min_size=1, max_size=6), max_size=3))

@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import Overflow
-from litellm_compaction.stores import Join
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from tests.builders import chat, parsed
 from tests.engine.bench import Bench
-from tests.stores.made import MemoryStore
 
-LLAMA31 = family_of("", "llama-3.1-8b")
 UNKNOWN = family_of("", "nobody-knows")
-
-
-class Store(MemoryStore):
-    """Counts what is done with it; fails or waits when told."""
-
-    def __init__(self) -> None:
-        super().__init__(ttl_s=3600, max_bytes=1_000_000)
-        self.reads = 0
-        self.writes: list[str] = []
-        self.error: Exception | None = None
-        self.gate: asyncio.Event | None = None
-
-    async def get_fact(self, scope: str, key: str) -> str | None:
-        self.reads += 1
-        if self.gate is not None:
-            await self.gate.wait()
-        if self.error is not None:
-            raise self.error
-        return await super().get_fact(scope, key)
-
-    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
-        if self.error is not None:
-            raise self.error
-        both = await super().merge_fact(scope, key, text, join)
-        self.writes.append(both)
-        return both
 
 
 async def counted(counter: TokenCounter, turns: int) -> Count:
     return await counter.count("t", UNKNOWN, Request(messages=parsed(chat(turns, words=150))))
-
-
-GOOD = {"samples": [[1, 1.3, 5000, 0.0, 0.0]]}
 
 
 async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:

@@ -89,18 +89,6 @@ async def desk() -> AsyncIterator[Desk]:
 # Entering
 
 
-async def test_leave_twice(desk: Desk) -> None:
-    """Leaving again changes nothing, also when the pool has been made anew since."""
-    seat = await desk.seat(60)
-    seat.release()
-    seat.release()
-    other = await desk.seat(50)
-    seat.release()
-    seat.shrink(0)
-    assert (seat.tokens, other.tokens) == (0, 50)
-    assert desk.usage == (50, 100, 0)
-
-
 # What is lent, and called back
 
 

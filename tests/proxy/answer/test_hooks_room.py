@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -11,9 +10,9 @@ import pytest
 from litellm.exceptions import Timeout
 
 from litellm_compaction.engine import Reservation
-from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
+from litellm_compaction.errors import Overloaded
 from litellm_compaction.proxy.answer.hooks import prepared_in_room
-from tests.builders import prose, talk
+from tests.builders import prose
 from tests.engine.bench import usage
 from tests.proxy.scripted import Scene
 
@@ -75,40 +74,6 @@ async def test_a_cancelled_task_gives_its_room_back() -> None:
     assert not await _is_free(scene)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    assert await _is_free(scene)
-
-
-@pytest.mark.parametrize("kind", [DoesNotFit, Overloaded])
-async def test_a_refusal_holds_nothing(kind: type[CompactionError]) -> None:
-    """Neither where the request cannot fit nor where its turn did not come."""
-    scene = _scene()
-    content = prose("too much", 2500 if kind is DoesNotFit else 1100)
-    refused = Scene([{"role": "user", "content": content}], [], settings=SHARED)
-    refused.compactor = scene.compactor
-    stream = await asyncio.ensure_future(_response(scene, "stream")) if kind is Overloaded else None
-    with pytest.raises(kind):
-        await _response(refused, "whole")
-    del stream
-    gc.collect()
-    assert await _is_free(scene)
-
-
-async def test_a_client_that_leaves_while_its_summary_is_made_gives_its_room_back() -> None:
-    """Nothing has gone out for it yet, so that no task or stream ends that could."""
-    asked = asyncio.Event()
-
-    async def ask(messages: Any, **options: Any) -> Any:
-        asked.set()
-        await asyncio.Event().wait()
-
-    scene = _scene()
-    leaving = Scene(talk("left", 1800), [], settings=SHARED, ask=ask)
-    leaving.compactor = scene.compactor
-    task = asyncio.ensure_future(_response(leaving, "whole"))
-    await asyncio.wait_for(asked.wait(), 60)
-    assert not await _is_free(scene)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
     assert await _is_free(scene)
 
 

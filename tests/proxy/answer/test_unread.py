@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
@@ -215,22 +214,3 @@ def test_who_waits_for_room_is_told_once(caplog: pytest.LogCaptureFixture) -> No
     (told,) = [record.getMessage() for record in caplog.records if "waits_for_room" in record.getMessage()]
     assert "waited_s=10" in told
     assert "Hello" not in told
-
-
-def test_room_whose_answer_is_lost_is_given_back() -> None:
-    """Nothing refers to it any more, and nothing has given it back."""
-
-    async def play() -> None:
-        for settings in (SHARED, {}):
-            scene = Scene(SHORT, [], settings=settings, window_tokens=2048)
-            prepared = await scene.prepared()
-            room = scene.compactor.room(scene.context)
-            await room.acquire(prepared, 100, is_watched=True)
-            room.started()
-            assert scene.compactor.held().answers == 1
-            del room
-            gc.collect()
-            await asyncio.sleep(1)
-            assert scene.compactor.held() == (0, 0)
-
-    run(play())

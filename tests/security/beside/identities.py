@@ -1,7 +1,7 @@
 """Sixteen identities in place of LiteLLM's database: users, teams, roles, lists of models, budgets, and nobody at all.
 
-Copied beside a proxy's configuration as its `custom_auth`; tests without a proxy take `metadata_of` what the proxy
-would write. What follows a dot in a key makes it another key of the same identity.
+Copied beside a proxy's configuration as its `custom_auth`. What follows a dot in a key makes it another key of the
+same identity.
 """
 
 from __future__ import annotations
@@ -40,18 +40,6 @@ def auth_of(key: str) -> UserAPIKeyAuth:
         KeyError: nobody.
     """
     return UserAPIKeyAuth(**{"api_key": key, **IDENTITIES[key.partition(".")[0]]})
-
-
-def metadata_of(key: str) -> dict[str, Any]:
-    """What the proxy writes about a key into a request (litellm_pre_call_utils.py, `add_litellm_data_to_request`)."""
-    auth = auth_of(key)
-    return {
-        "user_api_key": auth.api_key,
-        "user_api_key_hash": auth.api_key,
-        "user_api_key_user_id": auth.user_id,
-        "user_api_key_team_id": auth.team_id,
-        "user_api_key_auth": auth,
-    }
 
 
 async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
