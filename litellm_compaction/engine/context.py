@@ -21,6 +21,7 @@ from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.events import Phase
 from litellm_compaction.summarizer import Ask, ending_in
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
+from litellm_compaction.tokens.count import unconfirmed_tokens
 from litellm_compaction.tokens.counter import Count
 from litellm_compaction.tokens.prompt import BegunPrompt
 from litellm_compaction.windows.windows import Target, Window
@@ -368,10 +369,17 @@ class PreparedRequest:
             tools=request.tools if self.tools is None else self.tools,
         )
 
-    def max_output_tokens(self, asked_tokens: int | None) -> int:
-        """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
+    def max_output_tokens(self, asked_tokens: int | None, *, goes_on: bool = False) -> int:
+        """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
+
+        An answer that `goes_on` at its bound leaves room for all that nothing has confirmed, if half of the window is
+        left then: a short one would have to go on often.
+        """
         limit = self.budget.max_output_tokens(self.count.tokens, asked_tokens)
         doubted = self.budget.max_output_tokens(self.count.tokens + self.doubt_tokens, asked_tokens)
+        left_tokens = self.budget.window_tokens - self.count.tokens - unconfirmed_tokens(self.count)
+        if goes_on and left_tokens >= self.budget.window_tokens // 2:
+            doubted = min(doubted, left_tokens)
         return min(limit, max(doubted, self.budget.rules.answer_min_tokens))
 
 

@@ -153,6 +153,7 @@ class Count:
         raw_tokens: the count before calibration.
         media_tokens: the part of raw_tokens that images, sound and pages take by estimate; media_factor: of that, the
             part in `tokens`; images: of how many.
+        media_doubt_tokens: by how much more they may take, of those whose price no server has told.
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
         extras_tokens: the part of them that the request's extras take, which a server may not render at all.
         doubtful_tools_tokens: the part of raw_tokens that tools take by estimate; the template may leave them out.
@@ -179,6 +180,7 @@ class Count:
     media_tokens: float = 0.0
     media_factor: float = 1.0
     images: int = 0
+    media_doubt_tokens: int = 0
     allowance_tokens: float = 0.0
     extras_tokens: float = 0.0
     doubtful_tools_tokens: float = 0.0
@@ -284,6 +286,11 @@ def most_tokens(count: Count) -> int:
     unconfirmed_tokens = max(0, count.tokens - known_tokens) * _UNCONFIRMED_ERROR
     unconfirmed_tokens += left_out_tokens * (1 + _UNCONFIRMED_ERROR)
     return count.tokens + ceil(max(count.tokens * count.error_ratio, unconfirmed_tokens)) + 1
+
+
+def unconfirmed_tokens(count: Count) -> int:
+    """By how many tokens a prompt may be more than its count while no answer has shown how its server counts."""
+    return count.media_doubt_tokens + (0 if count.calibrated else most_tokens(count) - count.tokens)
 
 
 def least_tokens(count: Count) -> float:

@@ -42,7 +42,7 @@ from litellm_compaction.tokens.count import (
     solid_tokens,
 )
 from litellm_compaction.tokens.formula import Measure, Written, mix_of, raw_tokens
-from litellm_compaction.tokens.media import MediaPrices
+from litellm_compaction.tokens.media import MOST_FIXED_TOKENS, MediaPrices
 from litellm_compaction.tokens.prefix import Anchored, Anchors, fingerprints
 from litellm_compaction.tokens.rendered import Counting
 from litellm_compaction.tokens.samples import Stamps
@@ -165,7 +165,8 @@ class TokenCounter:
             rendered=raw.rendered,
             media_tokens=raw.media_tokens,
             media_factor=reading.media_factor,
-            images=sum(len(message.other_parts) for message in request.messages) if raw.media else 0,
+            images=(images := sum(len(message.other_parts) for message in request.messages) if raw.media else 0),
+            media_doubt_tokens=_media_doubt(calibrations.media, raw, images, anchor),
             allowance_tokens=raw.allowance_tokens,
             extras_tokens=extras_tokens,
             doubtful_tools_tokens=raw.doubtful_tools_tokens,
@@ -442,6 +443,14 @@ def _note_tools(calibrations: Calibrations, count: Count, prompt_tokens: int) ->
             # The text may be off by more than the tools take.
             return
         calibration.note_tools((prompt_tokens - sure_tokens) / count.doubtful_tools_tokens, sure_tokens)
+
+
+def _media_doubt(prices: MediaPrices, raw: RawCount, images: int, anchor: Anchor | None) -> int:
+    """The tokens that images may take beyond their estimate, of those that the server has not counted yet."""
+    new_tokens = raw.media_tokens - (anchor.media_tokens if anchor is not None else 0.0)
+    if new_tokens <= 0 or prices.samples.values:
+        return 0
+    return max(0, ceil(images * new_tokens / raw.media_tokens * MOST_FIXED_TOKENS - new_tokens))
 
 
 def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bool:

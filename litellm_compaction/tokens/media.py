@@ -26,6 +26,8 @@ from litellm_compaction.tokens.samples import Samples, Stamps
 _HEADER_CHARS = 128 * 1024
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _LEAST_TOKENS = 64
+# The most that an encoder takes which charges the same for each image, however small (Llama vision).
+MOST_FIXED_TOKENS = 1616
 # An image at an address of the web may be of any size; usual ones are about a million pixels, 1,000 to 1,300 tokens of
 # 28 pixels a side. The server's own number corrects it, and is asked for if that decides.
 _REMOTE_TOKENS = 1024

@@ -103,6 +103,28 @@ async def lm_studio(
                 await bench.compactor.aclose()
 
 
+@pytest.mark.parametrize(
+    ("factor", "pictures", "share"), [(2.0, 0, 0.01), (2.0, 0, 0.1), (2.0, 0, 0.2), (1.0, 1, 0.01), (1.0, 1, 0.1)]
+)
+async def test_an_answer_is_bounded_by_the_most_that_its_prompt_may_be(
+    factor: float, pictures: int, share: float
+) -> None:
+    """A known model whose server counts twice as much, or charges a small picture as a large one, unasked.
+
+    If that leaves half of the window; as soon as it has told its number for text, an answer has the rest.
+    """
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    async with lm_studio(KNOWN, architecture="qwen3", factor=factor, asks=False) as server:
+        for turn in range(2):
+            text = {"type": "text", "text": f"{turn} " + "word " * int(share * WINDOW)}
+            asked = {"role": "user", "content": [text, *[picture] * pictures]}
+            prepared, told = await server.served([system("Be brief."), asked])
+            assert told > factor * share * WINDOW
+            assert told + prepared.max_output_tokens(None, goes_on=True) <= WINDOW
+        assert server.prefills == 2
+        assert told + prepared.max_output_tokens(None, goes_on=True) > 0.9 * WINDOW or pictures or share < 0.1
+
+
 async def test_images_are_not_asked_about() -> None:
     """The protocol counts none, and a number without them would pass for the whole prompt's: an answer tells all."""
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

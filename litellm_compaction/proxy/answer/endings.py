@@ -22,7 +22,8 @@ _SHRINK_RATIO = 0.80
 
 
 # How a stream ended: by itself; at the window's end; with nothing but thoughts, more than it was given; at its share of
-# the window, or before it, for others that need the room; by an error that means a full window, or by another one.
+# the window, or before it, for others that need the room, or where a doubt alone bounded it; by an error that means a
+# full window, or by another one.
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
 Step: TypeAlias = Literal["deliver", "look_up", "fail", "other_way", "harder", "anew", "calls", "go_on"]
 

@@ -92,6 +92,8 @@ class Answer:
         self._listener = listener
         self._room = room
         self._is_watched = is_watched
+        # At a bound of ours, too; a document is not cut for doubt.
+        self._goes_on = is_watched and not asked.is_json
         self._has_retried = False
         self._may_look_up = True
         self._cuts = 0
@@ -223,6 +225,9 @@ class Answer:
                 continue
             if step == "anew":
                 self._begin_anew()
+                if relay.is_doubted:
+                    # By the number that the server has told.
+                    prepared = await self._compactor.guard(self._asked.request, self._context, self._room)
                 continue
             if step == "calls":
                 yield self._calling(relay)
@@ -235,7 +240,7 @@ class Answer:
             self._plan = None
             self._is_resumed = relay.gives_way and not isinstance(plan.prepared, CompactionNeeded)
             if self._is_resumed:
-                # Others needed the room: nothing is compacted, and the client need not know.
+                # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
                 prepared = await self._compactor.continuing.continued(plan, self._room)
                 continue
             if plan.partial.closes:
@@ -288,7 +293,7 @@ class Answer:
     async def _seated(self, prepared: PreparedRequest) -> PreparedRequest:
         """The request as it is sent, as soon as there is room for it; made anew if the window has shrunk meanwhile."""
         while True:
-            limit = prepared.max_output_tokens(self._output_tokens_left())
+            limit = prepared.max_output_tokens(self._output_tokens_left(), goes_on=self._goes_on)
             await self._room.acquire(prepared, limit, is_watched=self._is_watched)
             if not await self._compactor.has_shrunk(self._context, prepared):
                 return prepared
@@ -370,10 +375,11 @@ class Answer:
 
     async def _stream(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         left = self._output_tokens_left()
-        limit = all_tokens = prepared.max_output_tokens(left)
-        limit = await self._room.acquire(prepared, limit, is_watched=self._is_watched)
+        all_tokens = prepared.max_output_tokens(left, goes_on=self._goes_on)
+        limit = await self._room.acquire(prepared, all_tokens, is_watched=self._is_watched)
         self._room.started()
-        relay.opened(limit, left, is_share=limit < all_tokens)
+        is_doubted = limit == all_tokens < prepared.max_output_tokens(left)
+        relay.opened(limit, left, is_share=limit < all_tokens, is_doubted=is_doubted)
         has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
         continuation = continuation_of(prepared) if has_begun else None
         opened = self._upstream.open(
@@ -506,7 +512,9 @@ class Answer:
         if relay.gives_way:
             self._cuts += relay.end == "spent"
             self._callbacks += relay.end == "called_back"
-            self._room.was_cut(is_spent=relay.end == "spent")
+            self._room.was_cut(is_spent=relay.end == "spent" and not relay.is_doubted)
+            # Once for each answer: a server that tells no number would end it there again and again.
+            self._goes_on = self._goes_on and not relay.is_doubted
 
     def _partial(self) -> Partial:
         partial = Partial(

@@ -87,6 +87,7 @@ class Relay:
         # Others in its context can end it at any moment: nothing is sent that ends inside a word.
         self.has_company = False
         self._is_share = False
+        self.is_doubted = False
         self._limit_tokens = 0
         self._asked_tokens: int | None = None
         self._danger_tokens = 0.0
@@ -113,6 +114,7 @@ class Relay:
         asked_tokens: int | None,
         *,
         is_share: bool = False,
+        is_doubted: bool = False,
     ) -> None:
         """Notes the bounds that the stream was asked for with.
 
@@ -120,7 +122,9 @@ class Relay:
             limit_tokens: its `max_tokens`.
             asked_tokens: the rest of the client's own limit; None without one.
             is_share: its `max_tokens` is only its part of the window, because of others.
+            is_doubted: it is less than the window leaves by our count, since nothing has confirmed that.
         """
+        self.is_doubted = is_doubted
         self._limit_tokens, self._asked_tokens, self._is_share = limit_tokens, asked_tokens, is_share
         window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
         self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * limit_tokens)
@@ -190,7 +194,9 @@ class Relay:
         if self._received == 0 and self._looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
             self.end, self.refusal = "overflow", "empty_stream"
         elif self._breaks_off():
-            self.end = "spent" if self._is_share else "limit"
+            # By now the server has told how much room there is for more.
+            has_room = self.is_doubted and self.filled_tokens < self._stop_tokens
+            self.end = "spent" if self._is_share or has_room else "limit"
         elif not self._has_choice:
             self.end, self.error = "failed", no_stream("its answer is empty")
         elif self._is_broken:
@@ -249,7 +255,7 @@ class Relay:
 
     @property
     def gives_way(self) -> bool:
-        """Returns True if the stream has ended because others need the room, and not for its own length."""
+        """Returns True if the stream has ended because others need the room, or for doubt: not for its own length."""
         return self.end in ("spent", "called_back")
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,8 @@ from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamEr
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Source, Target
-from tests.proxy.scripted import Scene, Turn, goes_on, summarized
+from tests.builders import prose, talk
+from tests.proxy.scripted import RESTARTED, Scene, Turn, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]
 WORDS = numbered_words(1100)
@@ -48,6 +50,36 @@ async def test_without_a_known_template_the_answer_is_the_last_message() -> None
     made = scene(Turn(reply=goes_on(WORDS)), model="unknown-7b", source="ollama")
     assert (await made.read()).text == WORDS
     assert set(ways(made)) == {"turn"}
+
+
+@pytest.mark.parametrize(("factor", "restarts"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_an_answer_that_ends_at_a_doubted_bound_goes_on_by_the_told_number(
+    factor: int, restarts: int, is_whole: bool
+) -> None:
+    """Nothing is compacted, counted or announced unless the server's own number leaves no room for more."""
+    text, window = numbered_words(2100), 8192
+    turns = [Turn(reply=goes_on(text), prompt_tokens=factor * 1700), Turn(reply=goes_on(text))]
+    made = Scene(talk("doubt", 1700), turns, window_tokens=window, is_whole=is_whole)
+    read = await made.read()
+    assert (read.text, read.finish_reasons, read.shape_problems()) == (text, ["stop"], [])
+    first, *others = made.server.opened
+    assert 2 * first.prompt_tokens + first.max_tokens <= window
+    assert first.completion_tokens == first.max_tokens >= window // 2
+    assert len(others) == 1
+    assert read.usages[-1].get("compaction", {}).get("restarts", 0) == restarts
+    assert read.raw_text.count(RESTARTED) == restarts
+
+
+@pytest.mark.parametrize("usage", [False, True])
+async def test_a_call_that_a_doubted_bound_cuts_is_asked_for_once_more(usage: bool) -> None:
+    """The client has nothing of it yet; a server that tells no number does not cut it again and again."""
+    arguments = json.dumps({"text": prose("doubt", 1370)})
+    turns = [Turn(reply=Reply("", tool_calls=[("write", arguments)]), usage=usage)]
+    made = Scene(talk("doubted call", 400), turns, window_tokens=2048)
+    read = await made.read()
+    assert (read.calls, read.finish_reasons, read.raw_text) == ([("write", arguments)], ["tool_calls"], "")
+    assert len(made.server.opened) == 2
 
 
 @pytest.mark.parametrize(
