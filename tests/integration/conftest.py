@@ -115,7 +115,7 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             "when_not_loaded": "error",
             "page": False,
             "window_cache_s": 0.2,
-            "summary_timeout_s": 1,
+            "summary_timeout_s": 4,
         },
         litellm_settings={"callbacks": ["sabotage.handler"]},
     ) as bench:
