@@ -239,6 +239,7 @@ class Intake:
         fault = self.seams.of_router(router)
         if fault is None and self._settings.carrier == "auto" and not is_bypassed():
             fault = await self.seams.of_client()
+        # The note is for `doctor`; the store tells its own troubles.
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._store.put_fact(*litellm_router.LACKS, str(fault or "")), _STORE_LIMIT_S)
 

@@ -28,9 +28,9 @@ _Result = TypeVar("_Result")
 MAX_EVENTS = 10_000
 MAX_TURNS = 2000
 _EVENTS, _TURNS = "events", "turns"
-# A name leads from a tenant to a compaction of its own; words lead from what was said to the newest compactions of it.
+# A name leads from a tenant to a compaction of its own; words lead from what was said to all compactions of it.
 _COMPACTION, _FACT, _NAME, _WORDS = "c:", "f:", "n:", "w:"
-# Compactions of the same words and other data. Two are enough to tell that it is not clear whose a conversation is.
+# Compactions of the same words and other data.
 _MOST_OF_WORDS = 4
 # In place of more: which of them is meant cannot be told.
 _TOO_MANY = "*"
