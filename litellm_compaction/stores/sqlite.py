@@ -1,19 +1,23 @@
-"""Rows in one SQLite file, which survives restarts and serves all workers of a machine."""
+"""Rows in one SQLite file, which survives restarts and serves all workers of a machine.
+
+One thread reads and writes, so that no event loop waits for a disk.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, SETTINGS, Change, Line, Row
-from litellm_compaction.stores.sqlite_file import Connect, FileThread, SqliteFile
+from litellm_compaction.stores.sqlite_file import Connect, Job, SqliteFile
 
 _Result = TypeVar("_Result")
 
@@ -25,36 +29,29 @@ _COPIES_EVERY_S = 3600.0
 _VARIABLES = 900
 _EXPIRED_LINES_AT_ONCE = 16
 
-# A setting has no `used_order`, so that nothing that goes through the order of use meets it.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE entry (
-            id INTEGER PRIMARY KEY,
-            scope TEXT NOT NULL,
-            key TEXT NOT NULL,
-            body BLOB NOT NULL,
-            created_s REAL NOT NULL,
-            used_s REAL NOT NULL,
-            size_bytes INTEGER NOT NULL,
-            used_order INTEGER,
-            UNIQUE (scope, key)
-        )""",
-        # All that eviction reads, so that it never touches the bodies.
-        "CREATE INDEX entry_by_use ON entry (used_order, used_s, size_bytes)",
-        "CREATE INDEX entry_by_scope ON entry (scope, used_order, size_bytes)",
-        "CREATE TABLE usage (bytes INTEGER NOT NULL)",
-        "INSERT INTO usage VALUES (0)",
-        "CREATE TRIGGER entry_added AFTER INSERT ON entry BEGIN UPDATE usage SET bytes = bytes + new.size_bytes; END",
-        "CREATE TRIGGER entry_gone AFTER DELETE ON entry BEGIN UPDATE usage SET bytes = bytes - old.size_bytes; END",
-        """CREATE TRIGGER entry_resized AFTER UPDATE OF size_bytes ON entry
-            BEGIN UPDATE usage SET bytes = bytes + new.size_bytes - old.size_bytes; END""",
-        """CREATE TABLE line (
-            number INTEGER PRIMARY KEY AUTOINCREMENT, log TEXT NOT NULL, when_s REAL NOT NULL, body BLOB NOT NULL
-        )""",
-        "CREATE INDEX line_by_log ON line (log, number)",
-    ),
-)
-
+# A setting has no `used_order`, so that nothing that goes through the order of use meets it. Eviction reads indices
+# alone, never the bodies.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entry (
+    id INTEGER PRIMARY KEY, scope TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL, created_s REAL NOT NULL,
+    used_s REAL NOT NULL, size_bytes INTEGER NOT NULL, used_order INTEGER, UNIQUE (scope, key)
+);
+CREATE INDEX IF NOT EXISTS entry_by_use ON entry (used_order);
+CREATE INDEX IF NOT EXISTS entry_by_time ON entry (used_s, used_order);
+CREATE INDEX IF NOT EXISTS entry_by_scope ON entry (scope, used_order, size_bytes);
+CREATE TABLE IF NOT EXISTS usage (id INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
+INSERT OR IGNORE INTO usage VALUES (1, 0);
+CREATE TRIGGER IF NOT EXISTS entry_added AFTER INSERT ON entry
+    BEGIN UPDATE usage SET bytes = bytes + new.size_bytes; END;
+CREATE TRIGGER IF NOT EXISTS entry_gone AFTER DELETE ON entry
+    BEGIN UPDATE usage SET bytes = bytes - old.size_bytes; END;
+CREATE TRIGGER IF NOT EXISTS entry_resized AFTER UPDATE OF size_bytes ON entry
+    BEGIN UPDATE usage SET bytes = bytes + new.size_bytes - old.size_bytes; END;
+CREATE TABLE IF NOT EXISTS line (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, log TEXT NOT NULL, when_s REAL NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS line_by_log ON line (log, number);
+"""
 _COLUMNS = "scope, key, body, created_s, used_s, size_bytes"
 # A row that another program has written may hold any type in any column (sqlite.org/datatype3.html).
 _WHOLE = (
@@ -68,14 +65,14 @@ _OLDER = "used_order < (SELECT max(used_order) FROM entry)"
 
 
 class SqliteRows:
-    """Rows in a file, read and written by one thread, so that the event loop never waits for a disk.
-
-    May be used from several event loops. The file is opened by the first call.
+    """Rows in a file, for several event loops. The file is opened by the first call.
 
     Args:
+        path: need not exist; it and its folder are made for this user alone.
         create: whether to make and repair the file; if not, its faults are errors.
         clock: seconds, the same in all processes.
         limit_s: seconds after which a call is no longer waited for.
+        rests: seconds, for the pause after a write that failed.
     """
 
     def __init__(
@@ -88,49 +85,44 @@ class SqliteRows:
         clock: Callable[[], float] = time.time,
         connect: Connect = sqlite3.connect,
         limit_s: float = LIMIT_S,
+        rests: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._file = SqliteFile(path, MIGRATIONS, create=create, connect=connect)
-        self._thread = FileThread(self._file, limit_s=limit_s)
-        self._owes_erasing = False
+        self._limit_s = limit_s
+        self._file = SqliteFile(path, _SCHEMA, create=create, connect=connect, clock=rests)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
+        self._hanging: Future[object] | None = None
         self._copies_seen_s = -math.inf
-        # The file may have been written by a process with another idea of the time.
-        self._written_s = math.inf
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         now_s = self._clock()
         found = await self._read(lambda connection: _found(connection, scope, keys))
-        if scope != SETTINGS and found:
+        if scope == SETTINGS:
+            return [found[key] for key in keys if key in found]
+        if found:
             # When no caller waits for it.
-            note = partial(_note_use, scope=scope, keys=list(found), now_s=now_s, expired_before_s=now_s - self._ttl_s)
-            self._thread.submit(lambda: self._file.write(note))
-        rows = (found[key] for key in keys if key in found)
-        return [row for row in rows if scope == SETTINGS or row.used_s >= now_s - self._ttl_s]
+            self._later(lambda: self._file.write(lambda each: _note_use(each, scope, list(found), now_s, self._ttl_s)))
+        return [found[key] for key in keys if key in found and self._is_alive(found[key], now_s)]
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
-        def write(connection: sqlite3.Connection) -> None:
-            self._owes_erasing |= _put(connection, scope, key, body, self._clock())
-            self._evict(connection)
-
-        await self._write(write)
-        self._thread.submit(self._erase_remains)
+        await self._write(lambda connection: self._put(connection, scope, key, body))
+        self._later(self._file.erase_remains)
         if (now_s := self._clock()) >= self._copies_seen_s + _COPIES_EVERY_S:
             self._copies_seen_s = now_s
-            self._thread.submit(lambda: self._file.delete_copies(before_s=now_s - self._ttl_s))
+            self._later(lambda: self._file.delete_copies(before_s=now_s - self._ttl_s))
 
     async def change(self, scope: str, key: str, change: Change) -> None:
         def write(connection: sqlite3.Connection) -> None:
             now_s = self._clock()
             row = _found(connection, scope, [key]).get(key)
-            before = row.body if row is not None and row.used_s >= now_s - self._ttl_s else None
+            before = row.body if row is not None and self._is_alive(row, now_s) else None
             after = change(before, now_s)
             if after is None:
                 connection.execute("DELETE FROM entry WHERE scope = ? AND key = ?", (scope, key))
             elif after != before:
-                _put(connection, scope, key, after, now_s)
-                self._evict(connection)
+                self._put(connection, scope, key, after)
 
         await self._write(write)
 
@@ -147,10 +139,10 @@ class SqliteRows:
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
         deleted = await self._write(lambda connection: _deleted(connection, scope, before_s, key))
-        self._owes_erasing = True
+        self._file.owes_erasing = True
         if key is not None:
             # While a request waits: its text is gone, its room is used again.
-            self._thread.submit(self._erase_remains)
+            self._later(self._file.erase_remains)
             return deleted
 
         def shrink(connection: sqlite3.Connection) -> None:
@@ -160,9 +152,9 @@ class SqliteRows:
 
         with contextlib.suppress(StoreError):
             await self._read(shrink)
-        await self._thread.run(self._erase_remains)
+        await self._run(self._file.erase_remains)
         # The owner of a damaged file's text is unknown.
-        await self._thread.run(lambda: self._file.delete_copies(before_s=before_s))
+        await self._run(lambda: self._file.delete_copies(before_s=before_s))
         return deleted
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
@@ -178,28 +170,69 @@ class SqliteRows:
         return await self._read(lambda connection: [Line(*line) for line in connection.execute(lines, values)][::-1])
 
     async def aclose(self) -> None:
-        await self._thread.aclose()
+        with contextlib.suppress(StoreError):
+            await self._run(self._file.close)
+        self._thread.shutdown(wait=False)
 
-    def _evict(self, connection: sqlite3.Connection) -> None:
+    def _is_alive(self, row: Row, now_s: float) -> bool:
+        return row.used_s >= now_s - self._ttl_s
+
+    def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> None:
+        """Writes a row; then expired ones go, and others until the bound holds. Runs in a transaction."""
         now_s = self._clock()
-        if now_s < self._written_s:
-            _put_back(connection, now_s)
-        self._written_s = now_s
-        self._owes_erasing |= _evict(connection, expired_before_s=now_s - self._ttl_s, max_bytes=self._max_bytes)
+        before = connection.total_changes
+        connection.execute("DELETE FROM entry WHERE scope = ? AND key = ?", (scope, key))
+        # Times in the future are of a clock that has been set back; such rows must not outlive their time for ever.
+        for expired, bound_s in (("<", now_s - self._ttl_s), (">", now_s + self._ttl_s)):
+            connection.execute(
+                f"DELETE FROM entry WHERE used_order IS NOT NULL AND used_s {expired} ?",  # noqa: S608
+                (bound_s,),
+            )
+        self._file.owes_erasing |= connection.total_changes > before
+        size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT_ORDER)
+        connection.execute(
+            f"INSERT INTO entry ({_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, {order})",  # noqa: S608
+            (scope, key, body, now_s, now_s, size_bytes),
+        )
+        self._file.owes_erasing |= _evict(connection, self._max_bytes)
 
-    def _erase_remains(self) -> None:
-        """Empties the journal if it holds text that is gone; if another process reads, again with the next write.
+    async def _read(self, job: Job[_Result]) -> _Result:
+        return await self._run(lambda: self._file.read(job))
 
-        Runs in the thread.
-        """
-        if self._owes_erasing:
-            self._owes_erasing = not self._file.erase_journal()
+    async def _write(self, job: Job[_Result]) -> _Result:
+        return await self._run(lambda: self._file.write(job))
 
-    async def _read(self, job: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        return await self._thread.run(lambda: self._file.read(job))
+    async def _run(self, call: Callable[[], _Result]) -> _Result:
+        """Returns the result of `call` in the thread; a caller who is cancelled, or tires, does not stop it."""
+        if self._hanging is not None and not self._hanging.done():
+            raise StoreError(f"store {self._file.path} still hangs")
+        try:
+            job = self._thread.submit(_attempt, call)
+        except RuntimeError as exc:
+            raise StoreError(f"store {self._file.path} is closed") from exc
+        answered = asyncio.wrap_future(job)
+        done, _ = await asyncio.wait({answered}, timeout=self._limit_s)
+        if not done:
+            self._hanging = job  # type: ignore[assignment] # whatever it will give
+            raise StoreError(f"store {self._file.path} did not answer in {self._limit_s:g} s")
+        result = answered.result()
+        if isinstance(result, StoreError):
+            raise result
+        return result
 
-    async def _write(self, job: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        return await self._thread.run(lambda: self._file.write(job))
+    def _later(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._thread.submit(_attempt, call)
+
+
+def _attempt(call: Callable[[], _Result]) -> _Result | StoreError:
+    # A value, so that asyncio does not complain about an error without a waiter.
+    try:
+        return call()
+    except StoreError as error:
+        return error
+    except OSError as error:
+        return StoreError(f"a copy that was set aside because it was damaged cannot be deleted: {error}")
 
 
 def _found(connection: sqlite3.Connection, scope: str, keys: Sequence[str]) -> dict[str, Row]:
@@ -216,72 +249,31 @@ def _found(connection: sqlite3.Connection, scope: str, keys: Sequence[str]) -> d
     return found
 
 
-def _note_use(
-    connection: sqlite3.Connection, *, scope: str, keys: Sequence[str], now_s: float, expired_before_s: float
-) -> None:
-    """Marks those that are alive as used now, the last of `keys` as the latest; deletes the expired ones."""
+def _note_use(connection: sqlite3.Connection, scope: str, keys: Sequence[str], now_s: float, ttl_s: float) -> None:
+    """Marks those that are alive as used now, the last of `keys` as the latest."""
     for key in keys:
         connection.execute(
-            "DELETE FROM entry WHERE scope = ? AND key = ? AND used_s < ?", (scope, key, expired_before_s)
-        )
-        connection.execute(
-            f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT_ORDER} WHERE scope = ? AND key = ?",  # noqa: S608
-            (now_s, scope, key),
+            f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT_ORDER}"  # noqa: S608
+            " WHERE scope = ? AND key = ? AND used_s >= ?",
+            (now_s, scope, key, now_s - ttl_s),
         )
 
 
-def _put(connection: sqlite3.Connection, scope: str, key: str, body: bytes, now_s: float) -> bool:
-    """True if the row took the place of another."""
-    same = connection.execute("SELECT 1 FROM entry WHERE scope = ? AND key = ?", (scope, key))
-    is_replaced = same.fetchone() is not None
-    size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT_ORDER)
-    connection.execute(
-        f"INSERT INTO entry ({_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, {order})"  # noqa: S608
-        " ON CONFLICT (scope, key) DO UPDATE SET body = excluded.body, size_bytes = excluded.size_bytes,"
-        " created_s = excluded.created_s, used_s = excluded.used_s, used_order = excluded.used_order",
-        (scope, key, body, now_s, now_s, size_bytes),
-    )
-    return is_replaced
+def _evict(connection: sqlite3.Connection, max_bytes: int) -> bool:
+    """Deletes the least recently used of the scope that has most until the bound holds; True if there were any.
 
-
-def _put_back(connection: sqlite3.Connection, now_s: float) -> None:
-    """Marks as used now the rows with a last use in the future: the clock has been set back.
-
-    Otherwise they would outlive their time by as much, and everything that was used after them with them (`_evict`).
+    So one tenant's records take nothing from tenants with fewer.
     """
-    connection.execute("UPDATE entry SET used_s = :now_s WHERE used_s > :now_s", {"now_s": now_s})
-
-
-def _evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> bool:
-    """Deletes expired rows; then the least recently used of the scope that has most, until the bound holds.
-
-    So one tenant's records take nothing from tenants with fewer. True if anything was deleted.
-    """
-    used = connection.execute("SELECT bytes FROM usage").fetchone()
-    if used is None or not isinstance(used[0], int):
+    [used_bytes] = connection.execute("SELECT bytes FROM usage").fetchone() or [None]
+    if not isinstance(used_bytes, int):
         raise sqlite3.DatabaseError("the table `usage` is damaged")
-    excess_bytes = used[0] - max_bytes
-    doomed: list[tuple[int]] = []
-    rows = connection.execute(f"SELECT id, used_s, size_bytes FROM entry WHERE {_OLDER} ORDER BY used_order")  # noqa: S608
-    for entry_id, used_s, size_bytes in rows:
-        if used_s >= expired_before_s:
-            break
-        doomed.append((entry_id,))
-        excess_bytes -= size_bytes
-    connection.executemany("DELETE FROM entry WHERE id = ?", doomed)
-    if excess_bytes > 0:
-        crowded = _of_the_largest(connection, excess_bytes)
-        connection.executemany("DELETE FROM entry WHERE id = ?", crowded)
-        doomed += crowded
-    return bool(doomed)
-
-
-def _of_the_largest(connection: sqlite3.Connection, excess_bytes: int) -> list[tuple[int]]:
-    """The rows, each of the scope that has most left, that have to go for `excess_bytes`."""
+    excess_bytes = used_bytes - max_bytes
+    if excess_bytes <= 0:
+        return False
     left = dict(connection.execute(f"SELECT scope, sum(size_bytes) FROM entry WHERE {_OLDER} GROUP BY scope"))  # noqa: S608
     oldest = f"SELECT id, size_bytes FROM entry WHERE scope = ? AND {_OLDER} ORDER BY used_order"  # noqa: S608
     cursors: dict[str, sqlite3.Cursor] = {}
-    found: list[tuple[int]] = []
+    doomed: list[tuple[int]] = []
     while excess_bytes > 0 and left:
         scope = max(left, key=left.__getitem__)
         if scope not in cursors:
@@ -290,10 +282,11 @@ def _of_the_largest(connection: sqlite3.Connection, excess_bytes: int) -> list[t
         if row is None:
             del left[scope]
             continue
-        found.append((row[0],))
+        doomed.append((row[0],))
         left[scope] -= row[1]
         excess_bytes -= row[1]
-    return found
+    connection.executemany("DELETE FROM entry WHERE id = ?", doomed)
+    return bool(doomed)
 
 
 def _deleted(connection: sqlite3.Connection, scope: str | None, before_s: float | None, key: str | None) -> list[str]:

@@ -10,45 +10,27 @@ from typing import Any
 import pytest
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores.sqlite import MIGRATIONS
-from litellm_compaction.stores.sqlite_file import SqliteFile
 from tests.stores.compactions import compaction
 from tests.stores.conftest import Open, asides, change
 from tests.stores.made import MemoryStore, SqliteStore, SteadyStore
 
 
-async def test_a_locked_file_is_written_again_after_a_while(path: Path) -> None:
+async def test_a_locked_file_is_written_again_after_a_while(path: Path, opened: Open) -> None:
     """One failed wait pays for ten seconds, then the lock is tried again."""
     now_s = 0.0
-    file = SqliteFile(path, MIGRATIONS, create=True, clock=lambda: now_s)
-    file.write(lambda connection: connection.execute("UPDATE usage SET bytes = 0"))
+    store = opened(rests=lambda: now_s)
+    await store.put("team", compaction("h"))
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked"):
-        file.write(lambda connection: None)
+        await store.put("team", compaction("i"))
     writer.execute("ROLLBACK")
     writer.close()
     now_s = 9.9
     with pytest.raises(StoreError, match="locked"):
-        file.write(lambda connection: None)
+        await store.put("team", compaction("i"))
     now_s = 10.1
-    file.write(lambda connection: None)
-    file.close()
-
-
-async def test_an_older_version_is_migrated(opened: Open, path: Path) -> None:
-    """What it held is still there, and the new tables too; each step is made once."""
-    older = opened()
-    await older.put("team", compaction("h"))
-    await older.aclose()
-    newer = (*MIGRATIONS, ("CREATE TABLE another (x)",))
-    for _ in range(2):
-        file = SqliteFile(path, newer, create=True)
-        assert file.read(lambda connection: connection.execute("SELECT count(*) FROM another").fetchone()) == (0,)
-        assert file.read(lambda connection: connection.execute("SELECT count(*) FROM entry").fetchone()) == (1,)
-        file.close()
-    with pytest.raises(StoreError, match="schema version 7 and this version of litellm_compaction knows 6"):
-        await opened().find("team", ["h"])
+    await store.put("team", compaction("i"))
 
 
 async def test_a_newer_version_is_left_alone(path: Path, opened: Open, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,7 +49,7 @@ async def test_a_newer_version_is_left_alone(path: Path, opened: Open, caplog: p
     assert "update it, or name another file in `store`" in record.getMessage()
 
 
-@pytest.mark.parametrize("version", [1, 5])
+@pytest.mark.parametrize("version", [1, 6])
 async def test_a_file_of_a_build_before_the_release_is_set_aside(path: Path, opened: Open, version: int) -> None:
     """Its tables are others; the store works at once, and what was there is not deleted."""
     path.parent.mkdir()
@@ -163,25 +145,33 @@ async def test_a_disk_that_hangs_holds_nobody_up(opened: Open) -> None:
     assert await opened().find("team", ["h"]) == [compaction("h")]
 
 
-@pytest.mark.parametrize(("failure", "opened"), [("disk I/O error", 2), ("database is locked", 1)])
-def test_a_file_is_opened_anew_after_its_disk_has_failed(tmp_path: Path, failure: str, opened: int) -> None:
+class Failing(sqlite3.Connection):
+    """One whose statements fail with `said`, while it says something."""
+
+    said = ""
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        if Failing.said:
+            raise sqlite3.OperationalError(Failing.said)
+        return super().execute(*arguments)
+
+
+@pytest.mark.parametrize(("failure", "connections"), [("disk I/O error", 2), ("database is locked", 1)])
+async def test_a_file_is_opened_anew_after_its_disk_has_failed(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, failure: str, connections: int
+) -> None:
     """What stands in the connection's memory may not be what is on the disk any more; a lock says nothing of that."""
-    connections: list[sqlite3.Connection] = []
+    made: list[Failing] = []
 
-    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connections.append(sqlite3.connect(*arguments, **options))
-        return connections[-1]
+    def connect(*arguments: Any, **options: Any) -> Failing:
+        made.append(sqlite3.connect(*arguments, **options, factory=Failing))
+        return made[-1]
 
-    def fail(connection: sqlite3.Connection) -> None:
-        raise sqlite3.OperationalError(failure)
-
-    def answer(connection: sqlite3.Connection) -> int:
-        return int(connection.execute("SELECT 7").fetchone()[0])
-
-    file = SqliteFile(tmp_path / "store.sqlite3", [["CREATE TABLE kept (text)"]], create=True, connect=connect)
-    assert file.read(answer) == 7
+    store = opened(connect=connect)
+    assert await store.compactions() == []
+    monkeypatch.setattr(Failing, "said", failure)
     with pytest.raises(StoreError, match=failure):
-        file.read(fail)
-    assert file.read(answer) == 7
-    assert len(connections) == opened
-    file.close()
+        await store.compactions()
+    monkeypatch.setattr(Failing, "said", "")
+    assert await store.compactions() == []
+    assert len(made) == connections
