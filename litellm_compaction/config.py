@@ -284,22 +284,9 @@ class Settings(_Section):
     tokenizer: Annotated[str, _OF_DEPLOYMENT] = Field(
         AUTO_TOKENIZER,
         min_length=1,
-        description="Counts prompts: the path of a model's .gguf or tokenizer.json, or of its folder; the "
-        "name of a similar model (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: LM "
-        "Studio's own file of the model if it is on this machine, otherwise the vocabularies in "
-        "this package.",
-    )
-    count: Annotated[Literal["auto", "probe"], _OF_DEPLOYMENT] = Field(
-        "auto",
-        description="probe: the server counts each result of a compaction, by a request of 16 tokens that "
-        "takes one of `max_summary_calls`. auto: only if doubt alone would decide.",
-    )
-    models_folder: str | None = Field(
-        None,
-        min_length=1,
-        description="LM Studio's models folder as the proxy sees it, such as a mount in a container; it also "
-        "counts for servers on other machines. Not set: LM Studio's own, for servers on this "
-        "machine.",
+        description="Counts prompts: the path of a model's tokenizer.json, or of its folder; the name of a "
+        "similar model (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: the vocabularies in "
+        "this package, by the model's architecture and name.",
     )
     when_not_loaded: Literal["warm_up", "error"] = Field(
         "warm_up",
@@ -314,7 +301,7 @@ class Settings(_Section):
     ask_server: Literal["auto", "off"] = Field(
         "auto",
         description="auto: ask LM Studio by the protocol of its own SDKs, a WebSocket on the same port, for "
-        "exact counts if they decide, for the template in effect, and for models that were loaded "
+        "exact counts if they decide, and for models that were loaded "
         "anew. This generates and loads nothing. off: only estimates and usage.",
     )
     ask_server_timeout_s: float = Field(
@@ -532,6 +519,8 @@ else:
 
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
 _REMOVED = {
+    "count": "leave it out; the server is asked wherever doubt would decide",
+    "models_folder": "leave it out; for a model that this package does not know name its tokenizer.json in `tokenizer`",
     "tokenizer_download": "fetch the model's tokenizer.json yourself (`hf download`), and name its path in `tokenizer`",
 }
 

@@ -240,26 +240,6 @@ class LiteLLMChanged(CompactionError):
         )
 
 
-class UnusableModelFile(CompactionError):
-    """A .gguf or tokenizer.json file gives no vocabulary; requests are counted from another source.
-
-    Attributes:
-        path: as it was asked for.
-        problem: without the path.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        problem: str,
-        *,
-        advice: str = "Set `tokenizer:` to an intact .gguf or tokenizer.json file of the model, or remove this one.",
-    ) -> None:
-        super().__init__(f"{path}: {problem}. {advice}")
-        self.path = path
-        self.problem = problem
-
-
 class StoreError(CompactionError):
     """A store cannot be opened or does not work; requests go on without it."""
 

@@ -91,7 +91,6 @@ _SLOW_PLACES = (
     "real_engine/",
     "security/test_body.py",
     "security/test_faults.py",
-    "security/test_files.py",
     "security/test_resources.py",
     "security/test_shared_store.py",
     "security/test_tenants.py",

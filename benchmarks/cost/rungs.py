@@ -5,7 +5,7 @@
 An agent's conversation of 600 tool calls, 120,000 tokens: counted anew, edited (old results become stubs), its ledger
 written, with a quarter of it still visible beside that; and the ledger of a chat of as many tokens in 8,000 lines, half
 of them a person's. Processor time in ms as median and range, its ratio to counting, and how many times it is that of
-half the conversation. Below, reading the header of a .gguf file with 150,000 tokens and merges.
+half the conversation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,15 +23,12 @@ from litellm_compaction.core.clearing import edited, stubs
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokenizers.gguf import read_gguf
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prefix import fingerprints
 from litellm_compaction.tokens.rendered import Counting
 from tests.builders import agent_run
-from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
 
 _FAMILY = family_of("llama", "llama-3.1-8b")
-_VOCABULARY_TOKENS = 150_000
 _THINGS = ("port", "file", "deadline", "branch")
 _CHATTER = ", as we said, so keep it."
 
@@ -48,9 +44,6 @@ def main() -> None:
     for name, times_ms in whole.items():
         growth = statistics.median(times_ms) / statistics.median(half[name])
         print(f"{name:8} {_shown(times_ms, counting_ms)}, {growth:.1f} times that of half the conversation")
-    with tempfile.TemporaryDirectory() as folder:
-        path = _written(Path(folder))
-        print(f"{'header':8} {_shown(_times_ms(lambda: read_gguf(path), rounds), counting_ms)}")
 
 
 def _parts(calls: int) -> Mapping[str, Callable[[], object]]:
@@ -74,18 +67,6 @@ def _parts(calls: int) -> Mapping[str, Callable[[], object]]:
         "ledger": lambda: ledger(messages[:covered], budget_tokens=2_000, count=count, known=known),
         "chat": lambda: ledger(lines, budget_tokens=2_000, count=count),
     }
-
-
-def _written(folder: Path) -> Path:
-    """A .gguf file with a vocabulary of full size."""
-    fields = bpe_fields(
-        tokenizer__ggml__tokens=Array("str", [f"Ġword{index}" for index in range(_VOCABULARY_TOKENS)]),
-        tokenizer__ggml__merges=Array("str", [f"Ġw ord{index}" for index in range(_VOCABULARY_TOKENS)]),
-        tokenizer__ggml__token_type=Array("i32", [1] * _VOCABULARY_TOKENS),
-    )
-    path = folder / "model.gguf"
-    path.write_bytes(gguf(fields))
-    return path
 
 
 def _times_ms(run: Callable[[], object], rounds: int) -> list[float]:

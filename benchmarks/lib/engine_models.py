@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.lib.gguf_writer import Array, Tensor, Value, gguf
 from litellm_compaction.templates.template import template
 from litellm_compaction.tokenizers.encoders import VocabularyData
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.registry import HARMONY_TOKENS, _published, has_pack, read_pack
-from tests.tokenizers.gguf_writer import Array, Tensor, Value, gguf
 from tools.build_packs import in_byte_alphabet
 
 _NORMAL, _CONTROL = 1, 3

@@ -236,7 +236,7 @@ def connect(shell: str, **options: Any) -> int:
     "--tokenizer",
     default="",
     metavar="PATH",
-    help="A .gguf or tokenizer.json, or what else the setting `tokenizer` takes.",
+    help="A tokenizer.json, or what else the setting `tokenizer` takes.",
 )
 @_json("the count")
 @click.option(

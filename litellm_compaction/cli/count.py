@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,11 +14,10 @@ from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.events import harmless
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
 from litellm_compaction.proxy.report import source_words, template_words, tokenizer_name
-from litellm_compaction.tokenizers.model_files import ModelFiles
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource, check_tokenizer
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.fetch import without_userinfo
-from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, match
+from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, match
 from litellm_compaction.windows.windows import Target
 
 
@@ -101,19 +99,13 @@ class _Teller:
         self._api_base = api_base
         self._listing = listing
         self._counter = TokenCounter()
-        self._sources = Sources(tokenizer=tokenizer, files=ModelFiles(), on_failure=_complain)
+        self._sources = Sources(tokenizer)
 
     async def count(self, model: str, request: Request) -> _Counted:
         found = match(self._listing, model) if self._listing is not None else None
         listed, instance = found if found is not None else (None, None)
         target = Target(key=model, model=model, api_base=self._api_base, api_key=None, context_length=None)
-        source = await self._sources.source(
-            target,
-            listed.architecture if listed is not None else "",
-            # Files can be found by name too, while LM Studio is not running.
-            listed.wanted if listed is not None else WantedModel(key=model),
-            patient=True,
-        )
+        source = self._sources.source(target, listed.architecture if listed is not None else "")
         return _Counted(
             model=model,
             count=await self._counter.count(model, source.family, request),
@@ -168,7 +160,3 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
     for index, (message, tokens) in enumerate(zip(asked.request.messages, count.sizes, strict=True)):
         role = message.role[:40].encode("utf-8", "replace").decode() if message.role.isprintable() else "?"
         yield f"{tokens:>9,}  messages[{index}] {role}"
-
-
-def _complain(failure: str) -> None:
-    print(f"litellm-compaction: {failure} The next source counts.", file=sys.stderr)

@@ -221,7 +221,7 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
         reporter = Reporter(
             windows,
             # A file that cannot be used becomes a finding.
-            Sources.of(settings, on_failure=lambda _: None),
+            Sources(settings.tokenizer),
             KnownWays(store),
             limit_s=_REPORT_LIMIT_S,
             is_patient=True,

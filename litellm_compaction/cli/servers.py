@@ -200,8 +200,8 @@ def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tool
     with_tools = "with tools" if tools else "without tools"
     what = f"{with_tools} our count is {count.tokens} tokens, the server's {told} ({ratio:+.1%})"
     is_inside = told <= count.tokens * (1 + count.error_ratio)
-    has_own = source.family.owns_vocabulary and source.path is not None
-    set_own = "set `tokenizer:` to the path of the model's .gguf or tokenizer.json"
+    has_own = bool(source.path)
+    set_own = "set `tokenizer:` to the path of the model's tokenizer.json"
     if count.exact:
         put_back = "see whether the prompt template of the model was changed on the server, and put the original back"
         yield problem(name, f"{what}, though it should be exact: {put_back if has_own else set_own}.")

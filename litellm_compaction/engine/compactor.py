@@ -162,7 +162,7 @@ class Compactor:
             ModelNotLoaded, WindowUnknown: no client uses it yet.
         """
         window = await self.windows.resolve(target)
-        source = await self.sources.source(target, window.architecture, window.wanted, patient=True)
+        source = self.sources.source(target, window.architecture)
         await self._counter.prepare(source.family)
         return source
 
@@ -473,7 +473,6 @@ class Compactor:
         if self._coordination is not None:
             await self._coordination.aclose()
         await self.replies.aclose()
-        await self.sources.aclose()
         await self.windows.aclose()
         await self._feedback.aclose()
         await self.known_ways.aclose()

@@ -47,7 +47,6 @@ _LEAST_RATIO, _LEAST_REST_RATIO = 0.45, 0.7
 # What a number before a text adds to it at most.
 _OTHER_TOKENS = 16
 # Some servers report no usage for an answer of one token.
-_RECOUNT_ANSWER_TOKENS = 16
 # With less doubt than this share of the window, or than the least margin, a question gains nothing.
 _LEAST_DOUBT_RATIO = 0.03
 _LEAST_DOUBT_TOKENS = 64
@@ -202,10 +201,9 @@ class Prober:
         return None
 
     async def has_recounted(self, measured: MeasuredRequest, prepared: PreparedRequest) -> bool:
-        """Returns True if the server has counted what a compaction made: in doubt, or as the operator wants.
+        """Returns True if the server has counted what a compaction made: in doubt, or free of charge.
 
-        What is wanted (`count: probe`) costs one of the request's summary calls (promise P5) and an answer of 16
-        tokens. Whatever goes wrong leaves the estimate.
+        Whatever goes wrong leaves the estimate.
         """
         if prepared.messages is None:
             return False
@@ -220,21 +218,7 @@ class Prober:
         if self._windows.instance(measured.context.target) is not None and prepared.count.anchor is None:
             # LM Studio reads no prompt for its answer, and nothing that begins so has been answered yet.
             return await self._has_told(measured, request, prepared.count, is_free=True)
-        attempts = measured.context.attempts
-        if (
-            prepared.action != "compacted"
-            or measured.context.settings.count != "probe"
-            or measured.context.measure is None
-        ):
-            return False
-        if attempts.summary_calls_left < 1 or not surely_fits(prepared.count, measured.window.tokens):
-            return False
-        attempts.summary_calls_left -= 1
-        prompt_tokens = await measured.context.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
-        if prompt_tokens is None or await self._is_cut(measured, prepared.count, prompt_tokens):
-            return False
-        self._feedback.learn(measured.context.target.key, measured.context.label, prepared.count, prompt_tokens)
-        return True
+        return False
 
     async def does_render(self, measured: MeasuredRequest, prepared: PreparedRequest) -> bool:
         """Returns False if LM Studio's template refuses what a compaction leaves, though not what the client has sent.

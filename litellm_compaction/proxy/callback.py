@@ -135,7 +135,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s, rpc=LMStudioRpc.of(settings)),
             counter=TokenCounter(),
-            sources=Sources.of(settings),
+            sources=Sources(settings.tokenizer),
             store=store,
             board=open_board(settings.store, store, secret=proxy_secret),
             originals=self._originals,

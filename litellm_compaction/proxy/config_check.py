@@ -24,7 +24,7 @@ from litellm_compaction.proxy.routing import (
     serves,
     unknown_model,
 )
-from litellm_compaction.tokenizers.sources import check_sources, check_tokenizer
+from litellm_compaction.tokenizers.sources import check_tokenizer
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 
 SECTION = "litellm_compaction"
@@ -90,7 +90,7 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
     settings = settings_from(None)
     try:
         settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(environ)
-        check_sources(settings, SETTINGS_PLACE)
+        check_tokenizer(settings.tokenizer, f"{SETTINGS_PLACE}.tokenizer")
     except ConfigError as error:
         yield _refused(SETTINGS_PLACE, SETTINGS_PLACE, error)
     else:

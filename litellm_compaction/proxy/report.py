@@ -17,13 +17,11 @@ from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carri
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
 from litellm_compaction.tokens.prompt import renders_exactly
-from litellm_compaction.windows.lmstudio import ListedModel, WantedModel
+from litellm_compaction.windows.lmstudio import ListedModel
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 _WORDS: Mapping[Kind, str] = {
     "operator": "{}, as the operator wrote",
-    "lm_studio_file": "LM Studio's file {}",
-    "server_file": "the server's own file {}",
     "pack": "{}, the model's own from this package",
     "stand_in": "{}, a stand-in that errs high until calibrated by usage",
     "heuristic": "four characters a token, as the operator wrote",
@@ -38,7 +36,7 @@ class DeploymentReport:
         carrier: carries a running answer over the limit.
         absence: why there is no window; None also for a wildcard without loaded models, and without an answer in time.
         source: counts its prompts; None without a window, but for models that are not loaded.
-        failures: the faults of the sources that should have come before it, and their remedies.
+        failures: the faults of the vocabulary and the template that should count, and their remedies.
         standing: the ways in which its server goes on with an answer.
         model_settings: how LM Studio's own settings make the model answer, in words; "" if it was not asked.
         warnings: those of them that work against this package, and the better choices.
@@ -114,12 +112,12 @@ class Reporter:
             return found
         except ModelNotLoaded as error:
             found = replace(found, absence=error)
-            return await self._counted(found, listed.architecture, listed.wanted) if listed is not None else found
+            return await self._counted(found, listed.architecture) if listed is not None else found
         except CompactionError as error:
             return replace(found, absence=error)
         if (said := self._windows.model_settings(target)) is not None:
             found = replace(found, model_settings=said.in_words(), warnings=tuple(said.works_against()))
-        return await self._counted(replace(found, window=window), window.architecture, window.wanted)
+        return await self._counted(replace(found, window=window), window.architecture)
 
     def blank(self, deployment: Deployment, settings: Settings, target: Target) -> DeploymentReport:
         return DeploymentReport(target=target, carrier=carrier_of(deployment, settings, self._environ))
@@ -128,19 +126,13 @@ class Reporter:
         window = await self._windows.resolve(target)
         return await self._windows.confirmed(target, window) if self._is_patient else window
 
-    async def _counted(
-        self, found: DeploymentReport, architecture: str, wanted: WantedModel | None
-    ) -> DeploymentReport:
+    async def _counted(self, found: DeploymentReport, architecture: str) -> DeploymentReport:
         target, window = found.target, found.window
-        source = await self._sources.source(target, architecture, wanted, patient=self._is_patient)
-        failures = list(source.failures)
+        source = self._sources.source(target, architecture)
+        failures: list[str] = []
         if self._is_patient:
             # Loaded as the proxy would: only then is known whether it can be.
-            source, more = await _in_use(source)
-            failures += more
-        if window is not None and window.template:
-            family = await self._sources.in_effect(source, window.template, patient=self._is_patient)
-            source = replace(source, family=family)
+            source, failures = await _in_use(source)
         # Every source that is no server's leads to the last way, but for LM Studio's models.
         can_render = self._windows.instance(target) is not None or renders_exactly(source.family)
         said_by = window.source if window is not None else ""
@@ -160,7 +152,7 @@ async def _in_use(source: TokenizerSource) -> tuple[TokenizerSource, list[str]]:
     family = await usable_soon(planned)
     if family.vocabulary != planned.vocabulary:
         failure = why_broken(planned.vocabulary) or f"The vocabulary {planned.vocabulary} cannot be loaded."
-        instead = replace(source, kind="stand_in", family=family, path=None)
+        instead = replace(source, kind="stand_in", family=family)
         return instead, [f"{failure} {family.vocabulary} counts meanwhile."]
     if family.template != planned.template:
         failure = f"The chat template {planned.template} cannot be read: reinstall litellm-compaction."
@@ -178,7 +170,7 @@ def why_unasked(absence: CompactionError) -> str:
 
 
 def tokenizer_name(source: TokenizerSource) -> str:
-    return str(source.path) if source.path is not None else source.family.vocabulary
+    return source.path or source.family.vocabulary
 
 
 def source_words(source: TokenizerSource) -> str:
@@ -186,8 +178,4 @@ def source_words(source: TokenizerSource) -> str:
 
 
 def template_words(source: TokenizerSource) -> str:
-    if source.template == "formula":
-        return "estimated by a formula"
-    if source.template == "file" and source.path is None:
-        return "the one that LM Studio says is in effect"
-    return "the file's own" if source.template == "file" else f"{source.family.template}, from this package"
+    return f"{source.family.template}, from this package" if source.family.template else "estimated by a formula"

@@ -1,7 +1,4 @@
-"""A model's chat template: compiled once, rendered in bounded time, and what it can render.
-
-The template may come from a stranger's model file: one that is none of this package's runs in a process of its own
-(`contained.py`).
+"""This package's chat templates: compiled once, rendered in bounded time.
 
 Messages reach a template in the shape in which an engine hands them over. The rules are llama.cpp's server's
 (common/chat.cpp and common/parsers in llama-cpp-python 0.3.36): texts are joined by newlines unless the template does
@@ -12,65 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
-from litellm_compaction.templates.contained import Contained, Died
-from litellm_compaction.templates.environment import TemplateRefusal, environment
+from litellm_compaction.templates.environment import ENVIRONMENT, TemplateRefusal
 
 _FOLDER = Path(__file__).parent / "jinja"
-_MAX_SOURCE_CHARS = 256 * 1024
-# Indented JSON is the widest form in use: about 4 times its compact form.
+# Indented JSON is the widest form in use: about 4 times its compact form, more if it is nested deep.
 _MAX_GROWTH, _FREE_CHARS = 8, 1_000_000
-# gpt-oss and Gemma 4 look at other messages for each tool call: 1,000 rounds of tools take 0.1 and 0.4 s. What takes
-# longer is estimated by the family's formula; looked at each so many parts.
+# gpt-oss and Gemma 4 look at other messages for each tool call: 1,000 rounds of tools take 0.1 and 0.4 s. A request
+# that takes longer is estimated by the family's formula; looked at each so many parts.
 _MAX_RENDER_S, _PARTS_PER_LOOK = 2.0, 256
-# Larger requests to a stranger's template are counted by the formula: nothing that clients send may end its process.
-_MAX_REQUEST_BYTES = 16 * 2**20
-# So often a template may take its process with it, which can be the request's or the machine's fault.
-_MOST_DEATHS = 3
-_RENDERED = f"{__name__}:rendered"
-
-# llama.cpp takes this out of Mistral's templates, which would refuse an empty answer (common/chat.cpp,
-# common_chat_templates_init).
-_REFUSES_EMPTY = (
-    "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
-    "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
-)
 # If Gemma 4's template leaves the model's next turn out, llama.cpp begins it (common/parsers/gemma4.cpp).
-_GEMMA_CALL, _GEMMA_END, _GEMMA_BEGIN = "'<|tool_call>call:'", "<turn|>\n", "<|turn>model\n"
-_NEEDLE = "zq7"
-_USER: JsonObject = {"role": "user", "content": "x"}
-_CALLS: tuple[JsonObject, ...] = (
-    _USER,
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {_NEEDLE: "y"}}, "id": "call00001"}],
-    },
-    {"role": "tool", "content": _NEEDLE + "r", "name": "f", "tool_call_id": "call00001"},
-    {"role": "assistant", "content": "x"},
-    _USER,
-)
-_TOOL: JsonObject = {
-    "type": "function",
-    "function": {
-        "name": _NEEDLE,
-        "description": "x",
-        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}, "required": []},
-    },
-}
-_templates: dict[str, Template] = {}
-_lock = threading.Lock()
+_GEMMA_END, _GEMMA_BEGIN = "<turn|>\n", "<|turn>model\n"
 # Mistral's templates refuse other ids.
 _ID_CHARS = 9
 # Of one part no template makes anything else than of the text alone.
@@ -78,22 +35,35 @@ _FEWEST_PARTS = 2
 
 
 class Template:
-    """One chat template; may be used from several threads."""
+    """One chat template; may be used from several threads.
 
-    def __init__(self, source: str) -> None:
+    Attributes:
+        source: in Jinja.
+        renders_tools: tool schemas end up in the prompt.
+        renders_calls: tool calls and their results end up in the prompt.
+        renders_text_beside_calls: so does an answer's text that has calls; in Llama 3.1's and Mistral's not.
+        takes_objects: arguments of tool calls are to be objects, as llama.cpp does if a template reads them.
+        takes_parts: content may be a list of texts; else llama.cpp joins them by newlines before.
+        takes_system: a system message ends up in the prompt; else llama.cpp puts it into the next message.
+        wants_short_ids: ids of tool calls other than nine characters are refused, as Mistral's templates do.
+        takes_developer: the role developer is the template's own; llama.cpp calls it system for all but gpt-oss.
+        thinks_in_blocks: reasoning is a part of the content (Ministral 3).
+    """
+
+    def __init__(self, source: str, traits: Collection[str] = ()) -> None:
+        """Compiles a template; its traits are those that `tools/build_packs.py` found by trying (`traits.json`)."""
         self.source = source
-        self._compiled: jinja2.Template | None = None
+        self.renders_tools = "renders_tools" in traits
+        self.renders_calls = "renders_calls" in traits
+        self.renders_text_beside_calls = "renders_text_beside_calls" in traits
+        self.takes_objects = "takes_objects" in traits
+        self.takes_parts = "takes_parts" in traits
+        self.takes_system = "takes_system" in traits
+        self.wants_short_ids = "wants_short_ids" in traits
+        self.takes_developer = "takes_developer" in traits
+        self.thinks_in_blocks = "thinks_in_blocks" in traits
+        self._compiled = ENVIRONMENT.from_string(source)
         self._last = (0.0, 1)
-        self._fault = ""
-        self._begins_turns = _GEMMA_CALL in source
-        if len(source) > _MAX_SOURCE_CHARS:
-            self._fault = f"longer than {_MAX_SOURCE_CHARS} characters"
-            return
-        try:
-            made = environment(is_own=source.strip() in _own_sources())
-            self._compiled = made.from_string(source.replace(_REFUSES_EMPTY, "{%- if false %}"))
-        except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
-            self._fault = str(error)
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
@@ -110,7 +80,7 @@ class Template:
         eos: str = "",
         now: datetime | None = None,
     ) -> list[str]:
-        """The prompt in the parts in which the template writes it: mostly the very texts of the messages.
+        """The prompt in the parts in which the template writes it.
 
         Args:
             messages: in the shape that the template wants, never changed.
@@ -122,14 +92,12 @@ class Template:
         Raises:
             TemplateRefusal: for any reason.
         """
-        if self._compiled is None:
-            raise TemplateRefusal(self._fault)
         values: dict[str, Any] = {
             "messages": list(messages),
             "bos_token": bos,
             "eos_token": eos,
             "add_generation_prompt": True,
-            # As llama.cpp's server passes it unless told otherwise (tools/server, 2026-11).
+            # As llama.cpp's server passes it unless told otherwise (tools/server).
             "enable_thinking": True,
         }
         if now is not None:
@@ -153,11 +121,11 @@ class Template:
         except TemplateRefusal:
             raise
         except Exception as error:
-            # A template is a program of its own and may raise anything.
+            # A client's values meet a program of its own, which may raise anything.
             raise TemplateRefusal(f"{type(error).__name__}: {error}"[:500]) from error
-        if self._begins_turns and "".join(parts[-2:]).endswith(_GEMMA_END):
-            parts.append(_GEMMA_BEGIN)
         self._last = (1e3 * (time.thread_time() - begun_s), max(1, len(messages)))
+        if "".join(parts[-2:]).endswith(_GEMMA_END):
+            parts.append(_GEMMA_BEGIN)
         return parts
 
     def expected_ms(self, messages: int) -> float:
@@ -165,184 +133,25 @@ class Template:
         last_ms, last_messages = self._last
         return last_ms * max(1.0, messages / last_messages) ** 2
 
-    @cached_property
-    def is_usable(self) -> bool:
-        """True if the simplest conversation can be rendered."""
-        return bool(self._attempt((_USER,), ()))
 
-    @cached_property
-    def renders_tools(self) -> bool:
-        """True if tool schemas end up in the prompt."""
-        return _NEEDLE in self._attempt((_USER,), (_TOOL,))
-
-    @cached_property
-    def renders_calls(self) -> bool:
-        """True if tool calls and their results end up in the prompt."""
-        rendered = self._attempt(_CALLS, (_TOOL,)) or self._attempt(_with_text_arguments(_CALLS), (_TOOL,))
-        return _NEEDLE + "r" in rendered
-
-    @cached_property
-    def renders_text_beside_calls(self) -> bool:
-        """True if an answer's text ends up in the prompt although it has calls; in Llama 3.1's and Mistral's not."""
-        says = tuple({**each, "content": f"{_NEEDLE}t"} if "tool_calls" in each else each for each in _CALLS)
-        rendered = self._attempt(says, (_TOOL,)) or self._attempt(_with_text_arguments(says), (_TOOL,))
-        return f"{_NEEDLE}t" in rendered
-
-    @cached_property
-    def takes_objects(self) -> bool:
-        """True if arguments of tool calls are to be objects, as llama.cpp does if a template reads them."""
-        rendered = self._attempt(_CALLS, (_TOOL,))
-        return rendered.count(_NEEDLE) > self._attempt(_CALLS[:1], (_TOOL,)).count(_NEEDLE) and "y" in rendered
-
-    @cached_property
-    def takes_parts(self) -> bool:
-        """True if content may be a list of texts; else llama.cpp joins them by newlines before."""
-        parts = [{"type": "text", "text": f"{_NEEDLE}{letter}"} for letter in "ab"]
-        rendered = self._attempt(({"role": "user", "content": parts},), ())
-        return f"{_NEEDLE}a" in rendered and f"{_NEEDLE}b" in rendered and "'text'" not in rendered
-
-    @cached_property
-    def takes_system(self) -> bool:
-        """True if a system message ends up in the prompt; else llama.cpp puts it into the next message."""
-        return _NEEDLE in self._attempt(({"role": "system", "content": _NEEDLE}, _USER), ())
-
-    @cached_property
-    def wants_short_ids(self) -> bool:
-        """True if ids of tool calls other than nine characters are refused, as Mistral's templates do."""
-        return "length != 9" in self.source
-
-    @cached_property
-    def takes_developer(self) -> bool:
-        """True if the role developer is the template's own; llama.cpp calls it system for all but gpt-oss."""
-        return "<|channel|>" in self.source
-
-    def _attempt(self, messages: Sequence[JsonObject], tools: Sequence[JsonValue]) -> str:
-        try:
-            return self.render(messages, tools)
-        except TemplateRefusal:
-            return ""
-
-
-class StrangersTemplate(Template):
-    """A template out of a stranger's file: `parts` waits for another process, so it belongs into a thread."""
-
-    def __init__(self, source: str, process: Contained | None = None) -> None:
-        self.source = source
-        self._process = process or _PROCESS
-        self._deaths = 0
-
-    def parts(
-        self,
-        messages: Sequence[JsonObject],
-        tools: Sequence[JsonValue],
-        *,
-        bos: str = "",
-        eos: str = "",
-        now: datetime | None = None,
-    ) -> list[str]:
-        """As `Template.parts`."""
-        if not self.source or len(self.source) > _MAX_SOURCE_CHARS:
-            raise TemplateRefusal(f"longer than {_MAX_SOURCE_CHARS} characters, or empty")
-        if self._deaths >= _MOST_DEATHS:
-            raise TemplateRefusal("it has taken too much time or memory before")
-        try:
-            asked = json.dumps([self.source, list(messages), list(tools), bos, eos, now and now.isoformat()]).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise TemplateRefusal(f"{type(error).__name__}: it cannot be written as JSON") from error
-        if len(asked) > _MAX_REQUEST_BYTES:
-            raise TemplateRefusal(f"more than {_MAX_REQUEST_BYTES} bytes of messages")
-        try:
-            answer: object = json.loads(self._process.run(_RENDERED, asked))
-        except (Died, ValueError, RecursionError) as error:
-            self._deaths += 1
-            raise TemplateRefusal("it has taken too much time or memory") from error
-        except OSError as error:
-            raise TemplateRefusal(f"no process can be started: {error.strerror}") from error
-        match answer:
-            case [*parts]:
-                return list(map(str, parts))
-            case {"refusal": str(words)}:
-                raise TemplateRefusal(words[:500])
-        raise TemplateRefusal("it said nothing that can be read")
-
-    def expected_ms(self, messages: int) -> float:
-        """Never so short that the event loop could wait for it."""
-        return math.inf
-
-    def look(self) -> bool:
-        """Finds out all that is asked about it later, also on the event loop; returns True if it is usable."""
-        return self.is_usable and None not in (
-            self.renders_tools,
-            self.renders_calls,
-            self.renders_text_beside_calls,
-            self.takes_objects,
-            self.takes_parts,
-            self.takes_system,
-        )
-
-
-# All strangers' templates share one: they wait for each other, and cost 20 MB together.
-_PROCESS = Contained()
-
-
-def rendered(asked: bytes) -> bytes:
-    """Answers one request of `StrangersTemplate.parts` in the process."""
-    source, messages, tools, bos, eos, now = json.loads(asked)
-    try:
-        when = datetime.fromisoformat(now) if now else None
-        return json.dumps(_compiled(source).parts(messages, tools, bos=bos, eos=eos, now=when)).encode()
-    except TemplateRefusal as error:
-        if isinstance(error.__cause__, MemoryError):
-            raise error.__cause__ from error
-        return json.dumps({"refusal": str(error)[:500]}).encode()
-
-
-@lru_cache(maxsize=16)
-def _compiled(source: str) -> Template:
-    return Template(source)
+_templates: dict[str, Template] = {}
 
 
 def template(name: str) -> Template:
-    """One of the templates that come with the package, or one that was added; compiled once, in 5–50 ms.
+    """One of the templates that come with the package; compiled once, in 5–50 ms.
 
     Raises:
-        KeyError: no such template.
+        OSError, KeyError, ValueError: its file, or its row in the list of traits, is missing or damaged.
     """
     found = _templates.get(name)
     if found is None:
-        with _lock:
-            found = _templates.get(name)
-            if found is None:
-                path = _FOLDER / f"{name}.jinja"
-                if not path.is_file():
-                    raise KeyError(name)
-                found = _templates[name] = Template(path.read_text(encoding="utf-8"))
+        source = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+        traits = json.loads((_FOLDER / "traits.json").read_text(encoding="utf-8"))[name]
+        try:
+            found = _templates[name] = Template(source, traits)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"{name}.jinja cannot be compiled") from error
     return found
-
-
-def add_template(name: str, source: str) -> None:
-    """Makes a template that was read elsewhere known under a name, looked at and ready."""
-    with _lock:
-        if name in _templates and _templates[name].source == source:
-            return
-    made: Template
-    if source.strip() in _own_sources():
-        made = Template(source)
-    else:
-        made = StrangersTemplate(source)
-        made.look()
-    with _lock:
-        _templates[name] = made
-
-
-@cache
-def _own_sources() -> frozenset[str]:
-    return frozenset(path.read_text(encoding="utf-8").strip() for path in _FOLDER.glob("*.jinja"))
-
-
-def is_template(name: str, source: str) -> bool:
-    """Returns True if a template that is known under a name says the same as a source."""
-    return bool(name) and template(name).source.strip() == source.strip()
 
 
 def is_compiled(name: str) -> bool:
@@ -380,11 +189,6 @@ def _limit_chars(messages: Sequence[JsonObject], tools: Sequence[JsonValue], siz
     if size > limit:
         raise TemplateRefusal(f"more than {limit} characters")
     return limit
-
-
-def _with_text_arguments(messages: Sequence[JsonObject]) -> list[JsonObject]:
-    plain: list[JsonObject] = json.loads(json.dumps(messages).replace(f'{{"{_NEEDLE}": "y"}}', f'"{_NEEDLE}"'))
-    return plain
 
 
 def chars_of(value: Any) -> int:
@@ -428,7 +232,6 @@ def shape(messages: Sequence[Message], template: Template, *, short_ids: bool = 
     """
     shaped: list[JsonObject] = []
     is_faithful = not short_ids
-    thinks_in_blocks = "[SYSTEM_PROMPT]" in template.source and "[THINK]" in template.source
     for message in messages:
         role = message.role
         if role == "developer" and not template.takes_developer:
@@ -454,7 +257,7 @@ def shape(messages: Sequence[Message], template: Template, *, short_ids: bool = 
                 calls.append(_call(call.name, arguments, _short(call.id) if short_ids else call.id))
             raw["tool_calls"] = calls
         if message.reasoning:
-            _adapt(raw, thinks_in_blocks=thinks_in_blocks, is_harmony=template.takes_developer)
+            _adapt(raw, thinks_in_blocks=template.thinks_in_blocks, is_harmony=template.takes_developer)
         shaped.append(raw)
     if shaped and shaped[0]["role"] == "system" and not template.takes_system:
         shaped = _without_system(shaped)

@@ -39,7 +39,6 @@ class Family:
     Attributes:
         vocabulary: the name of the vocabulary that is used (`registry.py`).
         template: the name of the chat template that is rendered (`template.py`); "" if there is none at hand.
-        tool_template: of the one for requests with tools; "" if `template` serves them too.
         owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
         exact: the vocabulary is the model's own and the template, or its costs, are known.
         reasons: the model thinks before it answers, so an answer needs more room.
@@ -64,7 +63,6 @@ class Family:
     name: str
     vocabulary: str = "cl100k_base"
     template: str = ""
-    tool_template: str = ""
     owns_vocabulary: bool = False
     exact: bool = False
     reasons: bool = False
@@ -83,8 +81,8 @@ class Family:
     error_ratio: float = 0.25
 
     def template_for(self, *, tools: bool) -> str:
-        """The name of the template for requests with tools, or for those without."""
-        return (tools and self.tool_template) or self.template
+        """The name of the template."""
+        return self.template
 
 
 class _Tables(BaseModel):

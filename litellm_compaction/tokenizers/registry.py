@@ -1,8 +1,9 @@
 """Vocabularies by name: offline, loaded once per process, for any string.
 
 Names are those of the packs inside this package, of the two files that LiteLLM ships (`cl100k_base`, `o200k_base`, and
-`gpt-oss` made of the latter), `heuristic` for four characters per token, and whatever was added at run time. Safe to
-call from worker threads. The packs are built by tools/build_packs.py; NOTICE names sources and licences.
+`gpt-oss` made of the latter), `heuristic` for four characters per token, and `file:PATH` for the tokenizer.json that an
+operator has named. Safe to call from worker threads. The packs are built by tools/build_packs.py; NOTICE names sources
+and licences.
 
 A damaged pack refuses no request and never passes for an exact count: the family is then counted by a stand-in.
 """
@@ -35,10 +36,13 @@ from litellm_compaction.tokenizers.encoders import (
     tiktoken_pattern,
 )
 from litellm_compaction.tokenizers.families import FORMULA_ERROR, Family, stand_in
+from litellm_compaction.tokenizers.files import read_tokenizer_json
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 _NORMAL, _CONTROL = 1, 3
+# Before the path of an operator's tokenizer.json.
+FILE_PREFIX = "file:"
 # tiktoken stores a file under the SHA-1 of its address.
 _FILES = {
     "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
@@ -133,11 +137,6 @@ def vocabulary(name: str) -> Vocabulary:
     return found
 
 
-def install_vocabulary(name: str, made: Vocabulary) -> None:
-    """Makes a vocabulary that was built elsewhere known under a name."""
-    _loaded[name] = made
-
-
 def is_loaded(name: str) -> bool:
     """Returns True if `vocabulary(name)` returns at once."""
     return name in _loaded
@@ -179,6 +178,8 @@ def _load_once(name: str) -> Vocabulary:
 def _load(name: str) -> Vocabulary:
     if name == "heuristic":
         return Vocabulary(_bare(), CharactersEncoder())
+    if name.startswith(FILE_PREFIX):
+        return read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
     if has_pack(name):
         return Vocabulary(read_pack(name))
     if name == "gpt-oss":
@@ -255,19 +256,15 @@ def usable(family: Family) -> Family:
 
 
 def _is_ready(family: Family) -> bool:
-    return is_loaded(family.vocabulary) and all(map(is_compiled, _templates(family)))
-
-
-def _templates(family: Family) -> list[str]:
-    return [name for name in (family.template, family.tool_template) if name]
+    return is_loaded(family.vocabulary) and (not family.template or is_compiled(family.template))
 
 
 def _without_broken(family: Family) -> Family:
     while is_broken(family.vocabulary):
         family = stand_in(family)
-    if _broken_templates and any(name in _broken_templates for name in _templates(family)):
+    if family.template in _broken_templates:
         error_ratio = max(FORMULA_ERROR, family.error_ratio)
-        return replace(family, template="", tool_template="", exact=False, error_ratio=error_ratio)
+        return replace(family, template="", exact=False, error_ratio=error_ratio)
     return family
 
 
@@ -277,8 +274,8 @@ def _load_family(family: Family) -> None:
     except CompactionError as error:
         logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
         return
-    for name in _templates(family):
-        _load_template(name, family)
+    if family.template:
+        _load_template(family.template, family)
 
 
 def _load_template(name: str, family: Family) -> None:

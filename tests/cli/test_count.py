@@ -15,7 +15,7 @@ from litellm_compaction.simulator import Address
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.cli.conftest import GPT_OSS, QWEN, Run
-from tests.tokenizers.gguf_writer import bpe_fields, gguf
+from tests.tokenizers.test_files import small_tokenizer
 
 CASES = json.loads((Path(__file__).parents[1] / "tokens" / "golden" / "prompts.json").read_text("utf-8"))["cases"]
 AGENT = CASES["agent, 6 calls"]
@@ -72,12 +72,12 @@ def test_people_read_lines(count: Run, address: Address) -> None:
 
 def test_a_tokenizer_can_be_named(count: Run, tmp_path: Path) -> None:
     """A file of the model, or four characters a token."""
-    path = tmp_path / "tiny.gguf"
-    path.write_bytes(gguf(bpe_fields(tokenizer__chat_template="{{ messages[0].content }}<|end|>")))
+    path = tmp_path / "tokenizer.json"
+    small_tokenizer().save(str(path))
     ask = '{"messages": [{"role": "user", "content": "abab"}]}'
     _, output, _ = count("--model", "x", "--tokenizer", str(path), "--json", "-", stdin=ask)
     found = json.loads(output)
-    assert (found["tokens"], found["tokenizer"], found["template"]) == (3, str(path), "file")
+    assert (found["messages"][0]["tokens"], found["tokenizer"], found["template"]) == (10, str(path), "formula")
     _, output, _ = count("--model", "x", "--tokenizer", "heuristic", "--json", "-", stdin=ask)
     assert json.loads(output)["tokens"] == 1
 
@@ -99,7 +99,7 @@ def test_a_bad_line_is_answered_with_an_error(count: Run) -> None:
     [
         (["-"], "--model is missing"),
         (["--model", "x", "/nonexistent/request.json"], "/nonexistent/request.json: cannot be read"),
-        (["--model", "x", "--tokenizer", "/nonexistent/x.gguf", "-"], "--tokenizer = '/nonexistent/x.gguf'"),
+        (["--model", "x", "--tokenizer", "/no/x.json", "-"], "--tokenizer = '/no/x.json'"),
         (["--batch", "--tokenizer", "nobody-knows-this", "-"], "allowed: auto, heuristic"),
     ],
 )

@@ -146,12 +146,15 @@ def test_an_opted_in_server_without_a_number_is_a_problem(report: Report, plain:
 @pytest.mark.parametrize("place", ["settings", "deployment"])
 def test_a_wrong_tokenizer_is_a_problem(report: Report, address: Address, place: str) -> None:
     """As the proxy would say at start."""
-    own = {"tokenizer": "/nonexistent/model.gguf"}
+    own = {"tokenizer": "/nonexistent/tokenizer.json"}
     info = {"info": {"compaction": own}} if place == "deployment" else {}
     document = config(deployment(params=at(address), **info), settings=own if place == "settings" else None)
     code, found = report(document)
     assert code == 1
-    assert any("tokenizer = '/nonexistent/model.gguf': it cannot be read" in message for message in messages(found))
+    assert any(
+        "tokenizer = '/nonexistent/tokenizer.json': /nonexistent/tokenizer.json cannot be read" in message
+        for message in messages(found)
+    )
 
 
 def test_settings_that_work_against_the_plug_in_are_notes(

@@ -88,39 +88,6 @@ def long_talk() -> list[dict[str, object]]:
     return [{"role": "system", "content": "Rules."}, *turns]
 
 
-async def test_recounting_is_an_option_with_an_end() -> None:
-    """Not without the setting, not without a call left, not for what is sent as it came."""
-    server = Server()
-    await bench().guard(long_talk(), WINDOW, measure=server)
-    short = [{"role": "user", "content": "hello"}]
-    await bench().guard(short, WINDOW, measure=server, count="probe")
-    spent = Attempts(summary_calls_left=1)
-    await bench().guard(long_talk(), WINDOW, measure=server, attempts=spent, count="probe")
-    assert spent.summary_calls_left == 0
-    assert server.asked == []
-    # A summary and its recount take a call each: the second summary takes the last one of three.
-    for calls, recounts in ((3, 1), (4, 2)):
-        server, attempts, engine = Server(), Attempts(summary_calls_left=calls), bench()
-        for talk in (long_talk(), turns("other", 2 * WINDOW)):
-            prepared = await engine.guard(talk, WINDOW, measure=server, attempts=attempts, count="probe")
-            assert prepared.action == "compacted"
-        # One number confirms no ratio: the second conversation may be asked about besides.
-        recounted = [tokens for tokens in server.answer_tokens if tokens == 16]
-        assert (recounted, attempts.summary_calls_left) == ([16] * recounts, 0)
-
-
-async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
-    """What our count let through and the server's does not goes one rung further, and fits by both."""
-    engine = bench()
-
-    async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
-        return WINDOW - 20
-
-    prepared = await engine.guard(long_talk(), WINDOW, measure=measure, count="probe")
-    assert prepared.budget.fits(prepared.count.tokens)
-    assert prepared.count.tokens < WINDOW - 20 - prepared.budget.rules.answer_min_tokens
-
-
 async def test_a_question_takes_room_in_a_shared_context() -> None:
     """Beside a running answer that fills the context it is not asked: it would end both."""
     server, engine = Server(), bench()

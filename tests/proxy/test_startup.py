@@ -32,8 +32,18 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
 @pytest.mark.parametrize(
     ("settings", "own", "said"),
     [
-        ({"tokenizer": "/nonexistent/x.gguf"}, None, r"litellm_compaction\.tokenizer = '/nonexistent/x\.gguf': it can"),
-        ({"models_folder": "/nonexistent"}, None, r"litellm_compaction\.models_folder = '/nonexistent': allowed"),
+        (
+            {"tokenizer": "/no/x.json"},
+            None,
+            r"litellm_compaction\.tokenizer = '/no/x\.json': /no/x\.json cannot be read",
+        ),
+        (
+            {"tokenizer": "/no/x.gguf"},
+            None,
+            r"litellm_compaction\.tokenizer = '/no/x\.gguf': \.gguf files are not read",
+        ),
+        ({"models_folder": "/models"}, None, r"litellm_compaction: 'models_folder' was removed: leave it out; for a"),
+        ({"count": "probe"}, None, r"litellm_compaction: 'count' was removed: leave it out; the server is asked"),
         ({}, {"tokenizer": "who-is-this"}, r"model_info\.compaction of 'local'\.tokenizer = 'who-is-this': allowed"),
         (
             {"pre_request_ration": 0.8},

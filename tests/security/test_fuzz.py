@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import struct
 import time
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -28,13 +25,8 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request as ChatRequest
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import redacted
-from litellm_compaction.errors import ConfigError, ServerUnavailable, UnusableModelFile
+from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.stores.store import decode
-from litellm_compaction.templates.environment import TemplateRefusal
-from litellm_compaction.templates.template import Template
-from litellm_compaction.tokenizers import files
-from litellm_compaction.tokenizers.files import read_tokenizer_json
-from litellm_compaction.tokenizers.gguf import read_gguf
 from litellm_compaction.windows.fetch import NotThisApi
 from litellm_compaction.windows.lmstudio import Listing, _parse_v0, _parse_v1, answers_as_lmstudio, list_models, match
 from litellm_compaction.windows.other_servers import (
@@ -52,10 +44,6 @@ _JSON = st.recursive(
     max_leaves=12,
 )
 _WORDS = ("password", "=", ":", "sk-", "Bearer ", "://", "@", '"', "-----BEGIN PRIVATE KEY-----", "\n", "a1", " ", "\\")
-_BLOCKS = (
-    *("{%", "%}", "{{", "}}", " for x in messages ", " endfor "),
-    *("x", "|", "tojson", "(", ")", "[", "]", "1", "*", "'"),
-)
 
 
 _MOST_BYTES = 64 * 2**20
@@ -100,39 +88,6 @@ def _bounded(call: Callable[[], object], *allowed: type[Exception]) -> object:
 def test_rows_of_a_store(data: bytes) -> None:
     """A compaction, or none."""
     assert isinstance(_bounded(lambda: decode(data)), Compaction | None)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    version=st.integers(0, 4),
-    counts=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
-    rest=st.binary(max_size=300),
-)
-def test_gguf_files(tmp_path: Path, version: int, counts: tuple[int, int], rest: bytes) -> None:
-    """Refused, whatever it promises of its lengths."""
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", version, *counts) + rest)
-    _bounded(lambda: read_gguf(path), UnusableModelFile)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=300))
-def test_tokenizer_files(tmp_path: Path, data: bytes) -> None:
-    """Refused."""
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(data)
-    # Here: a process for each would take a minute.
-    with pytest.MonkeyPatch.context() as patch:
-        here = SimpleNamespace(run=lambda _, payload: files.examined(payload), end=lambda: None)
-        patch.setattr(files, "Contained", lambda: here)
-        with pytest.raises(UnusableModelFile):
-            _bounded(lambda: read_tokenizer_json(path))
-
-
-@given(st.lists(st.sampled_from(_BLOCKS), max_size=30).map("".join))
-def test_templates(source: str) -> None:
-    """Written or refused, never another error."""
-    _bounded(lambda: Template(source).render([{"role": "user", "content": "x"}], []), TemplateRefusal)
 
 
 @given(_JSON)

@@ -1,13 +1,11 @@
-"""What a compiled template writes: the same text as jinja2 itself."""
+"""What a compiled template writes: what transformers and llama.cpp write."""
 
 from __future__ import annotations
 
 import json
 
-import jinja2
 import pytest
 
-from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import Template
 
 MESSAGES = ({"role": "user", "content": "hi <b> ü"},)
@@ -43,40 +41,3 @@ def test_indented_json_is_what_python_writes() -> None:
 )
 def test_operators_and_filters_give_what_jinjas_own_give(source: str, shown: str) -> None:
     assert Template(source).render(({**MESSAGES[0], "items": "x"},), ()) == shown
-
-
-SUMS = (
-    *("'a' + x + ('b' + y)", "x + y + '!'", "x + (y + 'c')", "'a' + (x if x else y) + 'b'", "'a' + x|upper + 'b'"),
-    *("x + y", "1 + 2", "([1] + [2])[1]", "'a' ~ 1 ~ none ~ x ~ nothing", "x ~ (1 + 2)", "('a' + x) ~ 'b' ~ y + 'c'"),
-    *(
-        "'a' + m(x + 'b') + 'c'",
-        "m('a' ~ x ~ 2)",
-        "('a' + x)|length",
-        "'a' + ns.v + 'b'",
-        "'a' + message.get('v') + 'b'",
-    ),
-    *("'a' + 1", "1 + 'a'", "1 + 2 + 'a'", "'a' + none", "'a' + nothing", "[1] + 'a'", "'a' + [1]", "ns.v + 1 + 'a'"),
-)
-
-
-@pytest.mark.parametrize("source", SUMS)
-def test_what_is_written_in_parts_is_what_jinja_writes(source: str) -> None:
-    """Sums and joined values, also in macros and blocks: the same text as without us, or refused as well."""
-    whole = (
-        "{% macro m(v) %}<{{ v + '' }}>{{ "
-        + source.replace("m(", "(")
-        + " }}{% endmacro %}{% set ns = namespace(v='n') %}"
-        "{% set message = messages[0] %}{% set x = message.x %}{% set y = message.y %}"
-        "{% set b %}{{ " + source + " }}{% endset %}{{ " + source + " }}|{{ b }}"
-    )
-    message = {"role": "user", "content": "x", "x": "X \u00fc", "y": "Y", "v": "V"}
-    try:
-        plain = jinja2.Environment()  # noqa: S701 - prompts are no HTML
-        expected: str | None = plain.from_string(whole).render(messages=[message])
-    except (jinja2.UndefinedError, TypeError):
-        expected = None
-    try:
-        made: str | None = Template(whole).render([message], ())
-    except TemplateRefusal:
-        made = None
-    assert made == expected

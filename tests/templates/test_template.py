@@ -1,7 +1,8 @@
-"""Chat templates: what they can render, and that a hostile one cannot hurt."""
+"""Chat templates: what each can render, and that no client's text makes one work without end."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,52 +11,30 @@ import pytest
 
 from litellm_compaction.templates import template as templates
 from litellm_compaction.templates.environment import TemplateRefusal
-from litellm_compaction.templates.template import Template, add_template, template
+from litellm_compaction.templates.template import Template, template
+from tools.build_packs import traits
 
-NAMES = sorted(path.stem for path in (Path(templates.__file__).parent / "jinja").glob("*.jinja"))
+FOLDER = Path(templates.__file__).parent / "jinja"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 MESSAGES = ({"role": "user", "content": "hi <b> ü"},)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_template_renders_a_message(name: str) -> None:
-    """Each of the package's templates compiles and shows a user's text as it is."""
-    rendered = template(name).render(MESSAGES, (), bos="<s>", eos="</s>")
-    assert "hi <b> ü" in rendered
+def test_every_template_renders_a_message_and_has_the_traits_that_are_written_down(name: str) -> None:
+    """A user's text is shown as it is; the list of traits and the checksums say what a trial says."""
+    found = template(name)
+    assert "hi <b> ü" in found.render(MESSAGES, (), bos="<s>", eos="</s>")
+    tried = traits(found.source)
+    assert {key for key, value in vars(found).items() if value is True} == set(tried)
+    digest = hashlib.sha256((FOLDER / f"{name}.jinja").read_bytes()).hexdigest()
+    assert f"{digest}  {name}.jinja" in (FOLDER / "SHA256SUMS").read_text().splitlines()
 
 
-def test_capabilities_are_found_by_trying() -> None:
-    """Tools, calls, system messages and the form of arguments, as the templates are written."""
-    assert template("qwen3").renders_tools
-    assert template("llama3.1").renders_calls
-    assert template("mistral-nemo").takes_objects
-    assert template("mistral-nemo").wants_short_ids
-    assert not template("llama2").renders_tools
-    assert not template("deepseek-v3.1").renders_tools
-    assert not template("gemma2").takes_system
-    assert template("gpt-oss").takes_developer
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ messages.append(1) }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ cycler.__init__.__globals__ }}",
-        "{% include '/etc/passwd' %}",
-        "{{ raise_exception('no') }}",
-        "{% if %}",
-        "{{ messages[7].content.x }}",
-        "{{ (" * 500,
-        "x" * 300_000,
-    ],
-)
-def test_odd_templates_are_refused(source: str) -> None:
-    """Attributes that lead out, changes, no end, no template: those that take time or memory are in tests/security."""
-    hostile = Template(source)
+@pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[7].content.x }}", "{{ 'a' + 1 }}"])
+def test_a_template_that_fails_is_a_refusal(source: str) -> None:
+    """Its own words, or an error of Python's."""
     with pytest.raises(TemplateRefusal):
-        hostile.render(MESSAGES, ())
-    assert not hostile.renders_tools
+        Template(source).render(MESSAGES, ())
 
 
 def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,15 +48,12 @@ def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_prompt_much_longer_than_its_messages_is_refused() -> None:
-    """What a template makes of a client's text is bounded, whoever wrote it."""
+    """What a template makes of a client's text is bounded: indented schemas of any depth, for one."""
     long = Template("{% for a in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}")
     with pytest.raises(TemplateRefusal, match=r"more than 10\d+ characters"):
         long.render(MESSAGES, ())
 
 
-def test_templates_can_be_added() -> None:
-    """A template from elsewhere gets a name; an unknown name is an error."""
-    add_template("test:added", "{{ messages[0].content }}{% generation %}!{% endgeneration %}")
-    assert template("test:added").render(MESSAGES, ()) == "hi <b> ü!"
-    with pytest.raises(KeyError):
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(OSError, match="no such template"):
         template("no such template")

@@ -1,4 +1,4 @@
-"""By what a deployment is counted: the order of sources, what a file gives, and what happens where one fails."""
+"""By what a deployment is counted: the operator's word, else the family; what cannot be followed is said at start."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.errors import CompactionError
+from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokenizers.model_files import ModelFiles
-from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokenizers.sources import Sources, check_tokenizer
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.lmstudio import WantedModel
 from litellm_compaction.windows.windows import Target
-from tests.tokenizers.vocabulary_files import write_pack_gguf
+from tests.tokenizers.test_files import small_tokenizer
 
 CASES: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "tokens" / "golden" / "prompts.json").read_text("utf-8")
@@ -31,33 +29,50 @@ def request(case: str) -> Request:
 
 
 @pytest.mark.parametrize(
-    ("model", "own", "everybodys", "kind"),
+    ("model", "own", "everybodys", "kind", "vocabulary"),
     [
-        ("tiny", "", "auto", "lm_studio_file"),
-        ("tiny", "", "{other}", "operator"),
-        ("tiny", "auto", "{other}", "lm_studio_file"),
-        ("tiny", "heuristic", "{other}", "heuristic"),
-        ("tiny", "llama-3.1-8b", "auto", "operator"),
-        ("tiny", "/nonexistent/x.gguf", "auto", "lm_studio_file"),
-        ("llama-3.1-8b", "", "auto", "pack"),
-        ("nobody-knows", "", "auto", "stand_in"),
+        ("tiny", "", "auto", "stand_in", "cl100k_base"),
+        ("tiny", "", "{file}", "operator", "file:{file}"),
+        ("tiny", "auto", "{file}", "stand_in", "cl100k_base"),
+        ("tiny", "heuristic", "{file}", "heuristic", "heuristic"),
+        ("tiny", "llama-3.1-8b", "auto", "operator", "llama3"),
+        ("llama-3.1-8b", "", "auto", "pack", "llama3"),
+        ("llama-3.1-8b", "{file}", "auto", "operator", "file:{file}"),
     ],
 )
-async def test_sources_have_an_order(tmp_path: Path, model: str, own: str, everybodys: str, kind: str) -> None:
-    """The deployment's word, the global one, LM Studio's file, a pack, a stand-in; a broken file is passed over."""
-    write_pack_gguf(tmp_path / "p" / "tiny-GGUF" / "tiny-Q4_K_M.gguf", "qwen2", "qwen3")
-    other = str(write_pack_gguf(tmp_path / "other.gguf", "llama2", "llama2"))
-    files = ModelFiles(tmp_path, home=tmp_path / "home")
-    sources = Sources(files=files, tokenizer=everybodys.format(other=other))
-    wanted = WantedModel(key=model, publisher="p", file_format="gguf")
-    base = "http://127.0.0.1:1234/v1"
-    asked = Target(key=model, model=model, api_base=base, api_key=None, context_length=None, tokenizer=own)
-    found = await sources.source(asked, "", wanted, patient=True)
-    assert (found.kind, len(found.failures)) == (kind, own.startswith("/nonexistent"))
-    if kind == "lm_studio_file":
-        asked_for, known = request("agent, 6 calls"), family_of("qwen3", "qwen3-8b")
-        counted = await TokenCounter().count("t", found.family, asked_for)
-        assert (counted.tokens, counted.exact) == ((await TokenCounter().count("t", known, asked_for)).tokens, True)
+async def test_the_operators_word_goes_before_the_family(
+    tmp_path: Path, model: str, own: str, everybodys: str, kind: str, vocabulary: str
+) -> None:
+    """The deployment's word, the global one, a pack, a stand-in; a file counts with the family's template."""
+    small_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    file = str(tmp_path / "tokenizer.json")
+    sources = Sources(everybodys.format(file=file))
+    own = own.format(file=file)
+    asked = Target(key=model, model=model, api_base=None, api_key=None, context_length=None, tokenizer=own)
+    found = sources.source(asked, "")
+    assert (found.kind, found.family.vocabulary) == (kind, vocabulary.format(file=file))
+    assert found.path == ("" if "file" not in vocabulary else file)
+    if found.path:
+        assert found.family.template == family_of("", model).template
+        counted = await TokenCounter().count("t", found.family, request("agent, 6 calls"))
+        plain = await TokenCounter().count("t", family_of("", model), request("agent, 6 calls"))
+        # Nearly each letter is a token of it.
+        assert counted.tokens > 2 * plain.tokens
+        assert not counted.exact
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("/no/such/model.gguf", r"\.gguf files are not read any more: write the path of the model's tokenizer\.json"),
+        ("/no/such/tokenizer.json", r"'/no/such/tokenizer\.json': /no/such/tokenizer\.json cannot be read"),
+        ("who-is-this", "allowed: auto, heuristic, the path of the model's tokenizer.json"),
+    ],
+)
+def test_a_word_that_cannot_be_followed_is_said_at_start(value: str, said: str) -> None:
+    """With the key, the value and what to write."""
+    with pytest.raises(ConfigError, match=said):
+        check_tokenizer(value, "tokenizer")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Small .gguf files for tests (docs/gguf.md of the ggml repository): metadata, and tensors of zeros."""
+"""Small .gguf files for a real llama.cpp (docs/gguf.md of the ggml repository): metadata, and tensors of zeros."""
 
 from __future__ import annotations
 
@@ -61,24 +61,6 @@ def string(text: str | bytes) -> bytes:
     """A length and its bytes."""
     raw = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(raw)) + raw
-
-
-def bpe_fields(**more: Value) -> dict[str, Value]:
-    """A complete small vocabulary; `more` replaces fields, with "__" for "."."""
-    fields: dict[str, Value] = {
-        "general.architecture": "qwen3",
-        "general.name": "Tiny",
-        "qwen3.context_length": ("u32", 40960),
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": Array("str", ["a", "b", "ab", "<|end|>", "Ġa"]),
-        "tokenizer.ggml.token_type": Array("i32", [1, 1, 1, 3, 1]),
-        "tokenizer.ggml.merges": Array("str", ["a b", "Ġ a"]),
-        "tokenizer.ggml.eos_token_id": ("u32", 3),
-        "tokenizer.ggml.add_bos_token": ("bool", False),
-        "tokenizer.chat_template": "{{ messages }}",
-    }
-    return fields | {key.replace("__", "."): value for key, value in more.items()}
 
 
 def _aligned(size: int) -> int:
