@@ -14,7 +14,7 @@ from itertools import starmap
 from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.clearing import ImagePlace, StubContent, stubs, with_data
+from litellm_compaction.core.clearing import ImagePlace, stubs, with_data
 from litellm_compaction.core.compaction import Compaction, Shown, as_stubs
 from litellm_compaction.core.conversation import (
     RECORD_TOKENS,
@@ -545,9 +545,7 @@ class Planner:
             window_tokens=self.budget.window_tokens,
             edited_from=start,
             shown=tuple(sorted(shown, key=lambda each: each.position)),
-            stub_contents=tuple(
-                StubContent(each.position, size=each.size) for each in (base.stub_contents if base else ())
-            ),
+            stub_sizes=base.stub_sizes if base else (),
             omissions=base.omissions if base else "",
             covered_part=base.covered_part if base else None,
             images=tuple(sorted(place for place in images if place[0] < covered_messages and place[0] not in pinned)),
