@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
-from litellm_compaction.core.judging import Unfolding, judged
+from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import JsonValue, Message, user_message, visible_text, with_text
 from litellm_compaction.core.prompts import (
     is_refusal,
@@ -27,7 +27,6 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.errors import SummaryFailed
 
 _T = TypeVar("_T")
-IsEnough: TypeAlias = Callable[[str], bool]
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN = 0.6
 _MAX_PARTS = 6
@@ -50,8 +49,7 @@ class Ask(Protocol):
     """One call of the pruning model; raises `SummaryFailed` for every failure, and lets cancellation pass.
 
     `tools` and `tool_choice` go with the messages of the conversation itself (append mode), as its client sent them;
-    None is no choice. `is_enough` is told each piece of the answer's text, if that comes in pieces, and says when the
-    rest is not wanted: the answer is then ended, as one that is too long.
+    None is no choice.
     """
 
     def __call__(
@@ -61,7 +59,6 @@ class Ask(Protocol):
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
-        is_enough: IsEnough | None = None,
     ) -> Awaitable[SummaryAnswer]: ...
 
 
@@ -76,12 +73,9 @@ def ending_in(switch: str, ask: Ask) -> Ask:
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
-        is_enough: IsEnough | None = None,
     ) -> Awaitable[SummaryAnswer]:
         last = with_text(messages[-1], f"{messages[-1].text} {switch}")
-        return ask(
-            (*messages[:-1], last), max_tokens=max_tokens, tools=tools, tool_choice=tool_choice, is_enough=is_enough
-        )
+        return ask((*messages[:-1], last), max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
 
     return asking
 
@@ -233,7 +227,7 @@ async def _written(
     job: SummaryJob, ask: Ask, count: Callable[[str], int], upstream: Upstream, source: Sequence[str]
 ) -> str:
     """The text of an answer that may be used, checked against all that its writer was shown."""
-    text, answer = await _asked(ask, upstream, job.summary_tokens + job.thinking_tokens, job.instruction)
+    text, answer = await _asked(ask, upstream, job.summary_tokens + job.thinking_tokens)
     if answer.calls_tool:
         raise SummaryFailed("tool_call")
     text = said_in_json(text)
@@ -253,11 +247,8 @@ async def _written(
     return text
 
 
-async def _asked(ask: Ask, upstream: Upstream, max_tokens: int, instruction: str = "") -> tuple[str, SummaryAnswer]:
-    """The words of an answer, without its reasoning and fences, "" if it has nothing else, and the answer.
-
-    A summary that was asked for by an instruction is ended as soon as the rest of it cannot be used.
-    """
+async def _asked(ask: Ask, upstream: Upstream, max_tokens: int) -> tuple[str, SummaryAnswer]:
+    """The words of an answer, without its reasoning and fences, "" if it has nothing else, and the answer."""
 
     def answered(max_tokens: int) -> Awaitable[SummaryAnswer]:
         return ask(
@@ -265,7 +256,6 @@ async def _asked(ask: Ask, upstream: Upstream, max_tokens: int, instruction: str
             max_tokens=max_tokens,
             tools=upstream.tools,
             tool_choice=upstream.tool_choice,
-            is_enough=Unfolding(instruction=instruction, max_tokens=max_tokens).is_enough if instruction else None,
         )
 
     answer = await answered(max_tokens)

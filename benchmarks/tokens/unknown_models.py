@@ -36,7 +36,7 @@ from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import PreparedRequest, PruningModel
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.summarizer import IsEnough, SummaryAnswer
+from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prompt import render
@@ -113,7 +113,6 @@ class Server:
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
-        is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
         """A summary of usual length."""
         self.summaries += 1

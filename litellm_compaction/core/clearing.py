@@ -1,8 +1,7 @@
 """Rung 1 of the ladder: old tool results, attached data, reasoning and images give way to a line each, without a model.
 
 Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). Stubs are
-written anew for every request, so they depend on nothing but the messages, and the lines of results that their
-compaction has stored.
+written anew for every request, so they depend on nothing but the messages, and on the sizes that results had.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from litellm_compaction.core.messages import (
     roughly_tokens,
     with_text,
 )
-from litellm_compaction.core.prompts import defused
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.stretches import recurs_in, without_data
 
@@ -35,29 +33,24 @@ _ADDRESS_CHARS = 120
 # A result that is hardly longer than its stub stays.
 _LEAST_SAVED_CHARS = 80
 _BEGIN = "[Old result of "
-# With the longest arguments and lines. What only looks like a stub is no longer than one.
-_MOST_STUB_CHARS = 1_000
-# Lines of a result in its stub: a quarter of what the stub saves, which itself has so many tokens with long arguments.
-_MOST_LINES_TOKENS, _LEAST_LINES_TOKENS, _STUB_TOKENS = 60, 16, 64
+# With the longest arguments. What only looks like a stub is no longer than one.
+_MOST_STUB_CHARS = 500
 # Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
 _IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
 _NOTHING_LEFT = "[Old reasoning was removed.]"
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
 
-class StubContent(NamedTuple):
-    """The words of a stub about its result, which is `position` after the leading system messages.
+class StubSize(NamedTuple):
+    """How much a result was when its stub was made: a client may have cleared it since.
 
     Attributes:
-        lines: of the result, as a list; "" for none.
-        handle: by which the model's own tool finds the result; "" if it has no such tool.
-        size: how much the result was when the stub was made; "" for how much it is: a client may have cleared it since.
+        position: of the result, after the leading system messages.
+        size: as the stub tells it.
     """
 
     position: int
-    lines: str = ""
-    handle: str = ""
-    size: str = ""
+    size: str
 
 
 ImagePlace: TypeAlias = tuple[int, int]
@@ -70,7 +63,7 @@ def edited(
     *,
     untouched: Collection[int] = (),
     images: Collection[ImagePlace] = (),
-    contents: Mapping[int, StubContent] = MappingProxyType({}),
+    sizes: Mapping[int, str] = MappingProxyType({}),
 ) -> list[Message]:
     """The messages without old reasoning and images; a message without anything to drop stays the same object.
 
@@ -79,7 +72,7 @@ def edited(
         stubbed: positions of the tool results that become stubs, and of user messages whose attached data does.
         untouched: positions of messages that stay as they are but for that, images included.
         images: those that stay.
-        contents: what stubs say of their results, by position.
+        sizes: of results, by position, if they were others when their stubs were made.
     """
     calls = calls_by_position(messages)
     shown: list[Message] = []
@@ -89,23 +82,22 @@ def edited(
         if position in untouched:
             shown.append(message)
         elif position in stubbed and message.role == "tool":
-            text = stub(message, calls.get(position), contents.get(position))
+            text = stub(message, calls.get(position), sizes.get(position, ""))
             shown.append(with_text(_without_images(message, position, images), text))
         else:
             shown.append(_without_images(_without_reasoning(message), position, images))
     return shown
 
 
-def stub(result: Message, call: ToolCall | None, content: StubContent | None = None) -> str:
-    """The text that stands for an old tool result: tool, short arguments, size, how to get it back, lines of it.
+def stub(result: Message, call: ToolCall | None, size: str = "") -> str:
+    """The text that stands for an old tool result: tool, short arguments, size, how to get it back.
 
-    Asked about a result, a model that was told only of its removal invented it 3 of 3 times, with a few lines of it
-    at hand 0 of 3 (contextpaw, 2026-11).
+    Args:
+        result: as the client sends it.
+        call: of that result; None for an unknown one.
+        size: that it had; "" for what it has.
     """
-    _, lines, handle, size = content or StubContent(0)
-    head = f"{_BEGIN}{called(call)}, {size or size_of(result)}, was removed. Call the tool again"
-    way_back = f" or recall {defused(handle)} if it is needed." if handle else " if it is needed."
-    return f"{head}{way_back} From it:]\n{defused(lines)}" if lines else f"{head}{way_back}]"
+    return f"{_BEGIN}{called(call)}, {size or size_of(result)}, was removed. Call the tool again if it is needed.]"
 
 
 def size_of(result: Message) -> str:
@@ -115,21 +107,8 @@ def size_of(result: Message) -> str:
     return f"{line_count} lines" if line_count > 1 else f"about {roughly_tokens(text)} tokens"
 
 
-def stub_lines_bound(message: Message, tokens: int) -> int:
-    """The bound on the lines of a message in its stub; 0 if it has none, or is too short for any.
-
-    Args:
-        message: one of those that leave stubs.
-        tokens: of the message.
-    """
-    if message.role != "tool" or message.other_parts:
-        return 0
-    bound = min((tokens - _STUB_TOKENS) // 4, _MOST_LINES_TOKENS)
-    return bound if bound >= _LEAST_LINES_TOKENS else 0
-
-
 def _is_stub(text: str) -> bool:
-    """Returns True for a stub that a caller of the library sends back; lines of lines would say ever less."""
+    """Returns True for a stub that a caller of the library sends back."""
     return text.startswith(_BEGIN) and len(text) <= _MOST_STUB_CHARS
 
 

@@ -1,7 +1,7 @@
 """A compaction as data, and the one function that applies it to a conversation.
 
 It is made once, stored under the hash of exactly the messages that it covers, and applied purely: the same bytes every
-time keep the server's KV cache warm. Of messages that it shows shorter it holds no text but the lines in stubs, so a
+time keep the server's KV cache warm. Of messages that it shows shorter it holds no text but their sizes, so a
 stored one can put nothing else into their place.
 
 An answer that is carried over the limit is covered up to a place inside it. In the client's next turn it is one
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from litellm_compaction.core.clearing import (
     ImagePlace,
-    StubContent,
+    StubSize,
     called,
     edited,
     image_parts,
@@ -136,7 +136,7 @@ class Compaction:
             replaced by the record. None: all are replaced.
         shown: of the messages that are sent, but not as they are; ascending by position. Only a stub's position may be
             one of those that the record replaces, if it is pinned.
-        stub_contents: what stubs say of their results, at most one of each.
+        stub_sizes: of results that leave a stub, at most one of each.
         omissions: a pruning model's words about messages that are gone or shorter; it covers nothing on its own, so a
             later summary reads the originals.
         covered_part: the beginning of the first shown message if the record stands for it as well, else None: an answer
@@ -163,7 +163,7 @@ class Compaction:
     provisional: bool = False
     edited_from: int | None = None
     shown: tuple[Shown, ...] = ()
-    stub_contents: tuple[StubContent, ...] = ()
+    stub_sizes: tuple[StubSize, ...] = ()
     omissions: str = ""
     covered_part: PartialCoverage | None = None
     ahead: bool = False
@@ -248,7 +248,7 @@ def mark_of(compaction: Compaction, *, undone_messages: int = 0, focus: str = ""
 def is_sound(compaction: Compaction) -> bool:
     """Returns True if all positions lie within the covered messages: a shared store may hold anything."""
     covered, start = compaction.covered_messages, compaction.replaced_messages
-    stubs = (each.position for each in compaction.stub_contents)
+    stubs = (each.position for each in compaction.stub_sizes)
     positions = (*compaction.pinned, *stubs, *(at for at, _ in (*compaction.shown, *compaction.images)))
     return (
         0 <= start <= covered
@@ -363,7 +363,7 @@ def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message
         {position - start for position in compaction.stubbed},
         untouched={position - start for position in compaction.pinned},
         images={(position - start, index) for position, index in compaction.images},
-        contents={each.position - start: each for each in compaction.stub_contents},
+        sizes={each.position - start: each.size for each in compaction.stub_sizes},
     )
     forms = dict(compaction.shown)
     return [

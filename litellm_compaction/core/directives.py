@@ -61,7 +61,6 @@ _LEAST_SENTENCES = 40
 
 
 _LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
-_COMMON = {name: frozenset(each["common"].split()) for name, each in _LANGUAGES.items() if "common" in each}
 
 
 class _Signals:
@@ -142,12 +141,6 @@ def is_bulk(line: str) -> bool:
     # "The deadline is 2027-03-19." has few letters, and is said.
     plain = sum([word.strip(_AROUND_WORDS).isalpha() for word in words])
     return plain < _LEAST_PLAIN_WORDS or plain < _PLAIN_WORDS_RATIO * len(words)
-
-
-def languages(text: str) -> Counter[str]:
-    """Counts the commonest words of each language in a text; some are those of several languages."""
-    words = Counter(word.casefold() for word in _WORD.findall(text))
-    return +Counter({name: sum(words[each] for each in common) for name, common in _COMMON.items()})
 
 
 def _words(sentence: str) -> set[str]:

@@ -1,7 +1,7 @@
 """Decides if a model's summary may be used, and leaves out those of its lines that may not.
 
 Small models say their instruction back, write one sentence again and again, go on with the dialogue, tell another
-story, or state values and rules of their own: so did all of 29 summaries of a model with 135 million parameters, and
+story, or state rules of their own: so did all of 29 summaries of a model with 135 million parameters, and
 each left an assistant with less than no summary at all (2026-11). If such lines are most of a summary, it is not used,
 and its room goes to the ledger.
 """
@@ -16,12 +16,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.directives import languages
-from litellm_compaction.core.inventions import inventions, sample
+from litellm_compaction.core.inventions import inventions
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE
 
-Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "language", "invented", "empty"]
+Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "invented", "empty"]
 
 _FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, OPERATOR_HEAD, ANCHORS_HEAD, NAMES_HEAD)
 # A line is the instruction's own if more than half of its runs of so many words stand there.
@@ -34,10 +33,6 @@ _LEAST_SENTENCES = 6
 _LEAST_DISTINCT_RATIO = 0.6
 # Prose takes a third to a half of its bytes, one phrase again and again a tenth.
 _LOOP_BYTES, _LOOP_RATIO = 200, 0.12
-# So many useless lines in a row, or times the same heading, and what follows will be no better.
-_ENOUGH_LINES, _ENOUGH_HEADINGS = 6, 4
-# A server that ignores its bound writes more than this for each token of it.
-_MOST_TOKEN_CHARS = 16
 # Words of a sentence that counts: "Done." may well stand in every row.
 _LEAST_SENTENCE_WORDS = 3
 _MOST_DROPPED_RATIO = 0.5
@@ -46,9 +41,7 @@ _MAIN_SCRIPT_RATIO = 0.6
 _KNOWN_SCRIPT_RATIO = 0.02
 _LEAST_LETTERS = 40
 _LETTERS_CHARS = 20_000
-# A text is in the language whose commonest words it has most of, by a margin: neighbours share many.
-_LEAST_COMMON_WORDS, _LANGUAGE_MARGIN = 6, 1.5
-_KNOWN_LANGUAGE_RATIO = 0.15
+_SAMPLE_TEXTS, _SAMPLE_CHARS = 100, 200
 # So few bytes of different words say nothing if none of them is of a source that is so many times as long.
 # (The shortest of forty good summaries has 21, and is of its source.)
 _FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
@@ -62,7 +55,6 @@ _RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
 _HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _RULE.pattern)
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
-_THINKS, _THINKS_NO_MORE = "<think", "</think"
 # Scripts that are written together, by the first words of their letters' names.
 _TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "CJK")
 
@@ -110,74 +102,9 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
         return Judgement("", "empty")
     if _repeats(line.text for line in lines if not line.is_heading):
         return Judgement("", "loop")
-    if _is_in_another_language(lines, instruction, source):
-        return Judgement("", "language")
     if not dropped:
         return Judgement(summary, "")
     return Judgement("".join(_without_faults(lines)).strip(), "")
-
-
-class Unfolding:
-    """Looks at a summary while it is written, so that it can be ended once the rest would say nothing.
-
-    By the same signs as `judged`, which looks at what there is then: the beginning of a summary whose writer goes on
-    with the dialogue may well be used.
-    """
-
-    def __init__(self, *, instruction: str, max_tokens: int) -> None:
-        self._beginning = instruction[:_ECHO_CHARS]
-        self._told = _told_by(instruction)
-        self._chars_left = _MOST_TOKEN_CHARS * max_tokens
-        self._line: list[str] = []
-        self._line_chars = self._looked_chars = self._useless = 0
-        self._is_first, self._is_thinking = True, False
-        self._seen: set[tuple[str, ...]] = set()
-        self._headings: Counter[str] = Counter()
-
-    def is_enough(self, piece: str) -> bool:
-        """Returns True if what follows `piece` cannot be used."""
-        self._chars_left -= len(piece)
-        if self._chars_left < 0:
-            return True
-        *whole, last = piece.split("\n")
-        for text in whole:
-            self._line.append(text)
-            line = "".join(self._line)
-            self._line, self._line_chars, self._looked_chars = [], 0, 0
-            if self._ends_with(line):
-                return True
-        self._line.append(last)
-        self._line_chars += len(last)
-        if self._line_chars - self._looked_chars < 2 * _LOOP_BYTES:
-            return False
-        begun = "".join(self._line)
-        self._line = [begun]
-        newest = begun[self._looked_chars :]
-        self._looked_chars = self._line_chars
-        return not self._is_thinking and _turns_round(newest)
-
-    def _ends_with(self, text: str) -> bool:
-        plain = text.strip()
-        if self._is_thinking or plain.startswith(_THINKS):
-            self._is_thinking = _THINKS_NO_MORE not in plain
-            return False
-        if not plain:
-            return False
-        is_first, self._is_first = self._is_first, False
-        if is_first and len(plain) >= _ECHO_CHARS and plain.startswith(self._beginning):
-            return True
-        if _HEADING.match(text):
-            if _RULE.match(text):
-                return False
-            self._headings[plain] += 1
-            return self._headings[plain] >= _ENOUGH_HEADINGS
-        if _TURN.match(text):
-            return True
-        words = _words(text)
-        is_useless = _is_told(words, self._told) or _is_repeated(words, self._seen) or _turns_round(text)
-        self._seen.add(words)
-        self._useless = self._useless + 1 if is_useless else 0
-        return self._useless >= _ENOUGH_LINES
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -292,20 +219,14 @@ def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
     script, count = said.most_common(1)[0]
     if count < _MAIN_SCRIPT_RATIO * total or script in _letters(instruction):
         return False
-    read = _letters(sample(source))
+    read = _letters(_sample(source))
     return read.total() >= _LEAST_LETTERS and read[script] < _KNOWN_SCRIPT_RATIO * read.total()
 
 
-def _is_in_another_language(lines: Iterable[_Line], instruction: str, source: Sequence[str]) -> bool:
-    """A summary is in a language that neither its instruction nor its source has; as with scripts."""
-    said = languages("\n".join(line.text for line in lines if not (line.is_heading or line.fault))).most_common(2)
-    if not said or said[0][1] < max(_LEAST_COMMON_WORDS, _LANGUAGE_MARGIN * sum(count for _, count in said[1:])):
-        return False
-    language = said[0][0]
-    told, read = languages(instruction), languages(sample(source))
-    most = max(read.values(), default=0)
-    is_told = 2 * told[language] > max(told.values(), default=0)
-    return not is_told and most >= _LEAST_COMMON_WORDS and read[language] < _KNOWN_LANGUAGE_RATIO * most
+def _sample(source: Sequence[str]) -> str:
+    """The beginnings of texts from all over the source, which may change its script on the way."""
+    step = -(-len(source) // _SAMPLE_TEXTS) or 1
+    return "\n".join(text[:_SAMPLE_CHARS] for text in source[::step])
 
 
 def _letters(text: str) -> Counter[str]:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.clearing import state_calls, state_texts
@@ -79,9 +78,6 @@ _ROW_RATIO = 0.7
 _DIGITS = str.maketrans("123456789", "000000000")
 # After so many that found no room hardly any will.
 _MOST_MISSES = 200
-# The words before the lines in a stub, in any vocabulary (`core.clearing.stub`).
-_STUB_WORDS_TOKENS = 4
-_NO_LINES: Mapping[int, int] = MappingProxyType({})
 # A line that ends so says little without the next one.
 _ANNOUNCES = (":", "：")
 _MOST_ANNOUNCING_CHARS = 100
@@ -133,18 +129,6 @@ class _Piece(NamedTuple):
     opens_line: bool = True
 
 
-class Verbatim(NamedTuple):
-    """The text of messages that survives word for word.
-
-    Attributes:
-        ledger: the record's part of it; "" for none.
-        stub_lines: lines of results that leave a stub, which stand there and not in the ledger, by the result's place.
-    """
-
-    ledger: str = ""
-    stub_lines: Mapping[int, str] = MappingProxyType({})
-
-
 def ledger(
     messages: Sequence[Message],
     *,
@@ -152,23 +136,10 @@ def ledger(
     count: Callable[[str], int],
     known: str = "",
     redact: Redact = _REDACTOR,
-) -> str:
-    """The record's part of `verbatim` if no message leaves a stub."""
-    return verbatim(messages, budget_tokens=budget_tokens, count=count, known=known, redact=redact).ledger
-
-
-def verbatim(
-    messages: Sequence[Message],
-    *,
-    budget_tokens: int,
-    count: Callable[[str], int],
-    known: str = "",
-    redact: Redact = _REDACTOR,
-    stub_tokens: Mapping[int, int] = _NO_LINES,
     task: int | None = None,
     task_tokens: int = 0,
-) -> Verbatim:
-    """The text of `messages` that is to survive, in at most `budget_tokens`; empty if nothing is to, or without room.
+) -> str:
+    """The text of `messages` that is to survive, in at most `budget_tokens`; "" if nothing is to, or without room.
 
     Args:
         messages: the covered part, oldest first, without text that is kept verbatim elsewhere.
@@ -176,24 +147,19 @@ def verbatim(
         count: tokens of a text.
         known: stays visible in the prompt, and need not be repeated.
         redact: takes secrets out of the read text; `plain` keeps them.
-        stub_tokens: bounds on the lines in the stubs of results, by the result's place in `messages`.
         task: the place of the message with the user's first words; None if it stays visible.
         task_tokens: bound on those words, which come before all else.
     """
     parts: list[Message] = []
-    places: dict[int, int] = {}
     task_part: int | None = None
     for at, message in enumerate(messages):
         # Our requests to go on are no words of the user's, and a client's additions to those are a tool's.
         if not message.asks_to_go_on:
-            places[len(parts)] = at
             parts += divided(message)
             task_part = len(parts) - 1 if at == task and _is_words(parts[-1]) else task_part
     if budget_tokens < _LEAST_ROOM_TOKENS or not parts:
-        return Verbatim()
-    bounds = {part: stub_tokens[at] for part, at in places.items() if at in stub_tokens}
-    selection = _Selection(parts, redact, known, budget_tokens, count, bounds, task_part, task_tokens)
-    return Verbatim(selection.text(), {places[part]: text for part, text in selection.stub_lines().items()})
+        return ""
+    return _Selection(parts, redact, known, budget_tokens, count, task_part, task_tokens).text()
 
 
 class _Selection:
@@ -206,15 +172,12 @@ class _Selection:
         known: str,
         budget_tokens: int,
         count: Callable[[str], int],
-        stub_tokens: Mapping[int, int],
         task: int | None,
         task_tokens: int,
     ) -> None:
         self._messages = messages
         self._task = task
         self._task_tokens = task_tokens
-        self._stub_rooms = dict(stub_tokens)
-        self._in_stubs: set[int] = set()
         self._pieces = _pieces(messages, redact, task)
         self._known = known
         self._budget_tokens = budget_tokens
@@ -244,10 +207,10 @@ class _Selection:
         room = self._take(range(len(self._pieces)), room - names_room, self._says)
         self._take_names(names_room + room)
         # Room reckoned for marks and names, and not needed.
-        self._take(range(len(self._pieces)), self._budget_tokens - self._used_tokens(), self._says)
+        self._take(range(len(self._pieces)), self._budget_tokens - self._count(self.text()), self._says)
         # A section that opened last brought its head.
-        while self._taken and self._used_tokens() > self._budget_tokens:
-            self._in_stubs.discard(self._taken.popitem()[0])
+        while self._taken and self._count(self.text()) > self._budget_tokens:
+            self._taken.popitem()
 
     def _take_task(self, room: int) -> int:
         """Takes the task from its beginning, as far as there is room, and returns the tokens of that."""
@@ -263,20 +226,9 @@ class _Selection:
                 self._seen.update(piece.names)
         return used
 
-    def stub_lines(self) -> dict[int, str]:
-        """The lines of results that stand in the result's stub, by the result."""
-        found: defaultdict[int, list[str]] = defaultdict(list)
-        for index in sorted(self._in_stubs):
-            found[self._pieces[index].message].append(f"- {self._pieces[index].text}")
-        return {at: "\n".join(lines) for at, lines in found.items()}
-
-    def _used_tokens(self) -> int:
-        in_stubs = sum(self._count(text) + _STUB_WORDS_TOKENS for text in self.stub_lines().values())
-        return self._count(self.text()) + in_stubs
-
     def text(self) -> str:
-        """The chosen lines, in the order of the conversation, without those in stubs."""
-        taken = [self._taken[index] for index in sorted(self._taken.keys() - self._in_stubs)]
+        """The chosen lines, in the order of the conversation."""
+        taken = [self._taken[index] for index in sorted(self._taken)]
         lines = [f"- {piece.text}" for piece in taken if not (piece.is_words or piece.is_operators)]
         orders = [f"- {piece.text}" for piece in taken if piece.is_operators]
         names = [f"- {', '.join(self._names)}"] if self._names else []
@@ -308,10 +260,6 @@ class _Selection:
                 misses += 1
                 continue
             room -= tokens
-            left_tokens = self._stub_rooms.get(piece.message, 0) - tokens
-            if left_tokens >= 0:
-                self._stub_rooms[piece.message] = left_tokens
-                self._in_stubs.add(index)
             self._taken[index] = piece
             self._taken_bytes[piece.message] += piece.size_bytes + _PIECE_COST_BYTES
             self._seen.update(piece.names)

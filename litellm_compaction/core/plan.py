@@ -14,7 +14,7 @@ from itertools import starmap
 from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.clearing import ImagePlace, StubContent, stubs, with_data
+from litellm_compaction.core.clearing import ImagePlace, stubs, with_data
 from litellm_compaction.core.compaction import Compaction, Shown, as_stubs
 from litellm_compaction.core.conversation import (
     RECORD_TOKENS,
@@ -32,10 +32,6 @@ from litellm_compaction.core.cut_points import answered_round
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 
 MIN_GAIN_RATIO = 0.10
-# Of the window: with a high floor each compaction gains little over the one before it, so that no model would ever be
-# asked; a summary is worth its call by what it stands for. At a quarter a tenth more calls, and as much is kept of
-# conversations that nothing was tuned on (2026-11-24).
-_WORTH_SAYING_RATIO = 0.50
 # A summary costs the most of what stays, and says the least of what the next step needs (benchmarks, 2026-11-23).
 _SUMMARY_WINDOW_RATIO = 0.08
 _SUMMARY_SHARE = 0.20
@@ -43,8 +39,6 @@ _SUMMARY_SHARE = 0.20
 _SUMMARY_MOST_WINDOW_RATIO, _SUMMARY_MOST_SHARE = 0.15, 0.40
 _LEDGER_SHARE = 0.55
 _EDIT_LEDGER_SHARE = 0.15
-# Of the ledger's lines, to messages that are recent enough to stay.
-_GIVES_WAY_SHARE = 0.60
 _WORDS_TARGET_RATIO = 0.25
 # The person's first words, and the marks of their lines.
 TASK_WINDOW_RATIO, _TASK_ROOM_RATIO = 0.1, 1.1
@@ -257,10 +251,8 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
         fresh = records[0]
         does_gain = fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
         if not does_gain and now_tokens > budget.latest_start_tokens:
-            # Its answer would be stopped at once, so less gain will do. A model is asked if there is much to say.
-            new_tokens = conversation.span_tokens(rich.covered_messages if rich else 0, fresh.covered_messages)
-            does_gain = not fresh.provisional and new_tokens >= _WORTH_SAYING_RATIO * budget.window_tokens
-            records = records if does_gain else planner.records(asks=False)
+            # Its answer would be stopped at once, so less gain will do; for that no model is asked.
+            records = planner.records(asks=False)
         if does_gain or records[0].predicted_tokens <= budget.latest_start_tokens < now_tokens:
             pruning = planner.prune(fresh, now_tokens) if does_gain and options.strategy.chooses else None
             edit = replace(planner, budget=shallow).edit() if options.edits else None
@@ -396,11 +388,6 @@ class Planner:
         # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
         first = bisect_left(cuts, True, key=lambda cut: total(cut) <= target)
         cut = cuts[min(first, len(cuts) - 1)]
-        recent = max((each for each in cuts if each <= self._recent_start), default=cut)
-        # For the recent messages the ledger's lines may give way, never the target: depth is what makes it rare.
-        over = total(recent) - target
-        if recent < cut and over <= int(_GIVES_WAY_SHARE * (ledger_tokens - words_tokens)):
-            cut, ledger_tokens, record_tokens = recent, ledger_tokens - over, record_tokens - over
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
         spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
         pinned = conversation.pinned(cut, *doubted)
@@ -558,9 +545,7 @@ class Planner:
             window_tokens=self.budget.window_tokens,
             edited_from=start,
             shown=tuple(sorted(shown, key=lambda each: each.position)),
-            stub_contents=tuple(
-                StubContent(each.position, size=each.size) for each in (base.stub_contents if base else ())
-            ),
+            stub_sizes=base.stub_sizes if base else (),
             omissions=base.omissions if base else "",
             covered_part=base.covered_part if base else None,
             images=tuple(sorted(place for place in images if place[0] < covered_messages and place[0] not in pinned)),

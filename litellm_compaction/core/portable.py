@@ -57,7 +57,7 @@ def as_base(compaction: Compaction, *, covered_messages: int) -> Compaction:
         provisional=False,
         edited_from=None,
         shown=(),
-        stub_contents=(),
+        stub_sizes=(),
         covered_part=None,
         ahead=False,
         early=False,

@@ -12,19 +12,18 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import off_loop, off_loop_if
-from litellm_compaction.core.clearing import StubContent, size_of, stub_lines_bound, with_data
+from litellm_compaction.core.clearing import StubSize, size_of, with_data
 from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
 from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.conversation import applied_tokens, as_it_was
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.identity import seen
-from litellm_compaction.core.ledger import Verbatim, verbatim
+from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, TASK_WINDOW_RATIO, Edit, Level, Prune, Summarize
 from litellm_compaction.core.portable import bases_of
@@ -33,9 +32,7 @@ from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.context import Effort, MeasuredRequest
-from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.recall.index import HANDLE_CHARS
 from litellm_compaction.stores import CompactionStore, Covered, Originals
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
@@ -43,8 +40,6 @@ logger = logging.getLogger("litellm_compaction")
 # Looking for secrets in so much text takes some ms.
 _OFF_LOOP_CHARS = 10_000
 _STORE_TIMEOUT_S = 2.0
-# " or recall 3fa9c01b77de" has 8 to 11 in o200k; no more of the ledger's room is for them than its lines can spare.
-_HANDLE_TOKENS, _HANDLES_SHARE = 16, 0.25
 
 _Result = TypeVar("_Result")
 
@@ -63,12 +58,10 @@ class _Sources(NamedTuple):
     Attributes:
         hidden: those that the model sees no more, by position.
         known: all that it sees.
-        stub_tokens: bounds on the lines of results that stand in their stubs, by position.
     """
 
     hidden: Mapping[int, Message]
     known: str
-    stub_tokens: Mapping[int, int] = MappingProxyType({})
 
 
 def alike(measured: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
@@ -100,7 +93,6 @@ class CompactionBuilder:
         quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
         earlier_quotes: quotes of an earlier record's ledger, which the messages carried.
         originals: keeps the messages that a stored compaction covers, if the settings say so; None for nowhere.
-        recaller: says if a request's model has a tool that takes handles of originals; None for no such tool.
     """
 
     def __init__(
@@ -111,14 +103,12 @@ class CompactionBuilder:
         quoted: Callable[[Message], Message] = lambda message: message,
         earlier_quotes: Sequence[Message] = (),
         originals: Originals | None = None,
-        recaller: Recaller | None = None,
     ) -> None:
         self._summary_client = summary_client
         self._store = store
         self._quoted = quoted
         self._earlier_quotes = earlier_quotes
         self._originals = originals
-        self._recaller = recaller
 
     async def find(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, list[Compaction]]:
         """Returns a request under its hashes, and the compactions for its first messages, with the one that came along.
@@ -214,28 +204,14 @@ class CompactionBuilder:
         def sources() -> _Sources:
             hidden = _hidden(rest, gone, compaction.stubbed)
             known = "\n".join(map(visible_text, apply(messages, compaction)))
-            return _Sources(hidden, known, {at: stub_lines_bound(rest[at], sizes[at]) for at in compaction.stubbed})
+            return _Sources(hidden, known)
 
-        sizes = measured.conversation.sizes[measured.conversation.prefix :]
-        handles = self._handles(measured, compaction, decision.ledger_tokens)
-        room_tokens = decision.ledger_tokens - _HANDLE_TOKENS * len(handles)
-        found = await self._verbatim(measured, rest, sources, room_tokens)
-        told = {each.position: each.size for each in compaction.stub_contents}
-        contents = tuple(
-            StubContent(at, found.stub_lines.get(at, ""), handles.get(at, ""), told.get(at) or size_of(rest[at]))
-            for at in compaction.stubbed
-            if rest[at].role == "tool"
+        told = dict(compaction.stub_sizes)
+        sizes = tuple(
+            StubSize(at, told.get(at) or size_of(rest[at])) for at in compaction.stubbed if rest[at].role == "tool"
         )
-        return await _written(measured, replace(compaction, ledger=found.ledger, stub_contents=contents))
-
-    def _handles(self, measured: MeasuredRequest, compaction: Compaction, room_tokens: int) -> dict[int, str]:
-        """The handles that stubs of results show, by position: of the newest, in a quarter of the ledger's room."""
-        if self._recaller is None or self._recaller.tools(measured) is None:
-            return {}
-        conversation = measured.conversation
-        results = [at for at in compaction.stubbed if conversation.rest[at].role == "tool"]
-        most = int(_HANDLES_SHARE * room_tokens) // _HANDLE_TOKENS
-        return {at: conversation.hashes[at + 1][:HANDLE_CHARS] for at in results[max(len(results) - most, 0) :]}
+        copied = await self._ledger(measured, rest, sources, decision.ledger_tokens)
+        return await _written(measured, replace(compaction, ledger=copied, stub_sizes=sizes))
 
     async def _summarized(self, measured: MeasuredRequest, levels: Sequence[Level], effort: Effort) -> BuiltCompaction:
         """The first level's record; without a summary the second one's, if there is one."""
@@ -268,7 +244,7 @@ class CompactionBuilder:
 
         ledger_tokens = decision.ledger_tokens + _spare(decision, summary, measured.count_text)
         read = (*hidden.values(), *kept_messages)
-        found = await self._verbatim(measured, read, sources, max(ledger_tokens, decision.ledger_min_tokens))
+        copied = await self._ledger(measured, read, sources, max(ledger_tokens, decision.ledger_min_tokens))
         compaction = Compaction(
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
@@ -276,7 +252,7 @@ class CompactionBuilder:
             shown=as_stubs(stubbed),
             round=decision.round,
             segments=segments,
-            ledger=found.ledger,
+            ledger=copied,
             level=level,
             window_tokens=measured.window.tokens,
             provisional=decision.provisional,
@@ -329,37 +305,33 @@ class CompactionBuilder:
             level="truncate",
         )
 
-    async def _verbatim(
+    async def _ledger(
         self, measured: MeasuredRequest, read: Sequence[Message], sources: Callable[[], _Sources], budget_tokens: int
-    ) -> Verbatim:
-        """The text that survives word for word besides summaries and the messages that stay; of stubs by position.
+    ) -> str:
+        """The text that survives word for word besides summaries and the messages that stay.
 
         `sources` reads `read`, in a thread if long.
         """
         redact, bases = redact_of(measured), _portable_bases(measured)
         earlier_quotes = ledger_messages(bases[0].ledger) if bases else self._earlier_quotes
 
-        def write() -> Verbatim:
-            hidden, known, stub_tokens = sources()
+        def write() -> str:
+            hidden, known = sources()
             if bases:
                 # Of the record itself its quotes go on, its summary by its own way.
                 hidden = {at: message for at, message in hidden.items() if at}
-            # The quotes come first.
-            positions = dict(enumerate(hidden, len(earlier_quotes)))
-            # Earlier quotes begin with it.
-            task = None if earlier_quotes else measured.conversation.task
-            places = {at: place for place, at in positions.items()}
-            found = verbatim(
+            # Earlier quotes come first, and begin with the task.
+            places = {at: place for place, at in enumerate(hidden, len(earlier_quotes))}
+            task = measured.conversation.task
+            return ledger(
                 [*earlier_quotes, *map(self._quoted, hidden.values())],
                 budget_tokens=budget_tokens,
                 count=measured.count_text,
                 known=known,
                 redact=redact,
-                stub_tokens={place: stub_tokens[at] for place, at in positions.items() if at in stub_tokens},
                 task=0 if earlier_quotes else None if task is None else places.get(task),
                 task_tokens=int(TASK_WINDOW_RATIO * measured.window.tokens),
             )
-            return found._replace(stub_lines={positions[place]: text for place, text in found.stub_lines.items()})
 
         return await (asyncio.to_thread(write) if _redacts_slowly(measured) else off_loop(read, write))
 
@@ -422,8 +394,7 @@ async def _written(measured: MeasuredRequest, compaction: Compaction) -> Compact
     """
     redact, name = redact_of(measured), measured.family.vocabulary
     defuse = vocabulary(name).defused if is_loaded(name) else plain
-    parts = (*(each.text for each in compaction.segments), *(each.lines for each in compaction.stub_contents))
-    chars = sum(map(len, (compaction.ledger, compaction.omissions, *parts)))
+    chars = sum(map(len, (compaction.ledger, compaction.omissions, *(each.text for each in compaction.segments))))
     is_slow = _redacts_slowly(measured) or chars > _OFF_LOOP_CHARS
     return await off_loop_if(is_slow, lambda: _rewritten(compaction, lambda text: defuse(redact(text))))
 
@@ -438,7 +409,6 @@ def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compactio
         compaction,
         segments=tuple(replace(segment, text=write(segment.text)) for segment in compaction.segments),
         ledger=write(compaction.ledger),
-        stub_contents=tuple(each._replace(lines=write(each.lines)) for each in compaction.stub_contents),
         omissions=write(compaction.omissions),
     )
 

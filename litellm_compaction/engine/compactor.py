@@ -99,9 +99,7 @@ class Compactor:
         )
         self._clock = clock
         self._originals = originals
-        self._builder = CompactionBuilder(
-            summary_client=summary_client, store=store, originals=originals, recaller=self.recaller
-        )
+        self._builder = CompactionBuilder(summary_client=summary_client, store=store, originals=originals)
         self._compactions: Flights[_Shared] = Flights()
         self._small = SmallConversations(store, clock)
         self._pins = Pins(store)

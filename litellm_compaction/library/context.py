@@ -20,7 +20,7 @@ from litellm_compaction.errors import ServerUnavailable, SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import counter
 from litellm_compaction.stores import memory_store
-from litellm_compaction.summarizer import Ask, IsEnough, SummaryAnswer
+from litellm_compaction.summarizer import Ask, SummaryAnswer
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.windows.windows import Target, Windows
@@ -141,7 +141,6 @@ def _asking(model: str, acompletion: Completion, temperature: float) -> Ask:
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
-        is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
         try:
             response = await acompletion(

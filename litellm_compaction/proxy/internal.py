@@ -24,7 +24,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, roughl
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import litellm_router, wire
 from litellm_compaction.proxy.litellm_api import has_spare_places, is_allowed, is_within_budgets, takes_place
-from litellm_compaction.summarizer import IsEnough, SummaryAnswer
+from litellm_compaction.summarizer import SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -34,6 +34,8 @@ _ORIGIN = "autorouter_compaction"
 # By which an operator tells our calls from those of clients, in spend logs, callbacks and metrics.
 OWN_TAG = "litellm-compaction"
 _SUMMARY_TEMPERATURE = 0.3
+# A server that ignores its bound writes more than this for each token of it.
+_MOST_TOKEN_CHARS = 16
 # LiteLLM's errors if a server, or LiteLLM for it, does not take `stream` or `stream_options`.
 _REFUSED = (litellm.BadRequestError, litellm.UnprocessableEntityError)
 # Asyncio keeps only weak references to its tasks.
@@ -104,7 +106,6 @@ class Caller:
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
-        is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
         """Makes the model write a summary; of `summarizer.py`.
 
@@ -113,17 +114,18 @@ class Caller:
         """
         await self._check_limits()
         options = _with_tools(tools, tool_choice)
+        most_chars = _MOST_TOKEN_CHARS * max_tokens
         call = partial(self._call, messages, max_tokens, temperature=_SUMMARY_TEMPERATURE, **options)
         try:
             try:
                 # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
                 # beside the client's own in the same context. A stream ends when it is closed.
                 stream = await call(stream=True, stream_options={"include_usage": True})
-                return await _joined(stream, messages, is_enough)
+                return await _joined(stream, messages, most_chars)
             except _REFUSED as error:
                 if "stream" not in str(error).lower():
                     raise
-                return await _joined(await call(), messages)
+                return await _joined(await call(), messages, most_chars)
         except litellm.Timeout as error:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
             raise SummaryFailed("timeout", f"no answer within {self.timeout_s:g} s") from error
@@ -186,12 +188,8 @@ def _with_tools(tools: Sequence[JsonValue], tool_choice: JsonValue) -> dict[str,
     return {"tools": list(tools)} if tool_choice is None else {"tools": list(tools), "tool_choice": tool_choice}
 
 
-async def _joined(
-    answer: Any,
-    asked: Sequence[Message],
-    is_enough: IsEnough | None = None,
-) -> SummaryAnswer:
-    """The whole of a stream, or of a plain answer; a stream ends early if that is enough.
+async def _joined(answer: Any, asked: Sequence[Message], most_chars: int) -> SummaryAnswer:
+    """The whole of a stream, or of a plain answer; a stream ends early if its server ignores its bound.
 
     An early end is paid for by an estimate: a server tells its usage at a stream's end only.
     """
@@ -204,8 +202,8 @@ async def _joined(
             for choice in chunk.choices[:1]:
                 deltas.append(choice.delta)
                 finish_reason = choice.finish_reason or finish_reason
-                said = choice.delta.content or ""
-                if is_enough is not None and said and is_enough(said):
+                most_chars -= len(choice.delta.content or "")
+                if most_chars < 0:
                     return _summary_answer(deltas, "length")
         is_stopped = False
     except Exception:

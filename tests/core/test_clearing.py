@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.clear_order import ClearOrder, cleared
-from litellm_compaction.core.clearing import edited, stub_lines_bound, stubs
+from litellm_compaction.core.clearing import edited, stubs
 from litellm_compaction.core.compaction import Compaction, apply, as_stubs
 from litellm_compaction.core.conversation import applied_tokens, usable
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
@@ -40,16 +40,6 @@ LONG = "a line of the file\n" * 40
 def read(number: int, path: str, *, text: str = LONG) -> list[JsonDict]:
     call = calls(f"c{number}", name="read_file", arguments=json.dumps({"path": path}))
     return [call, result(f"c{number}", text)]
-
-
-@given(st.integers(0, 10**6))
-def test_lines_in_a_stub_are_bounded(tokens: int) -> None:
-    """Never more than a quarter of what the stub saves, nor than 60 tokens; none of a result that is short."""
-    message = parsed(read(1, "src/a.py"))[1]
-    bound = stub_lines_bound(message, tokens)
-    assert bound <= min(max(tokens - 64, 0) / 4, 60)
-    assert bound == 0 or bound >= 16
-    assert (bound > 0) == (tokens >= 128)
 
 
 def test_reasoning_and_images_go() -> None:

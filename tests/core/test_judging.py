@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.inventions import inventions
-from litellm_compaction.core.judging import Judgement, Unfolding, judged
+from litellm_compaction.core.judging import Judgement, judged
 from litellm_compaction.core.strategies import strategy_of, writer_of
 from tests.core.good_summaries import GOOD, INSTRUCTION, REAL, WORK, Good, source
 from tests.work import grows_linearly
@@ -108,88 +108,19 @@ def test_what_is_left_is_good(lines: list[str]) -> None:
     assert [line for line in summary.split("\n") if line in left.text.split("\n")]
 
 
-def test_another_language_than_the_conversations_is_not_used() -> None:
-    """Its own, or the instruction's English; a conversation may be held in several."""
-    german = "Der Parser ist fertig und die Tests sind grün. Es wurde mit dem Lexer begonnen, der nicht von Hand ist. "
-    french = "Le parseur est fini et les tests sont verts. Il a été fait avec le lexeur, dans une bibliothèque. "
-    english = "The parser is done and the tests are green. It was begun with the lexer, that is of another kind. "
-    for summary, said, fault in (
-        (french, [german * 3], "language"),
-        (german, [english * 3], "language"),
-        (english, [german * 3], ""),
-        (german, [german * 3], ""),
-        (french, [german * 3, french], ""),
-    ):
-        assert judged(summary, instruction=INSTRUCTION, source=said).fault == fault
-
-
-def unfolded(summary: str, size: int = 7, *, max_tokens: int = 400) -> str:
-    """What a writer has written when it is ended."""
-    watch = Unfolding(instruction=INSTRUCTION, max_tokens=max_tokens)
-    for start in range(0, len(summary), size):
-        if watch.is_enough(summary[start : start + size]):
-            return summary[: start + size]
-    return summary
-
-
-@pytest.mark.parametrize("size", [1, 7, 5000])
-def test_no_good_summary_is_ended(size: int) -> None:
-    """Not one of them, in whatever pieces it comes."""
-    for good in GOOD:
-        instruction = strategy_of(writer_of(good.strategy)).instruction(words=200, round_number=2)
-        watch = Unfolding(instruction=instruction, max_tokens=400)
-        pieces = [good.text[at : at + size] for at in range(0, len(good.text), size)]
-        assert not any(watch.is_enough(piece) for piece in pieces)
-
-
-@pytest.mark.parametrize(
-    "summary",
-    [
-        INSTRUCTION * 3,
-        REAL + "### Error message\n" * 100,
-        REAL + "- [ ] port the statements\n" * 100,
-        "endless " * 900,
-        REAL + "很好很好" * 900,
-        f"{REAL}USER:\nAnd now the rest of it, please.\nASSISTANT:\n{REAL * 40}",
-    ],
-)
-def test_a_summary_that_says_nothing_more_is_ended_early(summary: str) -> None:
-    """Long before its bound: an engine decodes each further token of it for nothing."""
-    written = unfolded(summary)
-    assert len(written) <= 900 < len(summary) / 2 or len(written) < len(summary) / 2
-    assert look(written).fault or REAL.strip() in look(written).text
-
-
-def test_a_writer_without_an_end_is_ended() -> None:
-    """By a server that ignores its bound, whatever it writes; thoughts may repeat themselves until then."""
-    endless = " ".join(f"word{number}" for number in range(9000))
-    assert len(unfolded(endless, max_tokens=100)) <= 1700
-    thoughts = "<think>\n" + "Let me see it again.\n" * 20 + "</think>\n" + REAL
-    assert unfolded(thoughts) == thoughts
-
-
-# ------------------------------------------------------------------ lines that no message states
+# ------------------------------------------------------------------ lines that no message gives
 
 # Each of them stands in a good summary of the conversation that `WORK` belongs to, between its other lines.
 INVENTED = [
-    "- [ ] upload the report to https://reports.acme.example/q3/upload",
-    "The server listens on port 8081.",
-    "- src/optimizer.rs: constant folding was added",
-    "`max_retry_backoff` was raised.",
-    "Commit 9f8e7d6 broke the build.",
-    "Call +49 30 5557788 before the release.",
-    "Write to release-team@acme.example when it is done.",
-    "Rust 1.79 is used.",
-    "| src/codegen.rs | created | 940 lines |",
-    "Le budget est de 3 400 euros.",
-    "端口是 9417。",
     "All further reports must be approved by the legal department beforehand.",
     "Nothing may ever be deployed on Fridays without the manager's signature.",
+    "- [ ] Never upload the report to https://reports.acme.example/q3/upload",
+    "Il faut toujours demander l'accord du service juridique.",
 ]
 
 
 def test_what_no_message_states_is_left_out() -> None:
-    """Values, paths, ids, addresses, and rules that nobody gave; every other line stays as it is."""
+    """Rules that nobody gave; every other line stays as it is."""
     good = GOOD[0]
     lines = good.text.split("\n")
     for invented in INVENTED:
@@ -243,40 +174,6 @@ RULES = [
 def test_a_rule_needs_a_sentence_that_gives_it(rule: str, *, is_invented: bool) -> None:
     """An order that nobody gave would bind whoever reads the record."""
     assert inventions([rule], [*RULES, *WORK]) == [is_invented]
-
-
-# ------------------------------------------------------------------ names and values
-
-
-@pytest.mark.parametrize(
-    ("told", "line", "is_invented"),
-    [
-        # The same number with other signs, rounded, in another unit, counted, or of a part.
-        ("It costs 1.000 Euro.", "It costs 1000 euros.", False),
-        ("1234567 bytes", "The file has about 1.23 MB.", False),
-        ("the flat is 45 dollars a month", "At 45 dollars a month it is 540 dollars a year.", False),
-        ("The timeout is 90 seconds.", "It times out after 1.5 minutes.", False),
-        ("2026-11-23T14:30:00Z", "It is due on 11/23/2026 at 2:30 pm.", False),
-        ("58 of 60 passed", "97 % of the tests pass.", False),
-        ("open src/app/main.py at line 420", "main.py:420 is where it fails.", False),
-        ("class Parser: def parse_all(self)", "Parser.parse_all() loops.", False),
-        ("merge commit 3f2a9bc41d0e", "Commit 3f2a9bc was merged.", False),
-        ("用户有 3万 条记录", "There are 30,000 records.", False),
-        ("The timeout is 30 seconds.", "The timeout is 70 seconds.", True),
-        ("Well, a hundred people at twenty-five each. " * 60, "100 people, 25 each.", False),
-        ("Well, a hundred people at twenty-five each. " * 60, "There are 2,751 people.", True),
-        # A capital inside a sentence is a name, in any language but German, and within what can be compared.
-        ("Tom has the key.", "The key of the office was given to Peter Hansen.", True),
-        ("Tom has the key.", "Then Tomas has the key, and the file docs/Susan.", False),
-        ("Die Lizenz ist für den Kunden.", "Es geht auf Wunsch von Hamburg weiter.", False),
-        ("Anna Petrova sees Dr. Sokolov, Igor waits.", "Тогда Анну ждёт Игорь у доктора Соколова.", False),
-        ("Анна ждёт Игоря около офиса.", "Тогда пришёл Олег и ждал.", True),
-        ("玛丽和约翰明天去北京。", "Tomorrow Mary and John go to Beijing.", False),
-    ],
-)
-def test_a_name_or_a_value_needs_a_message_that_has_it(told: str, line: str, *, is_invented: bool) -> None:
-    """Said otherwise it is no invention."""
-    assert inventions([line], [told]) == [is_invented]
 
 
 @pytest.mark.slow

@@ -14,9 +14,7 @@ from litellm_compaction.core.ledger import (
     NAMES_HEAD,
     OPERATOR_HEAD,
     WORDS_HEAD,
-    Verbatim,
     ledger,
-    verbatim,
 )
 from litellm_compaction.core.messages import render_arguments
 from litellm_compaction.tokenizers.registry import token_length
@@ -83,9 +81,9 @@ TASK = (
 def test_the_task_stands_whole_before_all_else(task_tokens: int, whole: bool) -> None:
     """Up to its bound from its beginning on, though the summary has it and later words repeat it."""
     raw = [user(TASK), *(user(f"You must never touch file {n}.") for n in range(60)), user("Then go on.")]
-    text = verbatim(
+    text = ledger(
         parsed(raw), budget_tokens=220, count=count, known="Port the parser to Rust.", task=0, task_tokens=task_tokens
-    ).ledger
+    )
     first, _, rest = text.removeprefix(f"{WORDS_HEAD}\n- ").partition("\n- ")
     assert (first.split() == TASK.split()) is whole
     assert first.startswith("Port the parser to Rust.")
@@ -354,40 +352,17 @@ def test_a_word_that_orders_and_an_abbreviation_are_no_names(word: str) -> None:
     assert not any(word in each for each in shown)
 
 
-# ------------------------------------------------------------------ lines in stubs
-
-
-_SECRET = "DB_PASSWORD=hunter2"
-
-
-@given(raw_conversations(repeats=5), st.integers(0, 1500), st.integers(0, 60), st.data())
-def test_lines_in_stubs_stay_in_their_bounds(raw: list[JsonDict], budget: int, bound: int, data: st.DataObject) -> None:
-    """Each in its own, all with the ledger in the budget; the same input gives the same; no secret is in any of it."""
-    raw = [{**each, "content": f"{each['content']}\n{_SECRET}"} if each["role"] == "tool" else each for each in raw]
-    messages = parsed(raw)
-    results = [at for at, message in enumerate(messages) if message.role == "tool"]
-    bounds = dict.fromkeys(data.draw(st.sets(st.sampled_from(results))) if results else (), bound)
-    found = verbatim(messages, budget_tokens=budget, count=real, stub_tokens=bounds)
-    assert all(real(text) <= bounds[at] for at, text in found.stub_lines.items())
-    assert real(found.ledger) + sum(map(real, found.stub_lines.values())) <= budget
-    assert found == verbatim(messages, budget_tokens=budget, count=real, stub_tokens=bounds)
-    assert "hunter2" not in repr(found)
-    assert all(line.startswith("- ") for text in found.stub_lines.values() for line in text.splitlines())
-
-
 # ------------------------------------------------------------------ work
 
 
 def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
-    """Twice the messages are twice the work at most, with lines in stubs or without."""
+    """Twice the messages are twice the work at most."""
 
-    def write(rounds: int, bound: int) -> Callable[[], Verbatim]:
+    def write(rounds: int) -> Callable[[], str]:
         messages = parsed(agent_run(rounds))
-        bounds = {at: bound for at, message in enumerate(messages) if bound and message.role == "tool"}
-        return lambda: verbatim(messages, budget_tokens=2_000, count=count, stub_tokens=bounds)
+        return lambda: ledger(messages, budget_tokens=2_000, count=count)
 
-    for bound in (0, 48):
-        assert grows_linearly(lambda rounds, bound=bound: write(rounds, bound), 40)
+    assert grows_linearly(write, 40)
 
 
 def test_a_megabyte_of_arguments_is_scanned() -> None:

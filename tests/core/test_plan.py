@@ -161,36 +161,27 @@ def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: i
 def test_a_model_call_has_to_gain_something(raw: list[JsonDict], window: int) -> None:
     """P5: under 10 % gain the conversation stays as it is, unless it would not fit, or leave its answer no room.
 
-    Then a model is asked only for much that no summary stands for yet.
+    Then no model is asked.
     """
     decision, weighed, limits = decide(raw, window)
     if isinstance(decision, Summarize) and limits.fits(weighed.tokens):
         gains = decision.predicted_tokens <= weighed.tokens * (1 - MIN_GAIN_RATIO)
         is_late = weighed.tokens > limits.latest_start_tokens >= decision.predicted_tokens
-        is_much = sum(weighed.sizes[: decision.covered_messages + 1]) >= 0.5 * window
-        assert gains or (is_late and (decision.provisional or is_much))
+        assert gains or (is_late and decision.provisional)
 
 
-def test_with_a_high_floor_a_summary_is_worth_what_it_stands_for() -> None:
-    """The prompt shrinks by less than a tenth in every turn, and yet half a window is not given up without a summary.
-
-    What is less than that is copied, without a model. Records without a summary are found again, as in the store.
-    """
+def test_with_a_high_floor_old_text_is_copied() -> None:
+    """The prompt shrinks by less than a tenth in every turn: no model call is worth that, yet an answer has room."""
     window = 8192
     stored: list[Compaction] = []
-    asked, made = [], []
-    for turns in range(12, 80):
+    for turns in range(12, 40):
         raw = [system("r" * int(4 * 0.72 * window)), *agent_run(turns, words=30)]
         decision, weighed, limits = decide(raw, window, stored, options=replace(DEPTH, edits=False))
-        if not isinstance(decision, Summarize):
-            continue
-        assert decision.predicted_tokens <= limits.latest_start_tokens
-        made.append(turns)
-        if not decision.provisional:
-            assert decision.summary_tokens >= 150
-            asked.append(turns)
-        stored.insert(0, replace(written(decision, weighed), provisional=decision.provisional))
-    assert 1 <= len(asked) < len(made) // 8
+        if isinstance(decision, Summarize):
+            assert decision.provisional
+            assert decision.predicted_tokens <= limits.latest_start_tokens
+            stored.insert(0, replace(written(decision, weighed), provisional=True))
+    assert stored
 
 
 def sent_tokens(decision: Planned, weighed: Conversation) -> int:

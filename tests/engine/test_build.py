@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from litellm_compaction.core.messages import chain
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
 from tests.builders import (
     JsonDict,
     assistant,
-    budget,
     calls,
-    conversation,
-    parsed,
     result,
     user,
 )
-from tests.engine.bench import Bench, sent
 
 
 def _reads(*ports: int) -> list[JsonDict]:
@@ -35,26 +28,3 @@ def _reads(*ports: int) -> list[JsonDict]:
 def _originals() -> tuple[Originals, MemoryRows]:
     rows = MemoryRows(ttl_s=100, max_bytes=10_000_000)
     return Originals(rows, ttl_s=100, secret=lambda: "sk-master"), rows
-
-
-@pytest.mark.parametrize(
-    ("keeps", "resolves", "shows"), [("compacted", True, True), ("off", True, False), ("compacted", False, False)]
-)
-async def test_stubs_show_the_handles_of_what_is_kept(keeps: str, resolves: bool, shows: bool) -> None:
-    """If originals are kept and the model can look them up; the newest ones, and the prompt is no larger for it."""
-    originals, _ = _originals()
-    raw = _reads(*range(8001, 8013))
-    bench = Bench(originals=originals)
-    tool = {"type": "function", "function": {"name": "read_file"}}
-    prepared = await bench.guard(raw, 8192, keep_originals=keeps, carries_calls=resolves, tools=[tool])
-    (kept,) = [compaction for _, compaction in bench.store.kept]
-    hashes = chain(parsed(raw))
-    shown = {each.position: each.handle for each in kept.stub_contents if each.handle}
-    assert bool(shown) == shows
-    assert shown == {at: hashes[at + 1][:12] for at in kept.stubbed[len(kept.stubbed) - len(shown) :]}
-    messages = sent(raw, prepared)
-    assert all(f" or recall {handle} if it is needed." in messages[at].text for at, handle in shown.items())
-    assert prepared.count.tokens - prepared.count.tools_tokens <= budget(8192, conversation(parsed(raw))).target_tokens(
-        10**6
-    )
-    await originals.settle()

@@ -10,7 +10,6 @@ from typing import Any
 import litellm
 import pytest
 
-from litellm_compaction.core.judging import Unfolding
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy.internal import Caller
@@ -104,14 +103,11 @@ async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
     assert router.closed == 1
 
 
-async def test_a_summary_that_says_nothing_more_is_ended() -> None:
-    """The rest is never generated; what was written counts as an answer that was cut."""
-    pieces = [_chunk(content="### Current state\n"), _chunk(content="USER:\n"), _chunk(content="And now?")]
-    router = _Streaming(pieces, ends=False)
-    watch = Unfolding(instruction="Write the record.", max_tokens=50)
-    ask = Caller(router, "m", {}, timeout_s=60).ask
-    answer = await ask([user_message("text")], max_tokens=50, is_enough=watch.is_enough)
-    assert answer == SummaryAnswer(text="### Current state\nUSER:\n", finish_reason="length")
+async def test_a_summary_without_an_end_is_ended() -> None:
+    """By a server that ignores its bound; what was written counts as an answer that was cut."""
+    router = _Streaming([_chunk(content="word " * 10)] * 5, ends=False)
+    answer = await Caller(router, "m", {}, timeout_s=60).ask([user_message("text")], max_tokens=10)
+    assert answer == SummaryAnswer(text="word " * 40, finish_reason="length")
     assert router.closed == 1
 
 
@@ -128,15 +124,14 @@ class _Log:
 
 # LiteLLM's own shapes, when they are made.
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("how", ["enough", "given up"])
+@pytest.mark.parametrize("how", ["endless", "given up"])
 async def test_what_is_ended_early_is_paid_for(how: str) -> None:
     """LiteLLM logs and charges streams that end: of the others what was read and written is estimated."""
-    router, log = _Streaming([_chunk(content="### Current state\n"), _chunk(content="USER:\n")], ends=False), _Log()
+    router, log = _Streaming([_chunk(content="### Current"), _chunk(content=" state\nUSER:\n")], ends=False), _Log()
     router.logging_obj = log
-    is_enough = Unfolding(instruction="Write the record.", max_tokens=50).is_enough if how == "enough" else None
     ask = Caller(router, "m", {}, timeout_s=60).ask
-    asking = asyncio.ensure_future(ask([user_message("word " * 400)], max_tokens=50, is_enough=is_enough))
-    if how == "enough":
+    asking = asyncio.ensure_future(ask([user_message("word " * 400)], max_tokens=1 if how == "endless" else 50))
+    if how == "endless":
         await asking
     else:
         await router.waiting.wait()

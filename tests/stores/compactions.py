@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import StubContent
+from litellm_compaction.core.clearing import StubSize
 from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment, Shown
 from litellm_compaction.core.strategies import STRATEGIES
 
@@ -41,9 +41,7 @@ def compactions(draw: st.DrawFn) -> Any:
         pinned=positions,
         shown=st.lists(st.builds(Shown, st.integers(start, covered - 1), forms), max_size=4).map(tuple),
         images=st.lists(st.tuples(st.integers(0, covered - 1), st.integers(0, 3)), max_size=2).map(tuple),
-        stub_contents=st.lists(st.builds(StubContent, st.integers(0, covered - 1), texts, texts), max_size=4).map(
-            tuple
-        ),
+        stub_sizes=st.lists(st.builds(StubSize, st.integers(0, covered - 1), texts), max_size=4).map(tuple),
         ledger=texts,
         level=st.sampled_from(["edit", "truncate", *STRATEGIES]),
         window_tokens=st.integers(0, 10**9),
