@@ -182,13 +182,12 @@ class SqliteRows:
         now_s = self._clock()
         before = connection.total_changes
         connection.execute("DELETE FROM entry WHERE scope = ? AND key = ?", (scope, key))
-        # Times in the future are of a clock that has been set back; such rows must not outlive their time for ever.
-        for expired, bound_s in (("<", now_s - self._ttl_s), (">", now_s + self._ttl_s)):
-            connection.execute(
-                f"DELETE FROM entry WHERE used_order IS NOT NULL AND used_s {expired} ?",  # noqa: S608
-                (bound_s,),
-            )
+        connection.execute("DELETE FROM entry WHERE used_order IS NOT NULL AND used_s < ?", (now_s - self._ttl_s,))
         self._file.owes_erasing |= connection.total_changes > before
+        # The clock has been set back: they would outlive their time by as much.
+        connection.execute(
+            "UPDATE entry SET used_s = ? WHERE used_order IS NOT NULL AND used_s > ?", (now_s, now_s + self._ttl_s)
+        )
         size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT_ORDER)
         connection.execute(
             f"INSERT INTO entry ({_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, {order})",  # noqa: S608
