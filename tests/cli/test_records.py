@@ -1,4 +1,4 @@
-"""`show` as an operator uses it: numbers first, text only if it is asked for."""
+"""`records ID` as an operator uses it: numbers first, text only if it is asked for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
 def test_show_tells_numbers_alone(run: Run) -> None:
     """By the beginning of an id, as other commands take it."""
-    shown = run("show", RECORD[:6])
+    shown = run("records", RECORD[:6])
     assert RECORD in shown
     assert digest(KNOWN) in shown
     assert "5 messages" in shown
@@ -66,7 +66,7 @@ def test_show_tells_numbers_alone(run: Run) -> None:
 
 def test_show_has_text_if_it_is_asked_for(run: Run) -> None:
     """The record, and each message with what became of it; nothing commands the terminal."""
-    shown = run("show", "--text", RECORD)
+    shown = run("records", "--text", RECORD)
     assert "summary." in shown
     assert "\x1b" not in shown
     assert "[2] assistant: verbatim\n    walrus 1\n[3] user: in the record\n    walrus 2\n" in shown
@@ -74,6 +74,7 @@ def test_show_has_text_if_it_is_asked_for(run: Run) -> None:
 
 def test_undo_forgets_one(run: Run) -> None:
     """It is listed no more, and cannot be shown."""
-    assert run("undo", RECORD[:6]) == "1 records forgotten.\n"
-    assert "No compactions yet." in run("store", "ls")
-    assert "no records have an id" in run("show", RECORD, code=1)
+    assert run("records", "--undo", RECORD[:6]) == "1 records forgotten.\n"
+    assert "No records yet." in run("records")
+    assert "no records have an id" in run("records", RECORD, code=1)
+    assert "name the record" in run("records", "--undo", code=1)

@@ -1,8 +1,9 @@
-"""`events` and `store` as an operator uses them, on a file that a proxy has written."""
+"""`events`, `records` and `purge` as an operator uses them, on a file that a proxy has written."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sqlite3
 import time
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.cli import main
-from litellm_compaction.cli.stores import events
+from litellm_compaction.cli import main, stores
+from litellm_compaction.cli.stores import Place, events
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.stores import Store, open_store
 from tests.cli.conftest import config
@@ -85,8 +86,8 @@ def run(path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def ids(run: Callable[..., str]) -> dict[str, str]:
-    """Scope → id, as `store ls` shows them."""
-    rows = [line.split() for line in run("store", "ls").splitlines()[1:-1]]
+    """Scope → id, as `records` shows them."""
+    rows = [line.split() for line in run("records").splitlines()[1:-1]]
     return {row[1]: row[0] for row in rows}
 
 
@@ -104,9 +105,10 @@ def test_purge_deletes_what_is_named(
     run: Callable[..., str], path: Path, arguments: list[str], left: set[str], events: int
 ) -> None:
     """And no more; the file is smaller then and holds the text no longer."""
-    said = run("store", "purge", *arguments, "--yes")
-    assert said == f"{2 - len(left)} compactions deleted.\n"
-    assert {row.split()[1] for row in run("store", "ls").splitlines()[1:-1]} == left
+    told, done = run("purge", *arguments, "--yes").splitlines()[:: 2 if "--scope" not in arguments else 1]
+    assert told == f"This deletes {2 - len(left)} of 2 records, and the originals that they cover."
+    assert done == f"{2 - len(left)} records and 0 parts of originals deleted."
+    assert {row.split()[1] for row in run("records").splitlines()[1:-1]} == left
     if "scope-a" not in left:
         assert b"The secret plan." not in path.read_bytes()
     connection = sqlite3.connect(path)
@@ -121,16 +123,11 @@ def test_with_another_key_records_are_counted_and_deleted(
     """Or with none: it says what to do in place of an empty list, and a purge needs no key."""
     record = ids(run)["scope-a"]
     monkeypatch.setenv("LITELLM_MASTER_KEY", key)
-    for said in (
-        run("store", "ls"),
-        run("store", "show", record, code=1),
-        run("show", record, code=1),
-        run("undo", record, code=1),
-    ):
+    for said in (run("records"), run("records", record, code=1), run("records", record, "--undo", code=1)):
         assert "2 records cannot be read" in said
         assert "Set LITELLM_MASTER_KEY to the proxy's" in said
-        assert "No compactions yet" not in said
-    assert run("store", "purge", "--scope", "scope-a", "--yes") == "1 compactions deleted.\n"
+        assert "No records yet" not in said
+    assert "1 records and 0 parts of originals deleted." in run("purge", "--scope", "scope-a", "--yes")
     monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
     assert set(ids(run)) == {"scope-b"}
 
@@ -138,7 +135,7 @@ def test_with_another_key_records_are_counted_and_deleted(
 @pytest.mark.parametrize("arguments", [[], ["--all", "--scope", "a"], ["--all", "--older-than", "1d"]])
 def test_purge_wants_to_know_what(run: Callable[..., str], arguments: list[str]) -> None:
     """Nothing by default, and no contradiction."""
-    assert "name what to delete" in run("store", "purge", "--yes", *arguments, code=1)
+    assert "name what to delete" in run("purge", "--yes", *arguments, code=1)
     assert len(ids(run)) == 2
 
 
@@ -146,25 +143,22 @@ def test_purge_wants_to_know_what(run: Callable[..., str], arguments: list[str])
 def test_purge_asks(
     run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: int
 ) -> None:
-    """The question says how many; only a yes deletes."""
-    asked: list[str] = []
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
-    run("store", "purge", "--all", code=code)
-    more = "with the facts and events of that time, and copies of damaged files"
-    assert asked == [f"Delete 2 of 2 compactions, {more}? [y/N] "]
+    """It says how many first; only a yes deletes, and nobody's silence."""
+    assert "add --yes" in run("purge", "--all", code=1)
+    terminal = io.StringIO(f"{answer}\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    told = run("purge", "--all", code=code)
+    assert told.startswith("This deletes 2 of 2 records, and the originals that they cover.\nIt deletes the facts")
     assert len(ids(run)) == left
 
 
 def test_events_are_lines_for_people(run: Callable[..., str]) -> None:
-    """Oldest first: what, for which model, how many tokens, how made; another version's are told as such."""
+    """Oldest first, as the log has them, with the record's id; another version's are told as such."""
     compacted, alarm, future = run("events").splitlines()
-    assert compacted.partition("  ")[2] == (
-        "compacted  lm_studio/qwen  10,600 → 1,986 of 8,192 tokens, pre_request, round 2 (summary), "
-        "42 messages covered, 3 excerpts of 1,412 tokens, 1 summary call of small in 1,200 ms, 1,300 ms, "
-        "id aaaa after bbbb"
-    )
-    assert "truncation_alarm  qwen  server saw 4,096 of 9,000 tokens" in alarm
+    assert " compacted model=lm_studio/qwen phase=pre_request 10600/8192 tokens" in compacted
+    assert compacted.endswith("excerpts=3 excerpt_tokens=1412 record=aaaa after=bbbb")
+    assert "  truncation_alarm model=qwen " in alarm
     assert future.endswith("(written by another version)")
 
 
@@ -182,32 +176,35 @@ def test_events_are_json_for_programs(run: Callable[..., str]) -> None:
     assert json.loads(run("events", "--json", "--last", "1")) == third
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_follow_goes_on_until_interrupted(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+class _Later(MemoryStore):
+    """Has new events whenever it is asked again: two, none, one; then its reader is interrupted."""
+
+    left = (2, 0, 1)
+
+    async def events(self, **asked: Any) -> Any:
+        if "after" in asked:
+            if not self.left:
+                raise KeyboardInterrupt
+            number, *self.left = self.left  # type: ignore[assignment]
+            for _ in range(number):
+                await self.add_event(time.time(), event_to_json(TOLD))
+        return await super().events(**asked)
+
+
+def test_follow_goes_on_until_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new event once, in order, however many come between two looks."""
-    store = MemoryStore(ttl_s=100, max_bytes=100_000)
-    fill_later = [2, 0, 1]
-
-    async def wait() -> None:
-        if not fill_later:
-            raise KeyboardInterrupt
-        for _ in range(fill_later.pop(0)):
-            await store.add_event(time.time(), event_to_json(TOLD))
-
+    monkeypatch.setattr(stores, "_POLL_S", 0)
     with pytest.raises(KeyboardInterrupt):
-        events(store, last=10, follow=True, as_json=as_json, wait=wait)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    if as_json:
-        assert [json.loads(line)["number"] for line in lines] == [1, 2, 3]
+        asyncio.run(events(Place(_Later(ttl_s=100, max_bytes=100_000), None), last=10, follow=True, as_json=True))
+    assert [json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()] == [1, 2, 3]
 
 
 def test_the_config_names_the_store(
     tmp_path: Path, path: Path, write: Callable[[Any], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--config` reads the setting; a memory store is explained."""
-    assert main(["store", "ls", "--config", str(write(config(settings={"store": f"sqlite:///{path}"})))]) == 0
-    assert "2 compactions" in capsys.readouterr().out
-    for command in (["store", "ls"], ["events"]):
+    assert main(["records", "--config", str(write(config(settings={"store": f"sqlite:///{path}"})))]) == 0
+    assert "2 records" in capsys.readouterr().out
+    for command in (["records"], ["events"]):
         assert main([*command, "--config", str(write(config(settings={"store": "memory://"})))]) == 1
         assert "memory:// lives in the proxy's process" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`recall` as an operator uses it, and what `store purge` does with originals."""
+"""`recall` as an operator uses it, and what `purge` does with originals."""
 
 from __future__ import annotations
 
@@ -80,12 +80,10 @@ def test_the_key_is_the_configs_then_the_environments(
 
 def test_purge_takes_the_originals_along(run: Run, path: Path) -> None:
     """Those of the scope; then all."""
-    assert run("store", "purge", "--scope", "scope-a", "--yes") == (
-        "1 parts of originals deleted.\n1 compactions deleted.\n"
-    )
+    assert run("purge", "--scope", "scope-a", "--yes").endswith("\n1 records and 1 parts of originals deleted.\n")
     assert "typus" not in run("recall", "fish")
     assert "falcon" in run("recall", "falcon")
-    run("store", "purge", "--all", "--yes")
+    run("purge", "--all", "--yes")
     assert "no originals" in run("recall", "falcon", code=1)
 
 

@@ -23,7 +23,6 @@ from litellm_compaction.cli.running import RUNNING_FILE, running_up
 from litellm_compaction.cli.up import SIMULATED_MODEL, _upstream
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.simulator import Address
-from litellm_compaction.windows.lmstudio import Listing
 from tests.cli.conftest import NOWHERE, QWEN, config, deployment
 
 _LIMIT_S = 300.0
@@ -118,6 +117,7 @@ _REAL, _ITS_OWN = "lm_studio/qwen/qwen3-8b", f"lm_studio/{SIMULATED_MODEL}"
         (_REAL, None, False, "", "Waiting for LM Studio .* names qwen/qwen3-8b"),
         (_REAL, None, True, "", "has simulated-.* only"),
         ("lm_studio/*", "http://127.0.0.1:9", False, "", "No LM Studio answers"),
+        ("lm_studio/*", "http://127.0.0.1:9", True, "", "--lm-studio names a server"),
     ],
 )
 def test_a_simulator_never_stands_for_a_real_model(
@@ -131,16 +131,16 @@ def test_a_simulator_never_stands_for_a_real_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A server that somebody has named, and one for a model's real name, is waited for, and used when it comes."""
-    answers = iter([None, None, Listing(models=(), api="v1")])
-    monkeypatch.setattr(up_module, "listing_of", lambda *_: next(answers))
+    answers = iter([False, False, True])
+    monkeypatch.setattr(up_module, "answers", lambda *_: next(answers))
     monkeypatch.setattr(up_module, "RETRY_S", 0)
     file = read_config(write(config(deployment(model))))
     said = ""
     try:
-        with _upstream(file, simulator, lm_studio, {"LM_STUDIO_API_BASE": variable}) as found:
-            assert found.is_simulated == (outcome == "SIMULATOR")
-            if found.is_simulated:
-                with httpx.Client(base_url=str(found.api_base), trust_env=False) as http:
+        with _upstream(file, simulator, lm_studio, {"LM_STUDIO_API_BASE": variable}) as (api_base, is_simulated):
+            assert is_simulated == (outcome == "SIMULATOR")
+            if is_simulated:
+                with httpx.Client(base_url=str(api_base), trust_env=False) as http:
                     names = {each["id"] for each in http.get("models").json()["data"]}
                     asked = {"model": "qwen/qwen3-8b", "messages": [{"role": "user", "content": "Hello!"}]}
                     assert (names, http.post("chat/completions", json=asked).status_code) == ({SIMULATED_MODEL}, 404)
@@ -162,7 +162,7 @@ class _Started(Exception):
         (QWEN, "{}", "requests go below /v1: write {}/v1"),
         ("qwen/qwen-3-8b", "{}/v1", f"LM Studio has {QWEN}"),
         (QWEN, "http://127.0.0.1:9", "requests go below /v1"),
-        (QWEN, NOWHERE, "start LM Studio's server"),
+        (QWEN, NOWHERE, "Start its server (lms server start)"),
     ],
 )
 def test_what_doctor_calls_a_problem_stops_up(
