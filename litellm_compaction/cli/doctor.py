@@ -39,8 +39,8 @@ from litellm_compaction.proxy.config_check import (
     note,
     problem,
 )
-from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.proxy.litellm_router import LACKS
+from litellm_compaction.proxy.litellm_inside.connections import redis_of
+from litellm_compaction.proxy.litellm_inside.seam import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import overlay_from_json
 from litellm_compaction.proxy.report import (
@@ -297,8 +297,12 @@ async def _of_store(store: Store, settings: Settings) -> AsyncIterator[Finding]:
             text = "may evict changed settings, and what nobody has used for a while: noeviction or volatile-lru keeps"
             yield note("store", f"maxmemory-policy {server.policy} {text} the settings.")
     with contextlib.suppress(StoreError):
-        if said := await store.get_fact(*LACKS):
-            yield problem("LiteLLM", f"the proxy that runs with this store, or ran last, says: {said}")
+        fault, *lost = (await store.get_fact(*LACKS) or "").split("\n")
+        source = "the proxy that runs with this store, or ran last, says"
+        if fault:
+            yield problem("LiteLLM", f"{source}: {fault}")
+        for said in lost:
+            yield note("LiteLLM", f"{source}: {said}")
     with contextlib.suppress(StoreError, ConfigError):
         saved = await store.get_setting(CHANGED_SETTINGS)
         if values := overlay_from_json(saved.partition("\n")[0] if saved else None).values:

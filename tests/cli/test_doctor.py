@@ -15,7 +15,7 @@ from litellm_compaction.cli.doctor import _grouped, doctor
 from litellm_compaction.cli.running import Running, told
 from litellm_compaction.events import event_to_json
 from litellm_compaction.proxy.config_check import note
-from litellm_compaction.proxy.litellm_router import LACKS
+from litellm_compaction.proxy.litellm_inside.seam import LACKS
 from litellm_compaction.simulator import Address, Model, Simulator, serve
 from litellm_compaction.stores import open_store
 from tests.cli.conftest import GPT_OSS, QWEN, Report, at, config, deployment, messages
@@ -201,7 +201,7 @@ def test_what_the_proxies_know_is_told(report: Report, address: Address, tmp_pat
         for number in range(6):
             row = event("fallback", pruning_model="tiny", reason="loop")
             await store.add_event(time.time() + number, event_to_json(row))
-        await store.put_fact(*LACKS, "Router.registry is missing.")
+        await store.put_fact(*LACKS, "Router.registry is missing.\nproxy_server.app is missing, too.")
         await store.aclose()
 
     asyncio.run(keep())
@@ -210,6 +210,7 @@ def test_what_the_proxies_know_is_told(report: Report, address: Address, tmp_pat
     assert "the proxy that runs with this store, or ran last, says: Router.registry is missing." in messages(
         found, "problem"
     )
+    assert any(message.endswith("says: proxy_server.app is missing, too.") for message in messages(found, "note"))
     [said] = [each for each in messages(found, "note") if each.startswith("tiny:")]
     assert "6 of 6" in said
     assert "max_summary_calls: 0" in said
