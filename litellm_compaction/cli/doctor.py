@@ -26,8 +26,8 @@ from litellm_compaction.errors import ConfigError, ModelNotLoaded, StoreError, W
 from litellm_compaction.events import event_from_json, harmless, useless_summarisers
 from litellm_compaction.places import is_redis
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, entry_name, note, problem
-from litellm_compaction.proxy.litellm_api import redis_of
-from litellm_compaction.proxy.litellm_router import LACKS
+from litellm_compaction.proxy.litellm_inside.connections import redis_of
+from litellm_compaction.proxy.litellm_inside.seam import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
 from litellm_compaction.proxy.live_settings import overlay_from_json
 from litellm_compaction.proxy.report import DeploymentReport, Reporter, counted_by
@@ -125,8 +125,12 @@ def _store(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> 
 async def _of_store(store: Store, url: str) -> AsyncIterator[Finding]:
     """What the proxies have noted in their store, or that it cannot be read."""
     try:
-        if lack := await store.get_fact(*LACKS):
-            yield problem("LiteLLM", f"the proxy that runs with this store, or ran last, says: {lack}")
+        fault, *lost = (await store.get_fact(*LACKS) or "").split("\n")
+        source = "the proxy that runs with this store, or ran last, says"
+        if fault:
+            yield problem("LiteLLM", f"{source}: {fault}")
+        for said in lost:
+            yield note("LiteLLM", f"{source}: {said}")
         saved = await store.get_setting(CHANGED_SETTINGS)
         rows = await store.events()
     except StoreError as error:

@@ -18,7 +18,7 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import CompactionEvent, event_from_json, harmless, log_observer
 from litellm_compaction.master_key import known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
-from litellm_compaction.proxy.litellm_api import redis_of
+from litellm_compaction.proxy.litellm_inside.connections import redis_of
 from litellm_compaction.recall import checked, found_fields, indexed, search, shown_to_people
 from litellm_compaction.stores import (
     Originals,

@@ -13,7 +13,7 @@ from typing import Any
 
 from litellm.integrations.custom_logger import CustomLogger
 
-from litellm_compaction.concurrency import ended
+from litellm_compaction.concurrency import ended, hold_contexts
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, LiteLLMChanged
@@ -25,15 +25,9 @@ from litellm_compaction.proxy.answer.sse import with_heartbeat
 from litellm_compaction.proxy.call import Call, Calls
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake
-from litellm_compaction.proxy.litellm_api import (
-    before_end,
-    hold_contexts,
-    key_owner,
-    proxy_redis,
-    proxy_secret,
-    wrap_requests,
-)
-from litellm_compaction.proxy.litellm_router import current_router
+from litellm_compaction.proxy.litellm_inside.application import before_end, key_owner, proxy_secret, wrap_requests
+from litellm_compaction.proxy.litellm_inside.connections import proxy_redis
+from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
 from litellm_compaction.proxy.page.turns import Turns

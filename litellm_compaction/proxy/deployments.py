@@ -24,10 +24,11 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import PruningModel, RequestContext
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy import litellm_router
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.proxy.internal import Caller, may_write_ahead
-from litellm_compaction.proxy.litellm_api import may_use, with_credentials
+from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.litellm_inside.callers import may_use
+from litellm_compaction.proxy.litellm_inside.connections import with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.report import why_unasked
 from litellm_compaction.proxy.routing import (

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher, limits_of
-from litellm_compaction.proxy.litellm_api import ModelMap, expand_wildcards, with_credentials
-from litellm_compaction.proxy.litellm_router import refuses_by_window
+from litellm_compaction.proxy.litellm_inside.application import ModelMap, expand_wildcards
+from litellm_compaction.proxy.litellm_inside.connections import with_credentials
+from litellm_compaction.proxy.litellm_inside.router import refuses_by_window
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import deployment_of, serves
 from litellm_compaction.windows.lmstudio import server_root
@@ -70,12 +71,9 @@ class Discovery:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, router: Callable[[], Any]) -> None:
-        """From now on names what is behind wildcards, by LM Studio's list; `router` gives LiteLLM's. Never raises.
-
-        Nothing is filled with a LiteLLM that cannot be told so.
-        """
-        if expand_wildcards(self.names):
-            await self.refresh(router())
+        """From now on names what is behind wildcards, by LM Studio's list; `router` gives LiteLLM's. Never raises."""
+        expand_wildcards(self.names)
+        await self.refresh(router())
 
     async def refresh(self, router: Any) -> None:
         """Fills the lists by LM Studio's present one; never raises, and waits 2 s at most."""

@@ -31,7 +31,7 @@ from litellm_compaction.errors import (
     TooDeep,
     WindowUnknown,
 )
-from litellm_compaction.proxy import litellm_router, wire
+from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, WholeUpstream, compacted, prepared_in_room
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
@@ -58,7 +58,10 @@ from litellm_compaction.proxy.deployments import (
 )
 from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
-from litellm_compaction.proxy.litellm_api import connect, keeps_responses, with_credentials
+from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.litellm_inside.application import keeps_responses
+from litellm_compaction.proxy.litellm_inside.connections import connect, with_credentials
+from litellm_compaction.proxy.litellm_inside.seam import LACKS, missing
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import (
     Deployment,
@@ -239,9 +242,10 @@ class Intake:
         fault = self.seams.of_router(router)
         if fault is None and self._settings.carrier == "auto" and not is_bypassed():
             fault = await self.seams.of_client()
+        said = "\n".join([str(fault or ""), *missing()]).rstrip()
         # The note is for `doctor`; the store tells its own troubles.
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._store.put_fact(*litellm_router.LACKS, str(fault or "")), _STORE_LIMIT_S)
+            await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
 
     async def check_seams(self, router: Any, kwargs: Mapping[str, Any]) -> None:
         """Lets a call to a deployment pass if nothing lacks by which it is guarded, or if it is left alone.

@@ -15,15 +15,21 @@ from typing import Any
 
 import anyio
 import litellm
-from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwardable_call_metadata
 from litellm.types.utils import Choices, ModelResponse, Usage
 from litellm.types.utils import Message as AnswerMessage
 
 from litellm_compaction.concurrency import Tasks
 from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, user_message, visible_text
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy import litellm_router, wire
-from litellm_compaction.proxy.litellm_api import has_spare_places, is_allowed, is_within_budgets, takes_place
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.litellm_inside.callers import (
+    has_spare_places,
+    is_allowed,
+    is_within_budgets,
+    takes_place,
+)
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.summarizer import SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
@@ -242,7 +248,7 @@ async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
         usage: `prompt_tokens` and `completion_tokens`.
     """
     details = getattr(log, "model_call_details", None)
-    dispatch = getattr(log, "dispatch_success_handlers", None)
+    dispatch = Seam.STOPPED_STREAMS.of(log)
     if dispatch is None or not isinstance(details, dict) or details.get("has_dispatched_final_stream_success"):
         return
     message = AnswerMessage(role="assistant", content=text)
@@ -282,7 +288,7 @@ async def call_router(router: Any, model: str, parent: Mapping[str, Any], **argu
         parent: metadata of the client's request.
         arguments: of the completion.
     """
-    metadata = sanitized_forwardable_call_metadata(parent, _ORIGIN)
+    metadata = Seam.OWN_CALLS.needed()(parent, _ORIGIN)
     end_user = parent.get("user_api_key_end_user_id")
     with as_ours():
         return await router.acompletion(

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import httpx
 import litellm
 from fastapi import HTTPException
-from litellm.proxy._types import ProxyException
 
 from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import (
@@ -36,9 +35,11 @@ from litellm_compaction.errors import (
     WindowUnread,
     overflow_from_text,
 )
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 
 logger = logging.getLogger("litellm_compaction")
 _LOGGED_FRAMES = 4
+_ProxyException: Any = Seam.REFUSAL.needed()
 # Marks an error of LiteLLM's as a refusal of ours that is logged.
 _TOLD = "is_told_by_litellm_compaction"
 # OpenAI's code for a prompt that is too long; clients compact their side by it.
@@ -101,7 +102,7 @@ class _Told(HTTPException):
         super().__init__(status_code=400, detail=message)
 
 
-class Refusal(ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
+class Refusal(_ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
     """LiteLLM's own error for clients with a `code` that LiteLLM would replace by the status."""
 
     def __init__(self, message: str, *, status: int, kind: str, param: str | None = None, code: str = "") -> None:

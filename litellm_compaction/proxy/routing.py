@@ -16,7 +16,6 @@ import ipaddress
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,7 +27,8 @@ from urllib.parse import urlsplit
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
-from litellm_compaction.proxy import litellm_router
+from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.windows.other_servers import SERVERS
 from litellm_compaction.windows.windows import Source, Target
 
@@ -136,7 +136,7 @@ def _is_openais(model: str) -> bool:
 
 def _model_map() -> Mapping[str, Any]:
     """The map of the running LiteLLM, which an operator may have extended, or else the one that it ships."""
-    running = getattr(sys.modules.get("litellm"), "model_cost", None)
+    running = Seam.MODEL_MAP.get()
     return running if isinstance(running, Mapping) else _shipped_model_map()
 
 

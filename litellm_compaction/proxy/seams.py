@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,8 +16,9 @@ import httpx
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy import litellm_router
 from litellm_compaction.proxy.internal import as_ours
+from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -48,13 +48,13 @@ def check_classes(hooks: Iterable[str]) -> None:
     from litellm.integrations.custom_logger import CustomLogger
 
     members = ("registry", "settings") if hasattr(Router, "registry") else ("get_deployment", "get_model_list")
-    needed: list[tuple[Any, Iterable[str]]] = [(CustomLogger, hooks), (Router, (*members, "acompletion"))]
-    if (proxy := sys.modules.get("litellm.proxy.proxy_server")) is not None:
-        needed.append((proxy, ("llm_router",)))
-    for holder, names in needed:
+    for holder, names in ((CustomLogger, hooks), (Router, (*members, "acompletion"))):
         for name in names:
             if not hasattr(holder, name):
                 raise LiteLLMChanged(f"{holder.__name__}.{name}")
+    for seam in Seam:
+        if not seam.lost and seam.is_missing:
+            raise LiteLLMChanged(str(seam))
 
 
 class Seams:

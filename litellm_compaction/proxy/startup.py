@@ -14,8 +14,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import litellm
-
 from litellm_compaction.concurrency import ended
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import Compactor, shares_context
@@ -23,6 +21,8 @@ from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.master_key import ensure_master_key
 from litellm_compaction.proxy.config_check import SECTION, check_config
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
+from litellm_compaction.proxy.litellm_inside.application import configuration
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import targets_of
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed
@@ -42,7 +42,7 @@ def load_settings() -> Settings:
     Raises:
         ConfigError: the first thing in the config file with which the proxy must not start (`config_check.py`).
     """
-    config = {"callback_settings": litellm.callback_settings, **_config()}
+    config = {"callback_settings": Seam.SETTINGS.needed(), **configuration()}
     for finding in check_config(config, os.environ):
         if finding.error is not None:
             raise finding.error
@@ -72,7 +72,7 @@ def provide_master_key() -> None:
     LiteLLM refuses to start without a key. It reads `LITELLM_MASTER_KEY` after the callbacks are loaded, if
     `general_settings` is there and has no `master_key` of its own (proxy_server.py, 1.100.5 to 1.109.1).
     """
-    general = _config().get("general_settings")
+    general = configuration().get("general_settings")
     if not isinstance(general, Mapping) or not general or "master_key" in general:
         return
     if not general.get("dangerously_permit_weak_or_unset_master_key"):
@@ -87,17 +87,6 @@ def provide_api_base() -> None:
     LiteLLM would leave the OpenAI client at its default, and send conversations to that company's servers.
     """
     os.environ.setdefault("LM_STUDIO_API_BASE", DEFAULT_API_BASE)
-
-
-def _config() -> Mapping[str, Any]:
-    """The configuration that is being loaded; empty outside the proxy."""
-    try:
-        from litellm.proxy.proxy_server import proxy_config
-
-        state = proxy_config.get_config_state()
-    except (ImportError, AttributeError):
-        return {}
-    return state if isinstance(state, Mapping) else {}
 
 
 class Preparing:

@@ -14,7 +14,7 @@ from litellm_compaction.cli.doctor import _judgement, doctor
 from litellm_compaction.cli.running import Running, told
 from litellm_compaction.events import event_to_json
 from litellm_compaction.proxy.config_check import note, problem
-from litellm_compaction.proxy.litellm_router import LACKS
+from litellm_compaction.proxy.litellm_inside.seam import LACKS
 from litellm_compaction.simulator import Address, Model, Simulator, serve
 from litellm_compaction.stores import open_store
 from tests.cli.conftest import GPT_OSS, QWEN, Check, at, config, deployment
@@ -182,13 +182,16 @@ def test_what_the_proxies_know_is_told(check: Check, address: Address, tmp_path:
         for number in range(6):
             row = event("fallback", pruning_model="tiny", reason="loop")
             await store.add_event(time.time() + number, event_to_json(row))
-        await store.put_fact(*LACKS, "Router.registry is missing.")
+        await store.put_fact(*LACKS, "Router.registry is missing.\nproxy_server.app is missing, too.")
         await store.aclose()
 
     asyncio.run(keep())
     code, found = check(config(deployment(params=at(address)), settings={"store": url}))
     assert code == 1
     assert "✗ LiteLLM: the proxy that runs with this store, or ran last, says: Router.registry is missing." in found
+    assert (
+        "· LiteLLM: the proxy that runs with this store, or ran last, says: proxy_server.app is missing, too." in found
+    )
     assert "· pruning_model: tiny: " in found
     assert "6 of 6" in found
 

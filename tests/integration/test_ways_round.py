@@ -17,8 +17,10 @@ import pytest
 from litellm.exceptions import BadRequestError
 from litellm.types.utils import CallTypes
 
+from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, router_entries
-from litellm_compaction.proxy.seams import Seams
+from litellm_compaction.proxy.seams import Seams, check_classes
 from litellm_compaction.simulator import Model, RequestRecord
 from tests.builders import talk
 from tests.integration.app import in_loop
@@ -249,3 +251,28 @@ def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pyte
     assert watch.chats == []
     alone = {"model": "alone", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 20}
     assert bench.proxy.post(alone).status_code == 200
+
+
+@pytest.mark.parametrize("seam", list(Seam), ids=lambda seam: seam.name.lower())
+@pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
+def test_what_litellm_lacks_is_said_and_nothing_is_cut(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, seam: Seam
+) -> None:
+    """Each piece of its inside that we touch, taken away: a sentence names it, and no prompt is over the window."""
+    assert missing() == []
+    # LiteLLM itself goes on with it.
+    monkeypatch.setattr(seam, "_place", lambda **_: None)
+    monkeypatch.setattr(seam, "of", lambda instance: None)
+    if seam.lost:
+        assert missing() == [f"{seam} of LiteLLM's is missing or has changed: {seam.lost}."]
+    else:
+        with pytest.raises(LiteLLMChanged, match=rf"{seam} is missing"):
+            check_classes([])
+    path, body = form("chat", "openai by a credential", talk(f"without {seam}", 6000), stream=True, limit=300)
+    said = bench.proxy.post(body, path)
+    # Some are looked at only before the start.
+    if seam in (Seam.ROUTER, Seam.CREDENTIALS):
+        assert (said.status_code, str(seam) in said.text) == (503, True), said.text
+    else:
+        assert (said.status_code, said.headers.get("x-litellm-compaction")) == (200, "compacted")
+    assert bench.findings() == []

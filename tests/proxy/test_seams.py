@@ -9,7 +9,8 @@ import litellm
 import pytest
 
 from litellm_compaction.errors import LiteLLMChanged
-from litellm_compaction.proxy import litellm_router
+from litellm_compaction.proxy.litellm_inside import router as litellm_router
+from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, has_window_fallback, reachable_entries
 from litellm_compaction.proxy.seams import Seams, check_classes
 
@@ -104,7 +105,33 @@ def test_what_is_known_at_the_start_stops_it(monkeypatch: pytest.MonkeyPatch) ->
     check_classes(["async_pre_call_hook"])
     with pytest.raises(LiteLLMChanged, match=r"CustomLogger\.async_no_hook is missing"):
         check_classes(["async_no_hook"])
-    for members, missing in (("get_model_list",), "get_deployment"), (("registry", "settings"), "acompletion"):
+    for members, lacks in (("get_model_list",), "get_deployment"), (("registry", "settings"), "acompletion"):
         monkeypatch.setattr(litellm, "Router", type("Router", (), dict.fromkeys(members)))
-        with pytest.raises(LiteLLMChanged, match=rf"Router\.{missing} is missing"):
+        with pytest.raises(LiteLLMChanged, match=rf"Router\.{lacks} is missing"):
             check_classes([])
+
+
+@pytest.mark.parametrize(
+    ("members", "is_missing"),
+    [
+        ({}, True),
+        ({"old": lambda: 1}, False),
+        ({"old": lambda: 1, "new": lambda first, second: 2}, False),
+        ({"new": lambda first: 2}, True),
+        ({"new": "no function"}, True),
+    ],
+    ids=["gone", "where it was", "where it is", "with other parameters", "of another kind"],
+)
+def test_a_piece_is_found_where_litellm_has_it_now(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, members: dict[str, Any], is_missing: bool
+) -> None:
+    """The first place that has it in a form that we can use; what is missing is a sentence that says what is lost."""
+    seam = Seam.POOL
+    monkeypatch.setattr(seam, "places", (":inside.new(first,second)", ":inside.old()"))
+    monkeypatch.setattr(litellm, "inside", SimpleNamespace(**members), raising=False)
+    assert seam.is_missing is is_missing
+    wanted = None if is_missing else members.get("new", members.get("old"))
+    assert seam.get() is wanted
+    assert seam.of(SimpleNamespace(**members)) is wanted
+    said = [f"litellm.inside.new of LiteLLM's is missing or has changed: {seam.lost}."] if is_missing else []
+    assert [*missing()] == caplog.messages == said

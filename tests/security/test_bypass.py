@@ -17,8 +17,10 @@ from litellm.types.utils import ModelResponse
 
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy import internal, litellm_api
+from litellm_compaction.proxy import internal
 from litellm_compaction.proxy.internal import Caller
+from litellm_compaction.proxy.litellm_inside import callers
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 
 # LiteLLM's own, some of them while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -76,9 +78,9 @@ async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.Monke
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **fields)}
     router, asked = LiteLLMRouter(model_list=entries), Router()
     router.acompletion = asked.acompletion
-    assert await litellm_api.is_allowed(router, "pruner-large", metadata) is allowed
+    assert await callers.is_allowed(router, "pruner-large", metadata) is allowed
     ask = Caller(router, "pruner-large", metadata, timeout_s=5, group="pruner-large").ask
-    monkeypatch.setattr(litellm_api, "_limiter", lambda: None)
+    monkeypatch.setattr(callers, "_limiter", lambda: None)
     if allowed:
         await ask([user_message("text")], max_tokens=5)
     else:
@@ -106,7 +108,7 @@ async def test_lists_in_litellms_database_hold(
     names = ("chat-8k", "pruner-large")
     entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(**{"api_key": "sk-1", field: "u"})}
-    assert await litellm_api.is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
+    assert await callers.is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
     assert looked_up == ["u"]
 
 
@@ -136,8 +138,9 @@ async def test_summary_calls_count_as_requests_of_the_key(
 ) -> None:
     """A key for two requests a minute had four made; its own slot of parallel calls does not stand in its way."""
     limiter = _PROXY_MaxParallelRequestsHandler_v3(internal_usage_cache=InternalUsageCache(DualCache()))
-    monkeypatch.setattr(litellm_api, "_limiter", lambda: limiter)
-    monkeypatch.setattr(litellm_api, "_LITELLM_CHECKS", ())
+    monkeypatch.setattr(callers, "_limiter", lambda: limiter)
+    for seam in (Seam.ACCESS, Seam.BUDGET):
+        monkeypatch.setattr(seam, "places", ())
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **limits)}
     router = Router()
     ask = Caller(router, "carried", metadata, timeout_s=5, group="carried", is_same=is_same).ask
@@ -173,7 +176,7 @@ async def test_nothing_is_written_ahead_for_a_key_that_litellm_would_refuse(
 ) -> None:
     """No request of a client is there that LiteLLM has checked: lists and budgets are looked at for the call itself."""
     importlib.import_module("litellm.proxy.proxy_server")
-    monkeypatch.setattr(litellm_api, "_limiter", lambda: None)
+    monkeypatch.setattr(callers, "_limiter", lambda: None)
     names = ("chat-8k", "pruner-large")
     entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **caller)}
@@ -183,8 +186,9 @@ async def test_nothing_is_written_ahead_for_a_key_that_litellm_would_refuse(
 async def test_what_is_written_ahead_leaves_half_of_a_keys_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key for six requests a minute asks three, and no call in the background takes one from its own fourth."""
     limiter = _PROXY_MaxParallelRequestsHandler_v3(internal_usage_cache=InternalUsageCache(DualCache()))
-    monkeypatch.setattr(litellm_api, "_limiter", lambda: limiter)
-    monkeypatch.setattr(litellm_api, "_LITELLM_CHECKS", ())
+    monkeypatch.setattr(callers, "_limiter", lambda: limiter)
+    for seam in (Seam.ACCESS, Seam.BUDGET):
+        monkeypatch.setattr(seam, "places", ())
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", rpm_limit=6)}
     may = partial(internal.may_write_ahead, Router(), ["carried"], metadata)
     ask = Caller(Router(), "carried", metadata, timeout_s=5, group="carried", is_same=True).ask

@@ -15,7 +15,9 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi import Request
 
 from litellm_compaction.proxy.deployments import note_credential, tenant_of
-from litellm_compaction.proxy.litellm_api import key_owner, may_use
+from litellm_compaction.proxy.litellm_inside.application import key_owner
+from litellm_compaction.proxy.litellm_inside.callers import may_use
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 
 # LiteLLM refuses a path that it does not know to all but administrators (auth/route_checks.py, 1.106.2). A key that may
 # list models may look here.
@@ -119,10 +121,8 @@ def _with_bearer(headers: Mapping[str, str]) -> dict[str, str]:
         name, _, password = base64.b64decode(headers["authorization"][6:], validate=True).decode().partition(":")
     except ValueError:
         return {key: value for key, value in headers.items() if key != "authorization"}
-    from litellm.proxy import proxy_server
-
     bearer = {"authorization": f"Bearer {password or name}"}
-    if isinstance(own := (proxy_server.general_settings or {}).get("litellm_key_header_name"), str):
+    if isinstance(own := (Seam.KEY_HEADER.get() or {}).get("litellm_key_header_name"), str):
         bearer[own.lower()] = bearer["authorization"]
     return {**headers, **bearer}
 

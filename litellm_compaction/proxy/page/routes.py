@@ -6,7 +6,6 @@ LiteLLM decides whose key it is. A form saves or resets settings, or says why no
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -16,6 +15,7 @@ from starlette.routing import Route
 
 from litellm_compaction.config import LIVE, SAME_MODEL
 from litellm_compaction.errors import StoreError
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.live_settings import Known, Overlay, WrongValues, with_values
 from litellm_compaction.proxy.page.auth import Visitor, form_of, is_own_request, visitor_of
 from litellm_compaction.proxy.page.data import (
@@ -41,7 +41,6 @@ PATH = "/compaction"
 # Browsers send a password to the folder of the address that has asked for it (RFC 7617, 2.2): asked for at `PATH`, it
 # would go to every route of the proxy.
 _ASKING_PATH = f"{PATH}/"
-_PROXY_MODULE = "litellm.proxy.proxy_server"
 _ROUTE_NAME = "litellm_compaction_page"
 _SHOWN_TALKS = 8
 _NEEDS_KEY = (
@@ -63,10 +62,9 @@ _KEYS = re.compile(rf"\b(?:{'|'.join(LIVE)})\b")
 
 def add_page(around: Surroundings) -> None:
     """Adds the page to the proxy that is being started; nothing happens outside of one."""
-    proxy_server = sys.modules.get(_PROXY_MODULE)
-    if proxy_server is None:
+    app = Seam.PAGE.get()
+    if app is None:
         return
-    app = proxy_server.app
     # A configuration that is loaded anew brings a new handler; the page must belong to that one.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
     served = _Page(around)

@@ -13,7 +13,9 @@ import httpx
 import litellm
 import pytest
 
-from litellm_compaction.proxy.litellm_api import before_end, connect, is_within_budgets, keeps_responses
+from litellm_compaction.proxy.litellm_inside.application import before_end, keeps_responses
+from litellm_compaction.proxy.litellm_inside.callers import is_within_budgets
+from litellm_compaction.proxy.litellm_inside.connections import connect
 
 
 async def test_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +54,7 @@ async def test_litellms_own_end_does_ours_first(monkeypatch: pytest.MonkeyPatch)
 
     module = SimpleNamespace(proxy_shutdown_event=end)
     monkeypatch.setitem(sys.modules, _MODULE, module)  # type: ignore[arg-type] # no more of it is looked at
-    assert before_end(ours)
+    before_end(ours)
     assert await module.proxy_shutdown_event(worker="heart") == "ended"
     assert done == ["ours", "heart"]
 
@@ -122,7 +124,7 @@ for i in range(60_000):
     del generator
     variables[i % 12].set(object())
 """
-_HOLD = "from litellm_compaction.proxy.litellm_api import hold_contexts\nhold_contexts()\n"
+_HOLD = "from litellm_compaction.concurrency import hold_contexts\nhold_contexts()\n"
 
 
 def _ends(script: str) -> int:

@@ -1,4 +1,4 @@
-"""LiteLLM's router: the one place that names what we use of it, as entry points or, where it has none, as before.
+"""LiteLLM's router: what we use of it, as entry points or, where it has none, as before.
 
 Nothing is read with a default: a member that is gone would then be an answer, such as no fallback and no deployment.
 `seams.py` looks at all of it before a request is guarded by it.
@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from litellm_compaction.errors import LiteLLMChanged
+from litellm_compaction.proxy.litellm_inside.seam import Seam
 
-# Where the proxy notes in its store what it lacks, for `doctor`; "" if nothing.
-LACKS = ("proxy", "litellm_lacks")
 # Settings of the router by which we decide.
 FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 CHECKS = "enable_pre_call_checks"
@@ -21,9 +20,7 @@ _GOES_ON = "enable_mid_stream_fallback_continuation"
 
 def current_router() -> Any:
     """The router of the moment; the module's global is bound anew whenever the configuration is loaded."""
-    from litellm.proxy import proxy_server
-
-    return proxy_server.llm_router
+    return Seam.ROUTER.needed()
 
 
 def deployment(router: Any, deployment_id: str) -> Any:

@@ -1,0 +1,204 @@
+"""Lists what we touch of LiteLLM's inside: where each piece is, and what is lost if it is missing.
+
+LiteLLM may move or drop any of it. Nobody gets an empty answer in its place unsaid: without a piece by which requests
+are guarded nothing is sent to guarded models, and each other one that is missing is a WARNING, and a line of `doctor`.
+Members of the router, which is an object, are in `router.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+from litellm_compaction.errors import LiteLLMChanged
+
+logger = logging.getLogger("litellm_compaction")
+
+# Where the proxy notes in its store what it lacks, for `doctor`: a line about the guard, "" if it stands, and one for
+# each other thing.
+LACKS = ("proxy", "litellm_lacks")
+_PROXY = "proxy.proxy_server"
+_LIMITS = "proxy.hooks.parallel_request_limiter_v3:_PROXY_MaxParallelRequestsHandler_v3"
+_CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
+_DESCRIBED = "user_api_key_dict,data,rpm_limit_type,tpm_limit_type,model_has_failures"
+_ADDED = "user_api_key_dict,requested_model,descriptors"
+_UNLIMITED = "limits for a minute do not hold for summaries"
+_OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
+
+
+class Seam(Enum):
+    """A piece of LiteLLM's inside: what is lost without it, "" if nothing can be guarded then, and its places.
+
+    A place is a module below `litellm`, and a path in it; what is called ends with the names of its parameters that are
+    needed, in brackets. LiteLLM has moved some pieces: the first place that has it holds.
+    """
+
+    SETTINGS = "", ":callback_settings"
+    ROUTER = "", f"{_PROXY}:llm_router"
+    REFUSAL = "", "proxy._types:ProxyException()"
+    # A deployment's address may stand in one: without it nobody knows if that is guarded.
+    CREDENTIALS = "", "litellm_core_utils.credential_accessor:CredentialAccessor.get_credential_values()"
+
+    OWN_CALLS = (
+        "no model writes summaries or counts prompts",
+        "litellm_core_utils.internal_call_metadata:sanitized_forwardable_call_metadata()",
+    )
+    STOPPED_STREAMS = (
+        "streams that are stopped are neither logged nor charged",
+        "litellm_core_utils.litellm_logging:Logging.dispatch_success_handlers()",
+    )
+    CONFIG = (
+        "config.yaml is not checked at the start, and no master key is made",
+        f"{_PROXY}:proxy_config.get_config_state()",
+    )
+    END = "rooms that a proxy holds when it ends are held until they expire", f"{_PROXY}:proxy_shutdown_event()"
+    REQUESTS = (
+        "routes that count or compact alone, compressed bodies and models with a slash are left to LiteLLM",
+        f"{_PROXY}:app.router.middleware_stack()",
+    )
+    PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
+    KEYS = (
+        "the page and the routes of recall and records answer nobody",
+        "proxy.auth.user_api_key_auth:user_api_key_auth()",
+    )
+    KEY_HEADER = "the page finds no key under a header's own name", f"{_PROXY}:general_settings"
+    MASTER_KEY = "what is stored is not encrypted, and the page remembers nobody", f"{_PROXY}:master_key"
+    WILDCARDS = (
+        "lists name no model behind a wildcard, and no window",
+        "proxy.auth.model_checks:get_known_models_from_wildcard()",
+    )
+    DOUBLES = "lists name models behind several wildcards twice", "proxy.auth.model_checks:_get_wildcard_models()"
+    MODEL_MAP = "lists show no window for models behind wildcards", ":model_cost"
+    MODEL_NAMES = (
+        "a name in other letters than the list's has no window there",
+        "utils:_invalidate_model_cost_lowercase_map()",
+    )
+    DATABASE = "what stands before a `previous_response_id` is not looked for", f"{_PROXY}:prisma_client"
+    KEPT_PROMPTS = (
+        "a `previous_response_id` whose messages are not kept is answered without them",
+        "proxy.spend_tracking.spend_tracking_utils:should_store_prompts_and_responses_in_spend_logs()",
+        "proxy.spend_tracking.spend_tracking_utils:_should_store_prompts_and_responses_in_spend_logs()",
+    )
+    COLD_STORAGE = "responses that are kept beside the database are not looked for", ":cold_storage_custom_logger"
+    REDIS = "`store: redis` has no connection", f"{_PROXY}:redis_usage_cache"
+    REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
+    POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
+
+    CALLER = "limits of a key do not hold for summaries", "proxy._types:UserAPIKeyAuth()"
+    LISTED = (
+        "aliases and wildcards in a key's list of models do not open a pruning model",
+        "proxy.auth.auth_checks:can_object_call_model()",
+        "proxy.auth.auth_checks:_can_object_call_model()",
+    )
+    ACCESS = (
+        "users' and projects' lists of models do not hold for a pruning model",
+        *(f"{module}:caller_can_call_model()" for module in _CHECKS),
+        f"{_OLD_CHECKS}:_check_summary_model_access()",
+    )
+    BUDGET = (
+        "budgets for a pruning model do not hold for summaries",
+        *(f"{module}:caller_within_model_budget()" for module in _CHECKS),
+        f"{_OLD_CHECKS}:_check_summary_model_budget()",
+    )
+    SPENT = "what this minute has cost is not seen before a summary is written ahead", f"{_PROXY}:get_current_spend()"
+    LIMITER = _UNLIMITED, f"{_PROXY}:proxy_logging_obj.get_proxy_hook()"
+    LIMIT = _UNLIMITED, f"{_LIMITS}.should_rate_limit(read_only,skip_tpm_check)"
+    LIMITS = (
+        _UNLIMITED,
+        f"{_LIMITS}.create_rate_limit_descriptors({_DESCRIBED})",
+        f"{_LIMITS}._create_rate_limit_descriptors({_DESCRIBED})",
+    )
+    TEAM_LIMITS = _UNLIMITED, f"{_LIMITS}._add_team_model_rate_limit_descriptor_from_metadata({_ADDED})"
+    PROJECT_LIMITS = _UNLIMITED, f"{_LIMITS}._add_project_model_rate_limit_descriptor_from_metadata({_ADDED})"
+    ORGANIZATION_LIMITS = _UNLIMITED, f"{_LIMITS}.create_organization_rate_limit_descriptor()"
+
+    def __init__(self, lost: str, *places: str) -> None:
+        self.lost = lost
+        self.places = places
+
+    def __str__(self) -> str:
+        module, _, path = self.places[0].partition(":")
+        return f"{module.rpartition('.')[2] or 'litellm'}.{path.partition('(')[0]}"
+
+    @property
+    def is_missing(self) -> bool:
+        """LiteLLM is there, in a proxy where that is needed, and has no such piece."""
+        return self._place() is None and any(map(_is_expected, self.places))
+
+    def get(self) -> Any:
+        """The piece; None outside of a proxy, and if it is missing, which `missing` tells."""
+        return getattr(*place) if (place := self._place()) is not None else None
+
+    def needed(self) -> Any:
+        """The piece, also outside of a proxy.
+
+        Raises:
+            LiteLLMChanged: it is missing.
+        """
+        if (place := self._place(is_needed=True)) is None:
+            raise LiteLLMChanged(str(self))
+        return getattr(*place)
+
+    def of(self, instance: object) -> Any:
+        """The piece of one of LiteLLM's objects, of a class where the places are; None if it has none."""
+        for place in self.places:
+            path, _, parameters = place.partition("(")
+            found = getattr(instance, path.rpartition(".")[2], None)
+            if _takes(found, parameters):
+                return found
+        return None
+
+    def put(self, piece: object) -> None:
+        """Puts something of ours in place of the piece that `get` has given."""
+        if (place := self._place()) is not None:
+            setattr(*place, piece)
+
+    def _place(self, *, is_needed: bool = False) -> tuple[Any, str] | None:
+        """What holds the piece, and the name of its attribute."""
+        for place in self.places:
+            module, _, rest = place.partition(":")
+            path, is_called, parameters = rest.partition("(")
+            *outer, name = path.split(".")
+            try:
+                holder = functools.reduce(getattr, outer, _module(module, is_needed=is_needed))
+                found = getattr(holder, name)
+            except (ImportError, AttributeError):
+                continue
+            if not is_called or _takes(found, parameters):
+                return holder, name
+        return None
+
+
+def missing() -> list[str]:
+    """What LiteLLM lacks beside what requests are guarded by, each in a sentence, which the log gets, too."""
+    lacks = [
+        f"{seam} of LiteLLM's is missing or has changed: {seam.lost}." for seam in Seam if seam.lost and seam.is_missing
+    ]
+    for said in lacks:
+        logger.warning("%s", said)
+    return lacks
+
+
+def _takes(found: object, parameters: str) -> bool:
+    """`found` can be called, with these parameters as well: names with commas between them, and a bracket behind."""
+    if not callable(found):
+        return False
+    needed = [name for name in parameters.removesuffix(")").split(",") if name]
+    return not needed or set(needed) <= inspect.signature(found).parameters.keys()
+
+
+def _module(name: str, *, is_needed: bool) -> Any:
+    """A module of LiteLLM's. Importing the proxy's own takes seconds, and outside of one they say nothing."""
+    full_name = f"litellm.{name}".removesuffix(".")
+    if full_name not in sys.modules and not (is_needed or _is_expected(name)):
+        raise ImportError(full_name)
+    return import_module(full_name)
+
+
+def _is_expected(place: str) -> bool:
+    return ("litellm.proxy.proxy_server" if place.startswith("proxy.") else "litellm") in sys.modules
