@@ -6,20 +6,21 @@ prompt tokens is exactly that of the real model.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.lib.gguf_writer import Array, Tensor, Value, gguf
 from litellm_compaction.templates.template import template
-from litellm_compaction.tokenizers.encoders import VocabularyData
 from litellm_compaction.tokenizers.families import Family, family_of
-from litellm_compaction.tokenizers.registry import HARMONY_TOKENS, _published, has_pack, read_pack
-from tools.build_packs import in_byte_alphabet
+from litellm_compaction.tokenizers.registry import _published, _read_pack
+from tools.build_packs import ENDS, PATTERNS, in_byte_alphabet
 
-_NORMAL, _CONTROL = 1, 3
+_NORMAL, _UNUSED, _BYTE = 1, 5, 6
 # The smallest that llama.cpp's quantizations allow.
 _WIDTH = 32
 
@@ -94,16 +95,16 @@ def write_model(path: Path, known: Known) -> Path:
         "tokenizer.ggml.add_bos_token": ("bool", data.adds_bos),
         "tokenizer.chat_template": template(family.template).source,
     }
-    if data.kind == "spm":
+    if data.scores:
         fields["tokenizer.ggml.model"] = "llama"
         fields["tokenizer.ggml.scores"] = Array("f32", data.scores)
     else:
         fields["tokenizer.ggml.model"] = "gemma4" if data.pre == "gemma4" else "gpt2"
         fields["tokenizer.ggml.pre"] = data.pre
         fields["tokenizer.ggml.merges"] = Array("str", data.merges or _merges(family.vocabulary))
-    for name, index in (("bos", data.bos_id), ("eos", data.eos_id)):
-        if index is not None:
-            fields[f"tokenizer.ggml.{name}_token_id"] = ("u32", index)
+    for name, token in (("bos", data.bos), ("eos", data.eos)):
+        if token:
+            fields[f"tokenizer.ggml.{name}_token_id"] = ("u32", data.tokens.index(token))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_bytes(gguf(fields, zeros=_tensors(len(data.tokens))))
@@ -142,24 +143,60 @@ def _parts(token: str, ranks: dict[str, int], below: int) -> Sequence[str]:
     return parts
 
 
-def _vocabulary(name: str) -> VocabularyData:
-    if has_pack(name):
-        return read_pack(name)
-    assert name == "gpt-oss"
-    ranks = _published("o200k_base")._mergeable_ranks
-    tokens = [in_byte_alphabet(token) for token in sorted(ranks, key=ranks.__getitem__)]
-    special = [HARMONY_TOKENS.get(index, f"<|reserved_{index}|>") for index in range(len(tokens), 201_088)]
-    return VocabularyData(
-        kind="bpe",
-        pre="gpt-4o",
-        tokens=(*tokens, *special),
-        scores=(),
-        token_types=(*[_NORMAL] * len(tokens), *[_CONTROL] * len(special)),
-        merges=(),
-        bos_id=199998,
-        eos_id=200002,
-        adds_bos=False,
+class _Vocabulary(NamedTuple):
+    """A pack in llama.cpp's terms; tokens and token_types by id, scores of SentencePiece's alone."""
+
+    pre: str
+    tokens: list[str]
+    token_types: list[int]
+    scores: list[float]
+    merges: list[str]
+    bos: str
+    eos: str
+    adds_bos: bool
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(name: str) -> _Vocabulary:
+    head, body = _read_pack(name)
+    special: dict[str, list[int]] = head["special"]
+    by_id = {index: (token, kind) for token, (index, kind) in special.items()}
+    scores: dict[str, float] = {}
+    merges: list[str] = []
+    if head["pattern"]:
+        # What ends an answer is an ordinary token in some vocabularies.
+        normal = [token for token in _by_rank(head, body) if not (token in ENDS and token in special)]
+        free = (index for index in count() if index not in by_id)
+        by_id |= {next(free): (token, _NORMAL) for token in normal}
+    else:
+        model = json.loads(body)["model"]
+        made = [left + right for left, right in model["merges"]]
+        scores = {token: -float(rank) for rank, token in reversed(list(enumerate(made)))}
+        merges = [f"{left} {right}" for left, right in model["merges"]]
+        for token, index in model["vocab"].items():
+            by_id.setdefault(index, (token, _BYTE if re.fullmatch("<0x[0-9A-F]{2}>", token) else _NORMAL))
+    rows = [by_id.get(index, (f"<unused_{index}>", _UNUSED)) for index in range(max(by_id) + 1)]
+    pre = next((pre for pre, pattern in PATTERNS.items() if pattern == head["pattern"]), "")
+    return _Vocabulary(
+        pre=pre or ("" if head.get("prefixes_space") else "gemma4"),
+        tokens=[token for token, _ in rows],
+        token_types=[kind for _, kind in rows],
+        scores=[] if not head.get("prefixes_space") else [scores.get(token, 0.0) for token, _ in rows],
+        merges=merges,
+        bos=head.get("bos", ""),
+        eos=head.get("eos", ""),
+        adds_bos=head.get("adds_bos", False),
     )
+
+
+def _by_rank(head: dict[str, Any], body: bytes) -> list[str]:
+    """The ordinary tokens of a byte-level vocabulary."""
+    like = head.get("like", "")
+    if like == "o200k_base":
+        ranks = _published(like)._mergeable_ranks
+        return [in_byte_alphabet(token) for token in sorted(ranks, key=ranks.__getitem__)]
+    tokens = json.loads(_read_pack(like)[1] if like else body)
+    return [in_byte_alphabet(token.encode("latin-1")) for token in tokens]
 
 
 def _tensors(tokens: int) -> dict[str, Tensor]:

@@ -227,7 +227,7 @@ class Prober:
         """
         target, messages = measured.context.target, prepared.messages or ()
         roles = tuple((message.role, bool(message.calls), bool(message.call_id)) for message in messages)
-        form = hash((target.key, measured.window.template, roles))
+        form = hash((target.key, roles))
         if form not in self._rendered:
             made, came = prepared.sent(measured.request), measured.request
             is_refused = await self._windows.rendered(target, made) is None

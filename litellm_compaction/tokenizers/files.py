@@ -8,12 +8,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.tokenizers.encoders import TokenizersEncoder, VocabularyData, is_foreign_failure
-from litellm_compaction.tokenizers.vocabulary import Vocabulary
+from litellm_compaction.tokenizers.encoders import TokenizersEncoder, is_foreign_failure
+from litellm_compaction.tokenizers.vocabulary import CONTROL, Vocabulary
 
 # Gemma's file is the largest known, 33 MB.
 _MAX_BYTES = 128 * 2**20
-_CONTROL = 3
 
 
 def read_tokenizer_json(path: Path) -> Vocabulary:
@@ -30,21 +29,11 @@ def read_tokenizer_json(path: Path) -> Vocabulary:
     tokenizer.no_truncation()
     config = _config((path if path.is_dir() else path.parent) / "tokenizer_config.json")
     bos, eos = _token(config.get("bos_token")), _token(config.get("eos_token"))
-    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-    tokens = [*special, *({bos, eos} - {"", *special})]
+    special = {token.content: CONTROL for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    special |= dict.fromkeys({bos, eos} - {""}, CONTROL)
     begins = tokenizer.encode_batch_fast([""], add_special_tokens=True)[0].tokens[:1] == [bos]
-    data = VocabularyData(
-        kind="bpe",
-        pre="",
-        tokens=tuple(tokens),
-        scores=(),
-        token_types=(_CONTROL,) * len(tokens),
-        merges=(),
-        bos_id=tokens.index(bos) if bos else None,
-        eos_id=tokens.index(eos) if eos else None,
-        adds_bos=begins or config.get("add_bos_token") is True,
-    )
-    return Vocabulary(data, TokenizersEncoder(tokenizer))
+    adds_bos = begins or config.get("add_bos_token") is True
+    return Vocabulary(TokenizersEncoder(tokenizer), special, bos=bos, eos=eos, adds_bos=adds_bos)
 
 
 def _read(path: Path) -> Tokenizer:

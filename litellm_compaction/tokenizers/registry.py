@@ -1,9 +1,8 @@
 """Vocabularies by name: offline, loaded once per process, for any string.
 
-Names are those of the packs inside this package, of the two files that LiteLLM ships (`cl100k_base`, `o200k_base`, and
-`gpt-oss` made of the latter), `heuristic` for four characters per token, and `file:PATH` for the tokenizer.json that an
-operator has named. Safe to call from worker threads. The packs are built by tools/build_packs.py; NOTICE names sources
-and licences.
+Names are those of the packs inside this package, of the two files that LiteLLM ships (`cl100k_base`, `o200k_base`),
+`heuristic` for four characters per token, and `file:PATH` for the tokenizer.json that an operator has named. Safe to
+call from worker threads. The packs are built by tools/build_packs.py; NOTICE names sources and licences.
 
 A damaged pack refuses no request and never passes for an exact count: the family is then counted by a stand-in.
 """
@@ -19,106 +18,42 @@ import lzma
 import os
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tiktoken
+from tokenizers import Tokenizer
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.templates.template import is_compiled, template
 from litellm_compaction.tokenizers.encoders import (
     CharactersEncoder,
+    Encoder,
     TiktokenEncoder,
-    VocabularyData,
+    TokenizersEncoder,
+    WordsEncoder,
     is_foreign_failure,
-    tiktoken_pattern,
 )
 from litellm_compaction.tokenizers.families import FORMULA_ERROR, Family, stand_in
 from litellm_compaction.tokenizers.files import read_tokenizer_json
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
 logger = logging.getLogger("litellm_compaction")
-_NORMAL, _CONTROL = 1, 3
 # Before the path of an operator's tokenizer.json.
 FILE_PREFIX = "file:"
 # tiktoken stores a file under the SHA-1 of its address.
-_FILES = {
+_PUBLISHED = {
     "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
     "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
 }
 _CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
-# Of o200k_harmony (openai-harmony's and llama.cpp's vocabulary of gpt-oss, 2026-11); the gaps are <|reserved_…|>.
-HARMONY_TOKENS = {
-    199998: "<|startoftext|>",
-    199999: "<|endoftext|>",
-    200002: "<|return|>",
-    200003: "<|constrain|>",
-    200005: "<|channel|>",
-    200006: "<|start|>",
-    200007: "<|end|>",
-    200008: "<|message|>",
-    200012: "<|call|>",
-    200018: "<|endofprompt|>",
-}
-_HARMONY_SIZE = 201088
-_loaded: dict[str, Vocabulary] = {}
-# Why a vocabulary could not be loaded: trying again would cost every request as much as the first time.
-_broken: dict[str, str] = {}
-_lock = threading.Lock()
-_broken_templates: set[str] = set()
-
-
 _FOLDER = Path(__file__).parent / "packs"
-
-
-def has_pack(name: str) -> bool:
-    return (_FOLDER / f"{name}.json.xz").is_file()
-
-
-def read_pack(name: str) -> VocabularyData:
-    """One vocabulary: 0.1–0.5 s.
-
-    Raises:
-        CompactionError: the file is damaged.
-    """
-    data = _packed(name)
-    tokens: list[str] = data["tokens"]
-    kinds = [_NORMAL] * len(tokens)
-    for index, kind in data["token_types"].items():
-        kinds[int(index)] = kind
-    return VocabularyData(
-        kind=data["kind"],
-        pre=data["pre"],
-        tokens=tuple(tokens),
-        scores=tuple(data["scores"]),
-        token_types=tuple(kinds),
-        merges=tuple(f"{tokens[left]} {tokens[right]}" for left, right in data["merges"]),
-        bos_id=data["bos_id"],
-        eos_id=data["eos_id"],
-        adds_bos=data["adds_bos"],
-        # llama.cpp strips after Phi-3's special tokens only if a file's name says "Phi-3", which converters write as
-        # "Phi 3"; without the file the higher count stands.
-        strips_after_special=False,
-    )
-
-
-def _packed(name: str) -> dict[str, Any]:
-    packed = (_FOLDER / f"{name}.json.xz").read_bytes()
-    digest = hashlib.sha256(packed).hexdigest()
-    if f"{digest}  {name}.json.xz" not in (_FOLDER / "SHA256SUMS").read_text().splitlines():
-        raise CompactionError(
-            f"The vocabulary pack {name} is damaged (SHA-256 {digest}): reinstall litellm-compaction."
-        )
-    data: dict[str, Any] = json.loads(lzma.decompress(packed))
-    if "like" not in data:
-        return data
-    # Another pack with some of its special tokens renamed.
-    base = _packed(data["like"])
-    for index, token in data["renamed"].items():
-        base["tokens"][int(index)] = token
-    return base | data | {"token_types": base["token_types"] | data["token_types"]}
+_loaded: dict[str, Vocabulary] = {}
+# Why a vocabulary or a template could not be loaded: trying again would cost every request as much as the first time.
+_broken: dict[str, str] = {}
+_broken_templates: set[str] = set()
+_lock = threading.Lock()
 
 
 def vocabulary(name: str) -> Vocabulary:
@@ -142,11 +77,6 @@ def is_loaded(name: str) -> bool:
     return name in _loaded
 
 
-def is_broken(name: str) -> bool:
-    """Returns True if `vocabulary(name)` has failed, and so fails at once."""
-    return name in _broken
-
-
 def why_broken(name: str) -> str:
     """The reason for which `vocabulary(name)` has failed, and what to do; "" if it has not."""
     return _broken.get(name, "")
@@ -160,62 +90,68 @@ def token_length(name: str, text: str) -> int:
 def _load_once(name: str) -> Vocabulary:
     if name in _broken:
         raise CompactionError(_broken[name])
+    begun_s = time.perf_counter()
     try:
-        begun_s = time.perf_counter()
         made = _load(name)
     except CompactionError as error:
         _broken[name] = str(error)
         raise
-    except BaseException as exc:
-        if not is_foreign_failure(exc):
+    except BaseException as error:
+        if not is_foreign_failure(error):
             raise
-        _broken[name] = f"The vocabulary {name} cannot be used ({type(exc).__name__}: {str(exc)[:200]})."
-        raise CompactionError(_broken[name]) from exc
+        _broken[name] = f"The vocabulary {name} cannot be used ({type(error).__name__}: {str(error)[:200]})."
+        raise CompactionError(_broken[name]) from error
     logger.info("vocabulary_loaded name=%s load_ms=%.0f", name, 1e3 * (time.perf_counter() - begun_s))
     return made
 
 
 def _load(name: str) -> Vocabulary:
     if name == "heuristic":
-        return Vocabulary(_bare(), CharactersEncoder())
+        return Vocabulary(CharactersEncoder())
+    if name in _PUBLISHED:
+        return Vocabulary(TiktokenEncoder(_published(name)))
     if name.startswith(FILE_PREFIX):
         return read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
-    if has_pack(name):
-        return Vocabulary(read_pack(name))
-    if name == "gpt-oss":
-        return _gpt_oss()
-    return Vocabulary(_bare(), TiktokenEncoder(_published(name)))
+    head, body = _read_pack(name)
+    special = {token: kind for token, (_, kind) in head["special"].items()}
+    keys = ("bos", "eos", "adds_bos", "prefixes_space")
+    return Vocabulary(_encoder(name, head, body), special, **{key: head[key] for key in keys if key in head})
 
 
-def _gpt_oss() -> Vocabulary:
-    """o200k with harmony's special tokens and llama.cpp's pre-tokenizer, which differs on combining marks."""
-    ranks = _published("o200k_base")._mergeable_ranks
-    encoding = tiktoken.Encoding(
-        "gpt-oss", pat_str=str(tiktoken_pattern("gpt-4o")), mergeable_ranks=ranks, special_tokens={}
-    )
-    first = min(HARMONY_TOKENS)
-    special = [HARMONY_TOKENS.get(index, f"<|reserved_{index}|>") for index in range(first, _HARMONY_SIZE)]
-    return Vocabulary(_bare(special), TiktokenEncoder(encoding))
+def _read_pack(name: str) -> tuple[dict[str, Any], bytes]:
+    """The facts about a vocabulary, and its tokens by rank or its tokenizer.json.
+
+    Raises:
+        CompactionError: the file is damaged.
+    """
+    packed = (_FOLDER / f"{name}.json.xz").read_bytes()
+    digest = hashlib.sha256(packed).hexdigest()
+    if f"{digest}  {name}.json.xz" not in (_FOLDER / "SHA256SUMS").read_text().splitlines():
+        raise CompactionError(
+            f"The vocabulary pack {name} is damaged (SHA-256 {digest}): reinstall litellm-compaction."
+        )
+    head, _, body = lzma.decompress(packed).partition(b"\n")
+    return json.loads(head), body
 
 
-def _bare(special: Sequence[str] = ()) -> VocabularyData:
-    return VocabularyData(
-        kind="bpe",
-        pre="gpt-4o",
-        tokens=tuple(special),
-        scores=(),
-        token_types=(_CONTROL,) * len(special),
-        merges=(),
-        bos_id=None,
-        eos_id=None,
-        adds_bos=False,
-    )
+def _encoder(name: str, head: dict[str, Any], body: bytes) -> Encoder:
+    like = head.get("like", "")
+    if like in _PUBLISHED:
+        ranks = _published(like)._mergeable_ranks
+    else:
+        body = _read_pack(like)[1] if like else body
+        if not head["pattern"]:
+            tokenizer = Tokenizer.from_buffer(body)
+            by_words = "words" in head
+            return WordsEncoder(tokenizer, head["words"], head["across"]) if by_words else TokenizersEncoder(tokenizer)
+        ranks = {token.encode("latin-1"): rank for rank, token in enumerate(json.loads(body))}
+    made = tiktoken.Encoding(name, pat_str=head["pattern"], mergeable_ranks=ranks, special_tokens={})
+    return TiktokenEncoder(made)
 
 
 def _published(name: str) -> tiktoken.Encoding:
-    folder = _folder(name)
     before = os.environ.get(_CACHE_VARIABLE)
-    os.environ[_CACHE_VARIABLE] = str(folder)
+    os.environ[_CACHE_VARIABLE] = str(_folder(name))
     try:
         return tiktoken.get_encoding(name)
     finally:
@@ -232,11 +168,11 @@ def _folder(name: str) -> Path:
     places = (spec.submodule_search_locations or ()) if spec is not None else ()
     folders += [Path(place) / "litellm_core_utils" / "tokenizers" for place in places]
     for folder in folders:
-        if (folder / _FILES.get(name, name)).is_file():
+        if (folder / _PUBLISHED[name]).is_file():
             return folder
     raise CompactionError(
         f"The vocabulary {name} is not in {' or '.join(map(str, folders)) or 'LiteLLM'}: "
-        f"reinstall LiteLLM, or point {_CACHE_VARIABLE} to a folder with tiktoken's file {_FILES.get(name, name)}."
+        f"reinstall LiteLLM, or point {_CACHE_VARIABLE} to a folder with tiktoken's file {_PUBLISHED[name]}."
     )
 
 
@@ -250,7 +186,11 @@ def usable(family: Family) -> Family:
     """The family with its vocabulary loaded, or what stands in for it: 0.1–2 s the first time. Never raises."""
     family = _without_broken(family)
     while not _is_ready(family):
-        _load_family(family)
+        try:
+            vocabulary(family.vocabulary)
+            _load_template(family)
+        except CompactionError as error:
+            logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
         family = _without_broken(family)
     return family
 
@@ -260,7 +200,7 @@ def _is_ready(family: Family) -> bool:
 
 
 def _without_broken(family: Family) -> Family:
-    while is_broken(family.vocabulary):
+    while family.vocabulary in _broken:
         family = stand_in(family)
     if family.template in _broken_templates:
         error_ratio = max(FORMULA_ERROR, family.error_ratio)
@@ -268,24 +208,16 @@ def _without_broken(family: Family) -> Family:
     return family
 
 
-def _load_family(family: Family) -> None:
-    try:
-        vocabulary(family.vocabulary)
-    except CompactionError as error:
-        logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
+def _load_template(family: Family) -> None:
+    if not family.template:
         return
-    if family.template:
-        _load_template(family.template, family)
-
-
-def _load_template(name: str, family: Family) -> None:
     try:
-        template(name)
+        template(family.template)
     except (KeyError, OSError, ValueError) as error:
-        _broken_templates.add(name)
+        _broken_templates.add(family.template)
         logger.warning(
             "template family=%s counted by a formula: %s cannot be read (%s); reinstall litellm-compaction",
             family.name,
-            name,
+            family.template,
             type(error).__name__,
         )

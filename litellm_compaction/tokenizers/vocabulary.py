@@ -1,19 +1,19 @@
 """Counts the tokens of a prompt by a vocabulary: special tokens first, then pieces of ordinary text.
 
-Made by `registry.py`, asked by `prompt.py` and `formula.py`, also from worker threads. Never raises on a string.
+Made by `registry.py`, asked by whoever counts, also from worker threads. Never raises on a string.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import tiktoken
 
-from litellm_compaction.tokenizers.encoders import Encoder, TiktokenEncoder, VocabularyData, encoder_for
+from litellm_compaction.tokenizers.encoders import Encoder, TiktokenEncoder
 
-# Long runs make tiktoken slow, then panic (1,000,000 spaces, tiktoken 0.14), and one call must not hold the GIL long.
+# Long runs make tiktoken slow, then panic (1,000,000 spaces), and one call must not hold the interpreter lock long.
 _PIECE_CHARS = 4096
 # Every vocabulary here begins a new word at these places, so that pieces cost exactly what the whole text costs.
 _BOUNDARY = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=\n)(?=[A-Za-z0-9])|(?<=[一-龥])(?=[，。！？；：、])")
@@ -23,16 +23,7 @@ _WORD_BOUNDARY = re.compile(
 )
 _LOOK_BACK_CHARS = 32
 _SLICE_CHARS = 131_072
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-# Tokens that llama.cpp takes for the end of an answer wherever a vocabulary has them, of whatever type
-# (llama_vocab::impl::load); Gemma 4's </s> is text all the same.
-_ENDS = frozenset(
-    (
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
-        *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
-        *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[", "<｜end▁of▁sentence｜>"),
-    )
-)
+CONTROL = 3
 
 
 class Segment(NamedTuple):
@@ -48,32 +39,37 @@ class Vocabulary:
         bos: text of the token that begins a prompt; "" if there is none.
         eos: text of the token that ends an answer; "" if there is none.
         adds_bos: the engine puts `bos` before a prompt that does not begin with it.
-        prefixes_space: ordinary text at the beginning, and after each special token, gets a space before it.
-        strips_after_special: white space after a special token disappears.
     """
 
-    def __init__(self, data: VocabularyData, encoder: Encoder | None = None) -> None:
-        self._encoder = encoder if encoder is not None else encoder_for(data)
-        # SentencePiece's tokens and Gemma 4's may reach over signs.
-        self._boundary = _BOUNDARY if data.kind == "spm" or data.pre == "gemma4" else _WORD_BOUNDARY
-        self.bos = data.tokens[data.bos_id] if data.bos_id is not None and data.bos_id < len(data.tokens) else ""
-        self.eos = data.tokens[data.eos_id] if data.eos_id is not None and data.eos_id < len(data.tokens) else ""
-        self.adds_bos = data.adds_bos and bool(self.bos)
-        specials = _special_tokens(data)
-        self._specials = re.compile(_alternatives(specials)) if specials else None
-        self._longest_special = max(map(len, specials), default=0)
-        controls = _special_tokens(data, (_CONTROL,))
-        self._controls = re.compile(_alternatives(controls)) if controls else None
-        prefixes = data.adds_space_prefix
-        if prefixes is None:
-            # Gemma's SentencePiece vocabularies say add_space_prefix = false; Llama's and Mistral's leave the default.
-            prefixes = "<start_of_turn>" not in specials
-        self.prefixes_space = data.kind == "spm" and prefixes
-        strips = data.strips_after_special
-        if strips is None:
-            # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
-            strips = {"<|assistant|>", "<|end|>"} <= specials
-        self.strips_after_special = data.kind == "spm" and strips
+    def __init__(
+        self,
+        encoder: Encoder,
+        special: Mapping[str, int] | None = None,
+        *,
+        bos: str = "",
+        eos: str = "",
+        adds_bos: bool = False,
+        prefixes_space: bool = False,
+    ) -> None:
+        """Makes a vocabulary.
+
+        Args:
+            encoder: counts ordinary text.
+            special: llama.cpp's type of each special token by its text: 2 unknown, 3 control, 4 user defined.
+            bos: see above.
+            eos: see above.
+            adds_bos: see above.
+            prefixes_space: ordinary text at the beginning, and after each special token, gets a space before it.
+        """
+        self._encoder = encoder
+        # Tokens of SentencePiece may reach over signs.
+        self._boundary = _WORD_BOUNDARY if isinstance(encoder, TiktokenEncoder) else _BOUNDARY
+        self.bos, self.eos, self.adds_bos = bos, eos, adds_bos and bool(bos)
+        self._prefixes_space = prefixes_space
+        special = special or {}
+        self._specials = _any_of(special)
+        self._longest_special = max(map(len, special), default=0)
+        self._controls = _any_of([token for token, kind in special.items() if kind == CONTROL])
 
     @property
     def encoding(self) -> tiktoken.Encoding | None:
@@ -93,26 +89,6 @@ class Vocabulary:
             segments.append(Segment(position, len(prompt), False))
         return segments
 
-    def has_control(self, text: str) -> bool:
-        """Returns True if `text` names a control token: in a prompt sent as it is, that would be the token itself."""
-        return self._controls is not None and self._controls.search(text) is not None
-
-    def defused(self, text: str) -> str:
-        """`text` with its control tokens broken by a space, those that overlap too.
-
-        One that begins like a word, or is a single character, stays: no template has such a one, a hostile file may.
-        """
-        if self._controls is None:
-            return text
-        pieces: list[str] = []
-        kept = position = 0
-        while (found := self._controls.search(text, position)) is not None:
-            position = found.start() + 1
-            if len(found[0]) > 1 and not (text[found.start()].isalnum() or text[found.start()].isspace()):
-                pieces += (text[kept:position], " ")
-                kept = position
-        return "".join((*pieces, text[kept:]))
-
     def _places(self, prompt: str) -> Iterator[tuple[int, int]]:
         if self._specials is None:
             return
@@ -127,13 +103,29 @@ class Vocabulary:
                 position = found.end()
             position = max(position, last)
 
+    def has_control(self, text: str) -> bool:
+        """Returns True if `text` names a control token: in a prompt sent as it is, that would be the token itself."""
+        return self._controls is not None and self._controls.search(text) is not None
+
+    def defused(self, text: str) -> str:
+        """`text` with its control tokens broken by a space, those that overlap too.
+
+        One that begins like a word, or is a single character, stays: an operator's file may have one.
+        """
+        if self._controls is None:
+            return text
+        pieces: list[str] = []
+        kept = position = 0
+        while (found := self._controls.search(text, position)) is not None:
+            position = found.start() + 1
+            if len(found[0]) > 1 and not (text[found.start()].isalnum() or text[found.start()].isspace()):
+                pieces += (text[kept:position], " ")
+                kept = position
+        return "".join((*pieces, text[kept:]))
+
     def lengths_in_prompt(self, texts: Sequence[str]) -> list[int]:
         """Tokens of texts that each stand at the beginning of a prompt or after a special token of it."""
-        if self.strips_after_special:
-            texts = [text.lstrip(" \t\n\v\f\r") for text in texts]
-        if self.prefixes_space:
-            texts = [f" {text}" if text else "" for text in texts]
-        return self.lengths(texts)
+        return self.lengths([f" {text}" if text else "" for text in texts] if self._prefixes_space else texts)
 
     def length(self, text: str) -> int:
         """Tokens of `text`: names of special tokens count as ordinary text."""
@@ -145,63 +137,45 @@ class Vocabulary:
         Names of special tokens count as ordinary text, lone surrogates as replacement characters. Exact for text with
         words and lines; runs of more than 4096 characters without a boundary cost about one token too many per 4096.
         """
-        pieces: list[str] = []
-        counts: list[int] = []
-        for text in texts:
-            before = len(pieces)
-            pieces += _pieces(_clean(text), self._boundary)
-            counts.append(len(pieces) - before)
-        lengths = iter(self._encoder.lengths(pieces))
-        return [sum(next(lengths) for _ in range(count)) for count in counts]
+        return [sum(self._encoder.lengths(list(self._pieces(_clean(text))))) for text in texts]
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        start = 0
+        while len(text) - start > _PIECE_CHARS:
+            # Looked for in the last quarter only, which nearly always has one.
+            end = _last_boundary(text, start + _PIECE_CHARS * 3 // 4, start + _PIECE_CHARS, self._boundary)
+            yield text[start:end]
+            start = end
+        if start < len(text):
+            yield text[start:]
 
 
-def _pieces(text: str, boundary: re.Pattern[str]) -> Iterator[str]:
-    start = 0
-    while len(text) - start > _PIECE_CHARS:
-        # Looked for in the last quarter only, which nearly always has one.
-        end = _last_boundary(text, start + _PIECE_CHARS * 3 // 4, start + _PIECE_CHARS, boundary)
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]
-
-
-def _last_boundary(text: str, first: int, last: int, boundary: re.Pattern[str] = _BOUNDARY) -> int:
+def _last_boundary(text: str, first: int, last: int, boundary: re.Pattern[str]) -> int:
     """The last boundary between two characters, or `last`; from the end: all of them take 40 ms per MB."""
     size = _LOOK_BACK_CHARS
     upper = last
     while upper > first:
         lower = max(first, upper - size)
         # Up to `last` each time: a boundary shows in the character after it.
-        end = -1
-        for found in boundary.finditer(text, lower, last):
-            if found.end() > upper:
-                break
-            end = found.end()
-        if end >= 0:
-            return end
+        ends = [found.end() for found in boundary.finditer(text, lower, last) if found.end() <= upper]
+        if ends:
+            return ends[-1]
         upper, size = lower, 4 * size
     return last
 
 
 def _clean(text: str) -> str:
-    if text.isascii():
-        return text
     try:
-        text.encode()
+        # ASCII costs nothing: its bytes are there.
+        text.isascii() or text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
 
-def _special_tokens(
-    data: VocabularyData, kinds: tuple[int, ...] = (_UNKNOWN, _CONTROL, _USER_DEFINED)
-) -> frozenset[str]:
-    typed = frozenset(
-        token for token, kind in zip(data.tokens, data.token_types, strict=False) if kind in kinds and token
-    )
-    ends = _ENDS.intersection(data.tokens)
-    return typed | (ends - {"</s>"} if "<|tool_response>" in ends else ends)
+def _any_of(words: Iterable[str]) -> re.Pattern[str] | None:
+    joined = _alternatives(words)
+    return re.compile(joined) if joined else None
 
 
 def _alternatives(words: Iterable[str]) -> str:

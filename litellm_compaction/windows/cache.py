@@ -5,6 +5,7 @@ One read serves every deployment of a server. Called by `windows.py`, which turn
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from math import inf
@@ -17,6 +18,8 @@ from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.fetch import NotThisApi, Unreached
 from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models, server_root
 from litellm_compaction.windows.other_servers import SILENT, Api, Served, list_served
+
+logger = logging.getLogger("litellm_compaction")
 
 # Retry delay after a refused connection or a wrong API, so that requests do not queue for time limits. A server that
 # takes connections but does not answer is asked by each request: it is alive; one late answer must refuse only one.
@@ -51,12 +54,17 @@ class Reading(NamedTuple):
     is_busy: bool = False
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A server and how it is asked; no `apis` is LM Studio's own."""
 
     root: str
     api_key: str | None
     apis: tuple[Api, ...] = ()
+
+    @classmethod
+    def of(cls, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> Place:
+        """The place behind an address, however that is written."""
+        return cls(server_root(api_base), api_key, apis)
 
 
 class Listings:
@@ -83,27 +91,24 @@ class Listings:
         self._clock = clock
         self._timeout_s = timeout_s
         self._own: httpx.AsyncClient | None = None
-        self._readings: Kept[_Place, Reading] = Kept(self._read, self._life_s, most=_MAX_PLACES, clock=clock)
-        self._verdicts: Kept[_Place, bool | None] = Kept(self._judge, _verdict_life_s, most=_MAX_PLACES, clock=clock)
+        self._readings: Kept[Place, Reading] = Kept(self._read, self._life_s, most=_MAX_PLACES, clock=clock)
+        self._verdicts: Kept[Place, bool | None] = Kept(self._judge, _verdict_life_s, most=_MAX_PLACES, clock=clock)
 
-    async def get(
-        self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = (), *, fresh: bool = False
-    ) -> Reading:
+    async def get(self, place: Place, *, fresh: bool = False) -> Reading:
         """The listing of a server, from memory if it is young enough; an older one is read again first.
 
-        Never raises for a server that does not answer: the last good listing stays, with the reason for doubt.
-
-        Args:
-            api_base: of the server.
-            api_key: sent with the reads.
-            apis: the possible APIs of a server that is not LM Studio; empty for LM Studio.
-            fresh: waits for a read that begins after this call.
+        Never raises for a server that does not answer: the last good listing stays, with the reason for doubt. `fresh`
+        waits for a read that begins after this call.
         """
-        return await self._readings.get(_Place(server_root(api_base), api_key, apis), fresh=fresh)
+        return await self._readings.get(place, fresh=fresh)
 
-    def last(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> Reading | None:
+    def last(self, place: Place) -> Reading | None:
         """The knowledge of a server without asking it."""
-        return self._readings.last(_Place(server_root(api_base), api_key, apis))
+        return self._readings.last(place)
+
+    def invalidate(self, place: Place) -> None:
+        """Makes the next `get` wait for a read that begins after this call."""
+        self._readings.invalidate(place)
 
     def client(self) -> httpx.AsyncClient:
         """The client that servers are asked with, made in the running loop."""
@@ -120,17 +125,12 @@ class Listings:
             )
         return self._own
 
-    def invalidate(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> None:
-        """Makes the next `get` wait for a read that begins after this call."""
-        self._readings.invalidate(_Place(server_root(api_base), api_key, apis))
-
-    async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
+    async def is_lmstudio(self, place: Place) -> bool | None:
         """If the server is LM Studio: a yes is kept, a no for 60 s, None (no answer) for 5 s.
 
         One that takes the connection and is silent may be LM Studio that loads a model, which requests would pass
         without a guard: the first question is waited for as long as its list, later ones for `timeout_s`.
         """
-        place = _Place(server_root(api_base), api_key)
         is_known = self._verdicts.has(place)
         return await self._verdicts.soon(place, wait_s=self._timeout_s if is_known else _PATIENT_TIMEOUT_S)
 
@@ -148,11 +148,13 @@ class Listings:
         cache_s = max(self._cache_s, _SILENT_S) if reading.listing == SILENT else self._cache_s
         return cache_s - (self._clock() - reading.read_s)
 
-    async def _read(self, place: _Place) -> Reading:
+    async def _read(self, place: Place) -> Reading:
         began_s, last = self._clock(), self._readings.last(place) or Reading(None, -inf, "")
         try:
             listing = await self._listing(place)
         except ServerUnavailable as exc:
+            if last.listing is not None and not last.failure:
+                logger.warning("window_not_read: only what operators wrote counts until the server answers: %s", exc)
             return last._replace(
                 failure=str(exc),
                 is_silent=not isinstance(exc, NotThisApi),
@@ -162,13 +164,13 @@ class Listings:
             self.on_loaded()
         return Reading(listing, began_s, "")
 
-    async def _listing(self, place: _Place) -> Listing | Served:
+    async def _listing(self, place: Place) -> Listing | Served:
         patient_s = max(self._timeout_s, _PATIENT_TIMEOUT_S)
         if place.apis:
             return await list_served(self.client(), place.root, place.api_key, place.apis, timeout_s=patient_s)
         return await list_models(self.client(), place.root, place.api_key, timeout_s=patient_s)
 
-    async def _judge(self, place: _Place) -> bool | None:
+    async def _judge(self, place: Place) -> bool | None:
         patient_s = max(self._timeout_s, _PATIENT_TIMEOUT_S)
         try:
             return await answers_as_lmstudio(self.client(), place.root, place.api_key, timeout_s=patient_s)

@@ -25,27 +25,6 @@ _MANY_ROWS = 200
 DEFAULT_API_BASE = f"{DEFAULT_ADDRESS}/v1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedModel:
-    """A model as LM Studio lists it; "" for a missing value.
-
-    Attributes:
-        key: `key` of /api/v1/models, `id` of /api/v0/models.
-        publisher: decides between repositories of equal names.
-        variant: `selected_variant`, such as `google/gemma-4-26b-a4b@q4_k_m`.
-        quantization: its name, such as `Q4_K_M`; preferred, but all have the same vocabulary.
-        file_format: `format` of v1, `compatibility_type` of v0.
-        path: of the very file, if the server says it (llama.cpp's `model_path`).
-    """
-
-    key: str
-    publisher: str = ""
-    variant: str = ""
-    quantization: str = ""
-    file_format: Literal["gguf", "mlx", ""] = ""
-    path: str = ""
-
-
 def _either(name: str) -> AliasChoices:
     return AliasChoices(name, AliasPath("config", name))
 
@@ -56,10 +35,6 @@ def _positive_or_none(value: object) -> int | None:
 
 def text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _quantization_name(value: object) -> str:
-    return text_or_empty(value.get("name") if isinstance(value, dict) else value)
 
 
 def _known_format(value: object) -> str:
@@ -76,7 +51,6 @@ def list_or_empty(value: object) -> object:
 
 Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
 _Text = Annotated[str, BeforeValidator(text_or_empty)]
-_Quantization = Annotated[str, BeforeValidator(_quantization_name)]
 _Parallel = Annotated[int, BeforeValidator(lambda value: _positive_or_none(value) or 1)]
 _Format = Annotated[Literal["gguf", "mlx", ""], BeforeValidator(_known_format)]
 
@@ -103,8 +77,6 @@ class ListedModel(BaseModel):
     Attributes:
         variants: `key@quant` names of the same model.
         instances: empty when the model is not loaded.
-        selected_variant: which of `variants` a request for `key` reaches; "" when the server does not say.
-        quantization: its name, such as `Q4_K_M`; "" when the server does not say.
         file_format: "" when the server does not say, or names another.
     """
 
@@ -112,31 +84,17 @@ class ListedModel(BaseModel):
 
     key: str
     type: _Text = "llm"
-    publisher: _Text = ""
     architecture: _Text = ""
     variants: Annotated[tuple[str, ...], BeforeValidator(_only_texts)] = ()
     instances: Annotated[tuple[Instance, ...], BeforeValidator(list_or_empty)] = Field(
         validation_alias="loaded_instances"
     )
-    selected_variant: _Text = ""
-    quantization: _Quantization = ""
     file_format: _Format = Field("", validation_alias="format")
 
     @property
     def kind(self) -> Literal["llm", "embedding"]:
         """`llm` if it answers chats."""
         return "embedding" if self.type.startswith("embedding") else "llm"
-
-    @property
-    def wanted(self) -> WantedModel:
-        """The key that finds its file on the server's machine."""
-        return WantedModel(
-            key=self.key,
-            publisher=self.publisher,
-            variant=self.selected_variant,
-            quantization=self.quantization,
-            file_format=self.file_format,
-        )
 
     @property
     def loaded(self) -> bool:

@@ -47,13 +47,11 @@ class ModelSettings(NamedTuple):
     """LM Studio's settings for a model's answers; "" and None if it tells none.
 
     Attributes:
-        template: Jinja source of the chat template in effect; "" if it is not Jinja.
         overflow_policy: `stopAtLimit`, `truncateMiddle`, `rollingWindow`.
         thinks: whether thinking is switched on.
         ttl_s: without a request for so long it is unloaded; None for never.
     """
 
-    template: str
     overflow_policy: str
     thinks: bool | None
     ttl_s: float | None
@@ -151,11 +149,9 @@ async def read_settings(rpc: LMStudioRpc, instance: Instance, loaded: Iterable[L
     if answer is None:
         return None
     values = {str(each.get("key")).removeprefix("llm.prediction."): each.get("value") for each in answer.fields}
-    template, thinks = values.get("promptTemplate"), values.get("reasoning.enableThinking")
-    jinja = template.get("jinjaPromptTemplate") if isinstance(template, dict) else None
+    thinks = values.get("reasoning.enableThinking")
     ttl_ms = next((row.ttl_ms for row in loaded if row.identifier == instance.identifier), None)
     return ModelSettings(
-        template=text_or_empty(jinja.get("template")) if isinstance(jinja, dict) else "",
         overflow_policy=text_or_empty(values.get("contextOverflowPolicy")),
         thinks=thinks if isinstance(thinks, bool) else None,
         ttl_s=ttl_ms / 1000 if ttl_ms else None,
@@ -189,7 +185,7 @@ class History(NamedTuple):
     Attributes:
         messages: one for each of the request's, in order.
         tools: the request's functions.
-        unsaid: text that neither of them holds, to be counted besides. Images and reasoning are not in it: the
+        unsaid: what neither of them holds, as JSON, to be counted besides. Images and reasoning are not in it: the
             protocol has no place for reasoning, and counts no image.
     """
 
@@ -200,35 +196,32 @@ class History(NamedTuple):
 
 def history_of(request: Request) -> History:
     """The request in the protocol's words."""
-    unsaid: list[str] = []
-    messages = [_said(message, unsaid) for message in request.messages]
-    tools = [said for tool in request.tools if (said := _tool(tool, unsaid)) is not None]
-    return History(messages, tools, "\n".join(unsaid))
+    left: list[object] = []
+    messages = [_said(message, left) for message in request.messages]
+    tools = [said for tool in request.tools if (said := _tool(tool, left)) is not None]
+    return History(messages, tools, json.dumps(left, ensure_ascii=False, default=str) if left else "")
 
 
-def _said(message: Message, unsaid: list[str]) -> JsonObject:
+def _said(message: Message, left: list[object]) -> JsonObject:
     role, name, content = _ROLES.get(message.role, "user"), message.raw.get("name"), message.raw.get("content")
     if role != "assistant":
-        unsaid += (text for call in message.calls for text in (call.name, call.arguments))
+        left += ([call.name, call.arguments] for call in message.calls)
     if role == "tool":
         fields = {"toolCallId": message.call_id, "name": name}
         given = {key: value for key, value in fields.items() if isinstance(value, str) and value}
         return {"role": role, "content": [{"type": "toolCallResult", "content": message.text, **given}]}
-    if isinstance(name, str):
-        unsaid.append(name)
-    if isinstance(called := message.raw.get("function_call"), Mapping):
-        # The form that came before `tool_calls`.
-        unsaid.append(_json(called))
+    # The second is the form that came before `tool_calls`.
+    left += (value for value in (name, message.raw.get("function_call")) if isinstance(value, (str, Mapping)))
     texts: list[object] = [message.text] if message.text or not message.calls else []
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
     parts: list[JsonValue] = [{"type": "text", "text": text} for text in texts if isinstance(text, str)]
     if role == "assistant":
-        parts += (_called(call, unsaid) for call in message.calls)
+        parts += (_called(call, left) for call in message.calls)
     return {"role": role, "content": parts}
 
 
-def _called(call: ToolCall, unsaid: list[str]) -> JsonObject:
+def _called(call: ToolCall, left: list[object]) -> JsonObject:
     try:
         # `int` refuses NaN and Infinity, which JSON does not have.
         arguments = json.loads(call.arguments, parse_constant=int)
@@ -236,16 +229,16 @@ def _called(call: ToolCall, unsaid: list[str]) -> JsonObject:
         arguments = None
     if not isinstance(arguments, dict):
         arguments = {}
-        unsaid.append(call.arguments)
+        left.append(call.arguments)
     said: JsonObject = {"type": "function", "name": call.name, "arguments": arguments}
     return {"type": "toolCallRequest", "toolCallRequest": {**said, "id": call.id} if call.id else said}
 
 
-def _tool(tool: JsonValue, unsaid: list[str]) -> JsonObject | None:
-    """A function as the protocol takes it; other fields, which LM Studio drops there, become text."""
+def _tool(tool: JsonValue, left: list[object]) -> JsonObject | None:
+    """A function as the protocol takes it; other fields, which LM Studio drops there, are left."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        unsaid.append(_json(tool))
+        left.append(tool)
         return None
     said, parameters = {"name": function["name"]}, function.get("parameters")
     if isinstance(function.get("description"), str):
@@ -255,10 +248,6 @@ def _tool(tool: JsonValue, unsaid: list[str]) -> JsonObject | None:
         said["parameters"] = {"properties": {}, **known, "type": "object"}
     schema = parameters if isinstance(parameters, Mapping) and "parameters" in said else {}
     for fields, taken in ((schema, _PARAMETERS), (function, said), (tool, ("type", "function"))):
-        if left := {key: value for key, value in fields.items() if key not in taken and value is not None}:
-            unsaid.append(_json(left)[1:-1])
+        if more := {key: value for key, value in fields.items() if key not in taken and value is not None}:
+            left.append(more)
     return {"type": "function", "function": said}
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)

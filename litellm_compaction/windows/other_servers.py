@@ -25,7 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.fetch import NotThisApi, get_json, post_json
-from litellm_compaction.windows.lmstudio import Tokens, list_or_empty, server_root, text_or_empty
+from litellm_compaction.windows.lmstudio import Tokens, list_or_empty, server_root
 
 # A name in `SERVERS`.
 Api: TypeAlias = str
@@ -44,14 +44,12 @@ class ServedModel:
         names: of it in requests; empty if the server answers every name with this model.
         context_length: tokens of one request; None if the server does not say.
         slots: requests that it serves at a time with `context_length` each.
-        path: of its file on the server's machine; "" if the server does not say.
         is_shared: whether those fill one context of that length together; False if the server does not say.
     """
 
     names: tuple[str, ...]
     context_length: int | None
     slots: int = 1
-    path: str = ""
     is_shared: bool = False
 
 
@@ -205,7 +203,6 @@ class LlamaCpp(LocalServer):
                 names=(),
                 context_length=props.default_generation_settings.n_ctx,
                 slots=props.total_slots or 1,
-                path=props.model_path,
             ),
         )
 
@@ -383,7 +380,6 @@ class _Props(BaseModel):
 
     default_generation_settings: _Generation
     total_slots: Tokens = None
-    model_path: Annotated[str, BeforeValidator(text_or_empty)] = ""
     n_ctx: Tokens = None
 
 

@@ -7,7 +7,6 @@ loaded anew with a smaller window, and LM Studio would cut silently.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,9 +17,9 @@ import httpx
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
-from litellm_compaction.windows.cache import Listings, Reading
+from litellm_compaction.windows.cache import Listings, Place, Reading
 from litellm_compaction.windows.fetch import without_userinfo
-from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
+from litellm_compaction.windows.lmstudio import Listing, match
 from litellm_compaction.windows.lmstudio_questions import (
     Instance,
     LoadedModel,
@@ -36,8 +35,6 @@ from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, 
 
 __all__ = ["Source", "Target", "Window", "Windows", "server_of"]
 
-logger = logging.getLogger("litellm_compaction")
-
 _LEARNED_S = 600.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
@@ -47,7 +44,6 @@ GUESSES = ("model_map", "default")
 
 class _Learned(NamedTuple):
     tokens: int
-    against: int | None
     until_s: float
 
 
@@ -72,9 +68,7 @@ class Windows:
     ) -> None:
         self._clock = clock
         self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
-        self._known: Bounded[str, Known] = Bounded(_MAX_TARGETS)
         self._shared: Bounded[str, int] = Bounded(_MAX_TARGETS)
-        self._unread: Bounded[str, None] = Bounded(_MAX_TARGETS)
         # By target and asker.
         self._learned: Bounded[tuple[str, str], _Learned] = Bounded(_MAX_TARGETS)
         self._rpc = rpc if rpc is not None else LMStudioRpc(is_on=False)
@@ -102,18 +96,21 @@ class Windows:
             WindowUnknown: there is no number; the message names the server that was asked and its answer.
             WindowOutdated: the server gave one, but does not answer any more, and no source has the present one.
         """
-        if target.api_base is None or not target.is_listed:
+        place = target.place
+        if place is None:
             return self._without_listing(target, "no server was asked")
-        place = (target.api_base, target.api_key, apis_of(target))
-        reading = await self._listings.get(*place, fresh=fresh)
-        known = self._find(target, reading)
-        if known.not_loaded and target.is_lmstudio:
+        reading = await self._listings.get(place, fresh=fresh)
+        found = look_up(target, reading)
+        if found.not_loaded and target.is_lmstudio:
             raise ModelNotLoaded(target.model)
-        if known.not_loaded and (target.context_length is None or target.context_source in GUESSES):
+        if found.not_loaded and (target.context_length is None or target.context_source in GUESSES):
             raise ModelNotLoaded(target.model, server="Ollama")
-        if known.window is None:
-            return self._without_listing(target, known.absence, is_silent=reading.is_silent)
-        window = self._capped(target, as_asked(target, known.window))
+        if found.window is None:
+            return self._without_listing(target, found.absence, is_silent=reading.is_silent)
+        window = found.window
+        learned = self._learned.get((target.key, target.asker))
+        if learned is not None and self._clock() < learned.until_s and learned.tokens < window.tokens:
+            window = replace(window, tokens=learned.tokens, source="learned")
         if reading.failure:
             written = target.context_length if target.context_source not in GUESSES else None
             if not written:
@@ -126,29 +123,17 @@ class Windows:
                     address=target.lmstudio_address,
                 )
             window = replace(window, tokens=min(window.tokens, written))
-            if target.key not in self._unread:
-                self._unread[target.key] = None
-                logger.warning(
-                    "window_not_read model=%s tokens=%d: what its operator wrote counts until its server answers: %s",
-                    target.model,
-                    window.tokens,
-                    reading.failure,
-                )
-        else:
-            self._unread.pop(target.key, None)
-        return self._told_more(target, window)
+        return self._as_shared(target, window)
 
     def learn(self, target: Target, window_tokens: int) -> None:
-        """Takes over a limit that an overflow error named: `resolve` gives no more until the listed value changes.
+        """Takes over a limit that an overflow error named: `resolve` gives no more for 600 s.
 
         It holds for the asker only: an error text may be of a client's making, and must not decide about other people's
-        windows. After 600 s the listed value counts again; a limit that is the only number known stays. Ignored: a
-        limit below one token, or above the listed one.
+        windows. A limit that is the only number known stays. Ignored: a limit below one token, or above the listed one.
         """
-        listed = self._listed(target)
-        if window_tokens < 1 or (listed is not None and window_tokens > listed):
-            return
-        self._learned[target.key, target.asker] = _Learned(window_tokens, listed, self._clock() + _LEARNED_S)
+        window = self._last_seen(target)
+        if window_tokens >= 1 and (window is None or window_tokens <= window.tokens):
+            self._learned[target.key, target.asker] = _Learned(window_tokens, self._clock() + _LEARNED_S)
 
     def served(self, target: Target, tokens: int) -> None:
         """Forgets a limit below a prompt that the server has counted and answered since."""
@@ -167,16 +152,19 @@ class Windows:
 
     def invalidate(self, target: Target) -> None:
         """Makes the next `resolve` of this server wait for a fresh read."""
-        if target.api_base is not None:
-            self._listings.invalidate(target.api_base, target.api_key, apis_of(target))
+        if target.place is not None:
+            self._listings.invalidate(target.place)
 
     def instance(self, target: Target) -> Instance | None:
         """The loaded copy that a target's requests reach, if LM Studio may be asked about it now; else None."""
-        known = self._known.get(target.key)
-        if target.api_base is None or not target.is_lmstudio or known is None or known.window is None:
+        if (
+            target.api_base is None
+            or not target.is_lmstudio
+            or not self._rpc.is_usable(target.api_base, target.api_key)
+        ):
             return None
-        instance = Instance(target.api_base, target.api_key, known.window.instance_id)
-        return instance if self._rpc.is_usable(target.api_base, target.api_key) else None
+        window = self._last_seen(target)
+        return Instance(target.api_base, target.api_key, window.instance_id) if window is not None else None
 
     async def confirmed(self, target: Target, window: Window) -> Window:
         """`window`, or the one that holds now if LM Studio's own protocol shows that a model was loaded anew since.
@@ -196,7 +184,7 @@ class Windows:
         if is_news:
             instance = instance._replace(identifier=window.instance_id)
             self._loaded[instance] = loaded, await read_settings(self._rpc, instance, loaded)
-        return self._told_more(target, window)
+        return window
 
     def model_settings(self, target: Target) -> ModelSettings | None:
         """LM Studio's own settings for a target's answers, as `confirmed` has seen; None for none."""
@@ -221,9 +209,9 @@ class Windows:
                 # Its model may be gone.
                 self.invalidate(target)
                 return None
-        if target.api_base is None or not target.is_listed:
+        if target.place is None or target.api_base is None:
             return None
-        reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
+        reading = self._listings.last(target.place)
         served = reading.listing if reading is not None else None
         if not isinstance(served, Served) or served.api is None or not SERVERS[served.api].counts:
             return None
@@ -241,9 +229,9 @@ class Windows:
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
         """The chat models that a target's server has loaded; empty if it says none, or does not answer."""
-        if target.api_base is None or not target.is_listed:
+        if target.place is None:
             return ()
-        listing = (await self._listings.get(target.api_base, target.api_key, apis_of(target))).listing
+        listing = (await self._listings.get(target.place)).listing
         if listing is None:
             return ()
         if isinstance(listing, Served):
@@ -255,9 +243,9 @@ class Windows:
 
         By their keys, and the loaded ones also by the names that they were loaded with.
         """
-        if target.api_base is None or not target.is_lmstudio:
+        if target.place is None or not target.is_lmstudio:
             return {}
-        reading = await self._listings.get(target.api_base, target.api_key)
+        reading = await self._listings.get(target.place)
         if not isinstance(reading.listing, Listing) or (reading.failure and not reading.is_busy):
             return {}
         chats = [model for model in reading.listing.models if model.kind == "llm"]
@@ -266,77 +254,43 @@ class Windows:
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
         """Returns True if a server is LM Studio; None without an answer. Cached: yes for good, no 60 s, None 5 s."""
-        return await self._listings.is_lmstudio(api_base, api_key)
+        return await self._listings.is_lmstudio(Place.of(api_base, api_key))
 
     async def aclose(self) -> None:
         """Ends background reads and closes sockets, and the client if it was made here."""
         await self._listings.aclose()
         await self._rpc.aclose()
 
-    def _find(self, target: Target, reading: Reading) -> Known:
-        known = self._known.get(target.key)
-        if known is not None and known.reading is reading and known.model == target.model:
-            return known
-        known = look_up(target, reading)
-        self._known[target.key] = known
-        return known
-
-    def _listed(self, target: Target) -> int | None:
-        if target.api_base is None or not target.is_listed:
-            return None
-        reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
-        if reading is None:
-            return None
-        window = self._find(target, reading).window
-        return as_asked(target, window).tokens if window is not None else None
-
-    def _capped(self, target: Target, window: Window) -> Window:
-        """A listed window, no larger than the limit that was learned for the asker."""
-        place = target.key, target.asker
-        learned = self._learned.get(place)
-        if learned is None:
-            return window
-        if learned.against not in (None, window.tokens) or self._clock() >= learned.until_s:
-            del self._learned[place]
-            return window
-        # Learned before LM Studio was heard, it holds against the value seen here from now on.
-        self._learned[place] = learned._replace(against=window.tokens)
-        return window if learned.tokens >= window.tokens else replace(window, tokens=learned.tokens, source="learned")
+    def _last_seen(self, target: Target) -> Window | None:
+        """The window by the last listing that was read, whatever its age."""
+        reading = self._listings.last(target.place) if target.place is not None else None
+        return look_up(target, reading).window if reading is not None else None
 
     def _without_listing(self, target: Target, reason: str, *, is_silent: bool = False) -> Window:
+        """The operator's number, no larger than a limit that was learned; else that limit.
+
+        A server's own number is worth more than a guess, however old it is.
+        """
         learned = self._learned.get((target.key, target.asker))
-        now_s = self._clock()
-        operator = target.context_length if (target.context_length or 0) > 0 else None
-        if operator is not None:
-            # A server's own number is worth more than a guess, however old it is.
-            holds = learned is not None and (now_s < learned.until_s or target.context_source in GUESSES)
-            tokens = min(operator, learned.tokens) if learned is not None and holds else operator
-        elif learned is not None:
-            tokens = learned.tokens
-        else:
+        known: list[tuple[int, Source]] = []
+        if (target.context_length or 0) > 0:
+            known.append((target.context_length or 0, target.context_source))
+        is_young = learned is not None and self._clock() < learned.until_s
+        if learned is not None and (is_young or not known or target.context_source in GUESSES):
+            known.append((learned.tokens, "learned"))
+        if not known:
             tried = f"{reason}; no context length is configured; no overflow error named one"
             if is_silent:
                 raise WindowUnread(target.model, tried=tried, address=target.lmstudio_address)
             raise WindowUnknown(target.model, tried=tried)
-        return self._told_more(
-            target,
-            Window(
-                tokens=tokens,
-                source=target.context_source if tokens == operator else "learned",
-                architecture="",
-                instance_id=target.model,
-                parallel=1,
-                read_s=now_s,
-            ),
-        )
+        tokens, source = min(known, key=lambda each: each[0])
+        window = Window(tokens=tokens, source=source, instance_id=target.model, read_s=self._clock())
+        return self._as_shared(target, window)
 
-    def _told_more(self, target: Target, window: Window) -> Window:
-        """`window` with two facts that no listing has: how many share it, and the template in effect."""
-        if (parallel := self._shared.get(target.key, 1)) > window.parallel:
-            window = replace(window, parallel=parallel)
-        if (settings := self.model_settings(target)) is not None:
-            window = replace(window, template=settings.template)
-        return window
+    def _as_shared(self, target: Target, window: Window) -> Window:
+        """`window` with a fact that no listing has: how many share it."""
+        parallel = max(window.parallel, self._shared.get(target.key, 1))
+        return replace(window, parallel=parallel) if parallel > window.parallel else window
 
 
 # LM Studio's API (`api/v1`, `api/v0`), a name in `SERVERS`, the operator's number (`operator`, `max_input_tokens`),
@@ -372,9 +326,16 @@ class Target:
     asker: str = ""
 
     @property
+    def place(self) -> Place | None:
+        """The server to ask for its list; None if there is none."""
+        if self.api_base is None or not (self.is_lmstudio or self.apis):
+            return None
+        return Place.of(self.api_base, self.api_key, () if self.is_lmstudio else self.apis)
+
+    @property
     def is_listed(self) -> bool:
         """If there is a server to ask."""
-        return self.api_base is not None and (self.is_lmstudio or bool(self.apis))
+        return self.place is not None
 
     @property
     def lmstudio_address(self) -> str:
@@ -387,51 +348,37 @@ class Window:
     """The context length to stay inside.
 
     Attributes:
-        architecture: as LM Studio names it; "" when it was not asked.
         instance_id: the loaded copy that the number belongs to; the model's name when LM Studio was not asked.
+        read_s: clock value when the number was read; old if later reads failed.
+        architecture: as LM Studio names it; "" when it was not asked.
         parallel: requests that share `tokens` at the same time.
         slots: requests that have `tokens` each at the same time, as llama.cpp's server says; older ones do not say
             whether they share a unified cache.
-        read_s: clock value when the number was read; old if later reads failed.
-        wanted: the model as its server lists it, which finds its file; None if it says nothing of that.
-        template: source of the chat template in effect, by LM Studio's own protocol; "" if it says none.
+        adds_bos: False if a raw prompt needs the token that begins every prompt. llama.cpp adds it to a completion's
+            text (`tokenize_input_prompts`), LM Studio's MLX engine takes the text as it is (mlx-engine 017af0e,
+            `BatchedModelKit.tokenize`). Without it models such as Gemma write nonsense.
     """
 
     tokens: int
     source: Source
-    architecture: str
     instance_id: str
-    parallel: int
     read_s: float
+    architecture: str = ""
+    parallel: int = 1
     slots: int = 1
-    wanted: WantedModel | None = None
-    template: str = field(default="", repr=False)
-
-    @property
-    def adds_bos(self) -> bool:
-        """Returns False if a raw prompt needs the token that begins every prompt.
-
-        llama.cpp adds it to a completion's text (`tokenize_input_prompts`), LM Studio's MLX engine takes the text as it
-        is (mlx-engine 017af0e, `BatchedModelKit.tokenize`). Without it models such as Gemma write nonsense.
-        """
-        return self.wanted is None or self.wanted.file_format != "mlx"
+    adds_bos: bool = True
 
     def is_like(self, other: Window) -> bool:
         """Returns True if both are the same, whenever they were read."""
         return replace(self, read_s=other.read_s) == other
 
 
-class Known(NamedTuple):
-    """A listing's facts about one target; kept until the listing changes.
+class Found(NamedTuple):
+    """A listing's facts about one target; `window` is None if it gives no number, `absence` says why."""
 
-    `window` is None if the listing gives no number; `absence` says why.
-    """
-
-    reading: Reading
-    model: str
     window: Window | None
-    absence: str
-    not_loaded: bool
+    absence: str = ""
+    not_loaded: bool = False
 
 
 def server_of(source: Source) -> LocalServer | None:
@@ -439,70 +386,62 @@ def server_of(source: Source) -> LocalServer | None:
     return SERVERS.get(source)
 
 
-def apis_of(target: Target) -> tuple[Api, ...]:
-    """The APIs that the target's server may speak besides LM Studio's own."""
-    return () if target.is_lmstudio else target.apis
-
-
-def as_asked(target: Target, window: Window) -> Window:
-    """The window, no larger than the requests themselves make it: another client may have loaded the model larger."""
-    if target.asked_tokens is None or window.tokens <= target.asked_tokens:
-        return window
-    return replace(window, tokens=target.asked_tokens, source="operator")
-
-
-def look_up(target: Target, reading: Reading) -> Known:
-    """The target's window by a listing of its server."""
+def look_up(target: Target, reading: Reading) -> Found:
+    """The target's window by a listing of its server, no larger than the requests themselves make it."""
     listing = reading.listing
     if listing is None:
-        return Known(reading, target.model, None, reading.failure, not_loaded=False)
-    if isinstance(listing, Served):
-        return _look_up_served(target, reading, listing)
+        return Found(None, reading.failure)
+    if isinstance(listing, Listing):
+        found = _by_lmstudio(target, listing, reading.read_s)
+    else:
+        found = _by_server(target, listing, reading.read_s)
+    window = found.window
+    if window is None or target.asked_tokens is None or window.tokens <= target.asked_tokens:
+        return found
+    # Another client may have loaded the model larger.
+    return Found(replace(window, tokens=target.asked_tokens, source="operator"))
+
+
+def _by_lmstudio(target: Target, listing: Listing, read_s: float) -> Found:
     path = f"/api/{listing.api}/models"
     found = match(listing, target.model)
     if found is None:
-        absence = f"{path} lists {len(listing.models)} models, none of them {target.model}"
-        return Known(reading, target.model, None, absence, not_loaded=False)
+        return Found(None, f"{path} lists {len(listing.models)} models, none of them {target.model}")
     listed, instance = found
     if instance is None:
-        return Known(reading, target.model, None, f"{path}: not loaded", not_loaded=True)
+        return Found(None, f"{path}: not loaded", not_loaded=True)
     if instance.context_length is None:
-        absence = f"{path} lists {instance.id} as loaded, without a context length"
-        return Known(reading, target.model, None, absence, not_loaded=False)
-    window = Window(
-        tokens=instance.context_length,
-        source="api/v1" if listing.api == "v1" else "api/v0",
-        architecture=listed.architecture,
-        instance_id=instance.id,
-        parallel=instance.parallel,
-        read_s=reading.read_s,
-        wanted=listed.wanted,
+        return Found(None, f"{path} lists {instance.id} as loaded, without a context length")
+    return Found(
+        Window(
+            tokens=instance.context_length,
+            source=f"api/{listing.api}",
+            instance_id=instance.id,
+            read_s=read_s,
+            architecture=listed.architecture,
+            parallel=instance.parallel,
+            adds_bos=listed.file_format != "mlx",
+        )
     )
-    return Known(reading, target.model, window, "", not_loaded=False)
 
 
-def _look_up_served(target: Target, reading: Reading, served: Served) -> Known:
-    """The window as another server tells it.
-
-    A model that is not loaded has none, although its first request may load it.
-    """
+def _by_server(target: Target, served: Served, read_s: float) -> Found:
+    """The window as another server tells it; a model that is not loaded has none, although it may be loaded."""
     if served.api is None:
-        absence = f"its server tells no context length ({', '.join(SERVERS[api].path for api in target.apis)})"
-        return Known(reading, target.model, None, absence, not_loaded=False)
-    server = SERVERS[served.api]
-    found = find_served(served, target.model)
+        return Found(
+            None, f"its server tells no context length ({', '.join(SERVERS[api].path for api in target.apis)})"
+        )
+    server, found = SERVERS[served.api], find_served(served, target.model)
     if found is None or found.context_length is None:
         absence = f"{server.path} names no context length of {target.model}"
-        is_loadable = found is None and server.loads_on_request
-        return Known(reading, target.model, None, absence, not_loaded=is_loadable)
-    window = Window(
-        tokens=found.context_length,
-        source=served.api,
-        architecture="",
-        instance_id=target.model,
-        parallel=found.slots if found.is_shared else 1,
-        slots=found.slots,
-        read_s=reading.read_s,
-        wanted=WantedModel(key=target.model, path=found.path) if found.path else None,
+        return Found(None, absence, not_loaded=found is None and server.loads_on_request)
+    return Found(
+        Window(
+            tokens=found.context_length,
+            source=served.api,
+            instance_id=target.model,
+            read_s=read_s,
+            parallel=found.slots if found.is_shared else 1,
+            slots=found.slots,
+        )
     )
-    return Known(reading, target.model, window, "", not_loaded=False)

@@ -16,7 +16,8 @@ from litellm_compaction.core.prompts import (
 )
 from litellm_compaction.templates.template import template
 from litellm_compaction.tokenizers import families
-from litellm_compaction.tokenizers.registry import HARMONY_TOKENS, read_pack, vocabulary
+from litellm_compaction.tokenizers.registry import _read_pack, vocabulary
+from litellm_compaction.tokenizers.vocabulary import CONTROL
 from tests.builders import parsed
 from tests.engine.bench import Bench, FakeAsk
 from tests.engine.test_compactor import LONG
@@ -108,10 +109,8 @@ def test_a_record_of_all_special_tokens_of_a_model_renders_as_text(name: str) ->
 
 
 def _control_tokens(name: str) -> list[str]:
-    if name == "gpt-oss":
-        return list(HARMONY_TOKENS.values())
-    data = read_pack(name)
-    return [token for token, kind in zip(data.tokens, data.token_types, strict=True) if kind == 3]
+    special = _read_pack(name)[0]["special"]
+    return [token for token, (_, kind) in special.items() if kind == CONTROL and not token.startswith("<|reserved")]
 
 
 async def test_a_record_holds_no_control_token_of_its_model() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.tokenizers import registry
-from litellm_compaction.tokenizers.encoders import TokenizersEncoder
-from litellm_compaction.tokenizers.registry import has_pack, read_pack, token_length, vocabulary
+from litellm_compaction.tokenizers.encoders import TokenizersEncoder, WordsEncoder
+from litellm_compaction.tokenizers.registry import token_length, vocabulary
 
 NAMES = ("cl100k_base", "o200k_base", "gpt-oss", "llama3", "llama2", "mistral-v3", "tekken", "qwen2", "deepseek-v3")
 ANY_TEXT = st.text(st.characters(codec=None))
@@ -59,13 +59,15 @@ PACKS = Path(registry.__file__).parent / "packs"
 
 
 def test_a_damaged_pack_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file whose hash is another is not used."""
+    """A file whose hash is another is not used, nor tried again."""
     (tmp_path / "llama2.json.xz").write_bytes(b"no")
     (tmp_path / "SHA256SUMS").write_text((PACKS / "SHA256SUMS").read_text())
-    monkeypatch.setattr(registry, "_FOLDER", tmp_path)
-    assert has_pack("llama2")
-    with pytest.raises(CompactionError, match="reinstall"):
-        read_pack("llama2")
+    for name, value in (("_FOLDER", tmp_path), ("_loaded", {}), ("_broken", {})):
+        monkeypatch.setattr(registry, name, value)
+    for _ in range(2):
+        with pytest.raises(CompactionError, match="reinstall"):
+            vocabulary("llama2")
+    assert "damaged" in registry.why_broken("llama2")
 
 
 BY_WORDS = ("llama2", "mistral-v3", "phi3", "gemma4")
@@ -96,20 +98,12 @@ PIECE = st.one_of(
 TEXT = st.lists(PIECE, max_size=30).map("".join)
 
 
-def encoder(name: str) -> TokenizersEncoder:
-    found = vocabulary(name)._encoder
-    assert isinstance(found, TokenizersEncoder)
-    return found
-
-
-def by_the_whole(name: str, texts: list[str]) -> list[int]:
-    return TokenizersEncoder(encoder(name)._tokenizer).lengths(texts)
-
-
 @settings(max_examples=settings().max_examples * 7, deadline=None)
 @given(name=st.sampled_from(BY_WORDS), texts=st.lists(TEXT, max_size=3))
 @example(name="gemma4", texts=["<b> </b> <i> </i>\n> </"])
 @example(name="llama2", texts=["", " ", "a" * 100 + " b"])
 def test_words_take_what_the_text_takes(name: str, texts: list[str]) -> None:
     """Any text, also one in which a token reaches over a space, in each vocabulary that is counted by words."""
-    assert encoder(name).lengths(texts) == by_the_whole(name, texts)
+    encoder = vocabulary(name)._encoder
+    assert isinstance(encoder, WordsEncoder)
+    assert encoder.lengths(texts) == TokenizersEncoder(encoder._tokenizer).lengths(texts)

@@ -82,7 +82,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise CompactionError(f"The vocabulary pack {name} is damaged: reinstall litellm-compaction.")
 
-    monkeypatch.setattr(registry, "read_pack", fail)
+    monkeypatch.setattr(registry, "_read_pack", fail)
     monkeypatch.setattr(registry, "_loaded", {})
     monkeypatch.setattr(registry, "_broken", {})
 

@@ -269,7 +269,7 @@ async def test_a_limit_holds_for_whom_it_was_named(server: FakeLMStudio, windows
 
 
 async def test_a_limit_learned_before_the_listing_holds(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """A limit that was the only number known still lowers a listing that appears later, and never expires alone."""
+    """The only number known never expires; beside a listing, or an operator's number, it holds for 600 s."""
     server.down = httpx.ConnectError("refused")
     windows.learn(target(), 6000)
     clock.now_s += 6000
@@ -278,9 +278,10 @@ async def test_a_limit_learned_before_the_listing_holds(server: FakeLMStudio, wi
     assert (await windows.resolve(target(context_length=9000))).source == "learned"
     server.down = None
     server.list_v1(v1_model(_=8192))
+    windows.learn(target(), 6000)
     assert (await windows.resolve(target(), fresh=True)).tokens == 6000
-    server.list_v1(v1_model(_=10000))
-    assert (await windows.resolve(target(), fresh=True)).tokens == 10000
+    clock.now_s += 600
+    assert (await windows.resolve(target(), fresh=True)).tokens == 8192
 
 
 async def test_a_server_is_asked_again_after_an_error_that_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
