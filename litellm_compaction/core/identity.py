@@ -2,7 +2,8 @@
 
 Coding agents replace old tool results by a note, or cut them. The hash chain then is another one from there on. So a
 record says what each covered message was: the chain's entry, and a print of its data. A later conversation is the same
-one if its words and calls are the same, and its data is what it was, a marked piece of that, or a note.
+one if its words and calls are the same, and its data is what it was, a marked piece of that, or a note: some words in
+brackets, or the same short text in the place of several different results.
 
 In doubt it is another conversation: a record tells what a result said, and several people may share a key (P9).
 """
@@ -13,7 +14,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import (
@@ -30,6 +32,8 @@ from litellm_compaction.core.stretches import stretches
 
 # A note says that something was here; more would say what.
 _NOTE_TOKENS = 60
+# So many words in brackets are no result ("[Permission denied]", "(no output)"); of fewer only what recurs is a note.
+_LEAST_WORDS = 3
 # A note in brackets: `[Old tool result content cleared]`, `<MASKED>`; with words before them only if it says how much
 # was here: `Old output: (12 lines omitted)`.
 _NOTE = re.compile(
@@ -37,7 +41,7 @@ _NOTE = re.compile(
 )
 # Markdown's, around a note.
 _EMPHASIS = "*_`~"
-_WORD = re.compile(r"[^\W\d_]{3}")
+_WORD = re.compile(r"[^\W\d_]{3,}")
 _AMOUNT = re.compile(r"\b\d[\d.,]{0,12} ?(?:k?b|bytes|lines?|chars|characters|tokens|words)\b", re.IGNORECASE)
 _DIGIT = re.compile(r"\d")
 # Clients leave one of these where they cut, or a line in brackets behind what they left.
@@ -99,15 +103,18 @@ def edits(rest: Sequence[Message], record: Sequence[Seen]) -> int | None:
     """
     if len(record) > len(rest):
         return None
-    found = 0
-    for message, was in zip(rest, record, strict=False):
-        data = _divided(message).data
-        if [_digest(text) for text in data] == [each.digest for each in was.data]:
-            continue
-        if not _stand_for(data, was.data):
-            return None
-        found += 1
-    return found
+    pairs = [(message, _divided(message).data, was.data) for message, was in zip(rest, record, strict=False)]
+    other = [each for each in pairs if list(map(_digest, each[1])) != [datum.digest for datum in each[2]]]
+    notes = _recurring((data, were) for _, data, were in other)
+    does_stand = all(_stand_for(message, data, were, notes) for message, data, were in other)
+    return len(other) if does_stand else None
+
+
+def edited(pairs: Sequence[tuple[Message, Message]]) -> list[bool]:
+    """Tells of messages, each with what it was by its words and calls, if the client has cleared or cut their data."""
+    divided = [(now, _divided(now).data, tuple(map(_datum, _divided(was).data))) for now, was in pairs]
+    notes = _recurring((data, were) for _, data, were in divided)
+    return [_stand_for(message, data, were, notes) for message, data, were in divided]
 
 
 def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, ...]:
@@ -116,23 +123,41 @@ def chain_behind(rest: Sequence[Message], record: Sequence[Seen]) -> tuple[str, 
     return (chain(())[0], *entries[:-1], *chain(rest[len(record) :], after=entries[-1]))
 
 
-def _stand_for(data: Sequence[str], were: Sequence[Datum]) -> bool:
+def _recurring(pairs: Iterable[tuple[Sequence[str], Sequence[Datum]]]) -> frozenset[str]:
+    """The short texts that stand in the place of several different data."""
+    were: defaultdict[str, set[str]] = defaultdict(set)
+    for data, before in pairs:
+        for text, was in zip(data, before, strict=False):
+            if _is_short(text) and len(text) < was.chars:
+                were[text].add(was.digest)
+    return frozenset(text for text, digests in were.items() if len(digests) > 1)
+
+
+def _stand_for(message: Message, data: Sequence[str], were: Sequence[Datum], notes: Collection[str]) -> bool:
+    def is_note(text: str) -> bool:
+        is_sure = message.role != "tool" or len(_WORD.findall(text)) >= _LEAST_WORDS
+        return text in notes or (is_sure and _is_note(text))
+
+    def stands_for(text: str, was: Datum) -> bool:
+        if _digest(text) == was.digest:
+            return True
+        is_piece = len(text) <= _CUT_RATIO * was.chars and _is_piece(text, was)
+        return len(text) < was.chars and (is_piece or is_note(text))
+
     if len(data) == len(were):
-        return all(map(_stands_for, data, were))
+        return all(map(stands_for, data, were))
     # One note in the place of several parts.
-    return len(data) == 1 < len(were) and _is_note(data[0]) and len(data[0]) < sum(each.chars for each in were)
+    return len(data) == 1 < len(were) and is_note(data[0]) and len(data[0]) < sum(each.chars for each in were)
 
 
-def _stands_for(text: str, was: Datum) -> bool:
-    if _digest(text) == was.digest:
-        return True
-    return len(text) < was.chars and (_is_note(text) or (len(text) <= _CUT_RATIO * was.chars and _is_piece(text, was)))
+def _is_short(text: str) -> bool:
+    return len(text) <= 8 * _NOTE_TOKENS and roughly_tokens(text) <= _NOTE_TOKENS
 
 
 def _is_note(text: str) -> bool:
     """Returns True for a few words in brackets that say nothing but that something was here, and how much."""
     text = text.strip().strip(_EMPHASIS)
-    note = _NOTE.match(text) if len(text) <= 8 * _NOTE_TOKENS and roughly_tokens(text) <= _NOTE_TOKENS else None
+    note = _NOTE.match(text) if _is_short(text) else None
     if note is None or _WORD.search(text) is None:
         return False
     said = _AMOUNT.sub("", text)
@@ -182,7 +207,7 @@ def _divided(message: Message) -> _Divided:
     content = message.raw.get("content")
     parts = content if isinstance(content, list) else [message.text]
     divided = _Divided([], [])
-    if message.role == "tool" and message.text.strip():
+    if message.role == "tool":
         divided.data.append(message.text.strip())
     elif message.role != "user":
         divided.words.append(normal_text(message))

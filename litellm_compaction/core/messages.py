@@ -72,6 +72,7 @@ class Marks:
         paragraphs: whole ones.
         headings: first lines of paragraphs.
         lines: the others below headings, and what such lines begin with.
+        footers: last lines of longer paragraphs.
         is_beside: True for a message next to another one that no answer separates from it.
         is_behind: True for one behind tool results.
     """
@@ -80,6 +81,7 @@ class Marks:
     paragraphs: frozenset[str] = frozenset()
     headings: frozenset[str] = frozenset()
     lines: frozenset[str] = frozenset()
+    footers: frozenset[str] = frozenset()
     is_beside: bool = False
     is_behind: bool = False
 

@@ -95,10 +95,23 @@ def _marks(messages: Sequence[Message], users: Sequence[int]) -> Marks:
             {form for part in each.paragraphs for line in part[1:] for form in (line, line_form(line))} for each in said
         ),
     )
+    marks = replace(marks, footers=_footers(said, whole))
     persons = frozenset(_all_that_is_said(said, marks, times))
     headings = {paragraph.partition("\n")[0] for paragraph in persons}
     marks = replace(marks, paragraphs=marks.paragraphs - persons, headings=marks.headings - headings)
     return replace(marks, names=frozenset(_clients_names(said, known.names, marks)))
+
+
+def _footers(said: Sequence[_Said], whole: Collection[tuple[str, ...]]) -> frozenset[str]:
+    """The lines with which paragraphs that differ end again and again: a client has glued them to a person's words."""
+    told = [frozenset(part[-1:] for part in each.paragraphs if part[1:]) for each in said if each.paragraphs]
+    first = {line: at for at in range(len(told) - 1, -1, -1) for line in told[at]}
+    above = Counter(part[-1:] for part in {part for each in said for part in each.paragraphs if part[1:]})
+    return frozenset(
+        line[0]
+        for line, count in above.items()
+        if count >= _LEAST_MESSAGES and line not in whole and not _may_be_said(line, told, first[line])
+    )
 
 
 def _said(texts: Iterable[str], known: Marks, *, is_turn: bool) -> _Said:

@@ -81,6 +81,7 @@ _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
 # A client's own compaction, by this package's library or a tool with the same heading.
 _RECORD = "## Session Summary"
 _BEGINNINGS = frozenset(("<", "#", "[", *(opening[0] for opening in _OPENINGS)))
+_QUESTION_ENDS = ("?", "？")
 _BLANKS = re.compile(r"\s*")
 # A paragraph reaches over the list behind it.
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n(?![ \t]*(?:[-*|{\[<]|\d+[.)]|\t| {2}))")
@@ -402,18 +403,21 @@ def _opening_end(text: str, begin: int, end: int, to: str) -> int:
         close = text.rfind(to, begin)
         return close if close < 0 else close + len(to)
     found = _PARAGRAPH_END.search(text, begin, end)
-    return end if found is None else found.start()
+    close = end if found is None else found.start()
+    # A question in the line below what was pasted may be the person's.
+    last = text.rfind("\n", begin, close)
+    return last if last > 0 and text[last:close].rstrip().endswith(_QUESTION_ENDS) else close
 
 
 def _without_recurring(text: str, found: list[Stretch], marks: Marks) -> list[Stretch]:
     """The same without the client's paragraphs among the words; those between elements of one name are doubted."""
-    if not (marks.names or marks.paragraphs or marks.headings):
+    if not (marks.names or marks.paragraphs or marks.headings or marks.footers):
         return found
     divided: list[Stretch] = []
     for each in found:
-        if each.kind == "words" and (marks.paragraphs or marks.headings):
-            for start, end in paragraphs(text, each.start, each.end):
-                kind: Kind = "recurring" if is_clients(levelled(text[start:end]), marks) else "words"
+        if each.kind == "words":
+            for start, end, is_own in _apart(text, paragraphs(text, each.start, each.end), marks):
+                kind: Kind = "recurring" if is_own else "words"
                 before = divided[-1] if divided else None
                 if before is not None and before.kind == kind and before.start >= each.start:
                     divided[-1] = before._replace(end=end, body_end=end)
@@ -427,6 +431,22 @@ def _without_recurring(text: str, found: list[Stretch], marks: Marks) -> list[St
             if divided[at].kind == "words":
                 divided[at] = divided[at]._replace(kind="doubted")
     return divided
+
+
+def _apart(text: str, places: Iterable[tuple[int, int]], marks: Marks) -> Iterator[tuple[int, int, bool]]:
+    """The places of paragraphs, apart from the client's footers in their last lines; and if each is the client's."""
+    for start, end in places:
+        if is_clients(levelled(text[start:end]), marks):
+            yield start, end, True
+            continue
+        close = end
+        while marks.footers and (at := text.rfind("\n", start, close)) >= 0:
+            if "\n".join(levelled(text[at:close])) not in marks.footers:
+                break
+            close = at
+        yield start, close, False
+        if close < end:
+            yield close, end, True
 
 
 def is_clients(lines: Sequence[str], marks: Marks) -> bool:

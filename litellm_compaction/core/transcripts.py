@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,12 +27,18 @@ _ITEMS_ROLE = re.compile(_ROLE, re.IGNORECASE)
 _NUMBERS = re.compile(r"\d+")
 _ROLE_KEYS = ("role", "from", "author", "speaker", "sender", "type")
 _IN_JSON = re.compile(rf"\"(?:{'|'.join(_ROLE_KEYS)})\"\s*:\s*\"(?:{_USERS}|{_MODELS})\"", re.IGNORECASE)
-_NAMED = re.compile(rf"(?:{_USERS}|{_MODELS})\Z", re.IGNORECASE)
+_SPEAKER = re.compile(rf"(?:{_USERS}|{_MODELS})\Z", re.IGNORECASE)
+_INSTRUCTION = re.compile(r"\[/?INST\]")
+_NAME = re.compile(
+    r"^[*_\[]{0,3}([^\W\d_][\w.'-]{0,20}(?: [^\W\d_][\w.'-]{0,20})?)[\]*_]{0,3}:(?:[*_]{2})? \S", re.MULTILINE
+)
+_LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 12
 # Marks of a client's around rendered turns; a person who pastes some writes no such line before or behind them.
 _FRAME = re.compile(r"[ \t]*(?:</?[A-Za-z|][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|[\[{])[ \t]*\Z")
 _END = re.compile(r"^[ \t]*(?:</[A-Za-z][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|```|[\]}])[ \t]*$", re.MULTILINE)
 _IS_ABOUT_ONE = re.compile(r"conversation|transcript|chat|dialog|history|messages", re.IGNORECASE)
 _LEAST_TURNS = 3
+_MOST_TRIES = 3
 _MOST_CHARS, _MOST_OBJECTS, _HEAD_CHARS = 4_000_000, 5_000, 200
 _MARK = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
 _MARK_TOKENS, _LEAST_TURN_TOKENS = 32, 64
@@ -46,44 +53,70 @@ class Turn(NamedTuple):
 
 def turns(text: str) -> list[Turn]:
     """The rendered turns of a text, oldest first; empty for less than a conversation."""
-    if len(text) > _MOST_CHARS:
-        return []
-    found = next((each for each in (_in_json(text), _items(text), _labelled(text)) if len(each) >= _LEAST_TURNS), [])
-    if not found:
-        return []
-    ends = [*(start for start, _ in found[1:]), _last_end(text, found[-1])]
-    return [Turn(start, end) for (start, _), end in zip(found, ends, strict=True)]
+    return _read(text)[0]
+
+
+def _read(text: str) -> tuple[list[Turn], bool]:
+    """The rendered turns of a text, and if nothing but names tells who speaks."""
+    readers = (_in_json, _items, _labelled, _instructions, _named) if len(text) <= _MOST_CHARS else ()
+    for read in readers:
+        found = read(text)
+        if len(found) >= _LEAST_TURNS:
+            ends = [*(start for start, _ in found[1:]), _last_end(text, found[-1])]
+            return [Turn(start, end) for (start, _), end in zip(found, ends, strict=True)], read is _named
+    return [], False
 
 
 def rendered_in(messages: Sequence[Message]) -> int | None:
     """The index of the message into which a client has rendered a conversation; None for none.
 
-    Its instruction stands in the system message, or is set apart by marks of the client's: a person who pastes a chat
-    and asks below it makes none. The request has no answer in it, and says hardly more than that one conversation.
+    Its instruction stands in the system message, is set apart by marks of the client's, or stands above the turns with
+    nothing below them: a person who pastes a chat and asks below it makes none. The request has no answer in it, and
+    says hardly more than that one conversation.
     """
     if any(message.role not in ("system", "developer", "user") for message in messages):
         return None
     at = max(range(len(messages)), key=lambda index: len(messages[index].text), default=-1)
-    found = turns(messages[at].text) if at >= 0 else []
+    text = messages[at].text if at >= 0 else ""
+    found, is_by_names = _read(text)
     if not found:
         return None
     # Examples in a system prompt have its rules behind them, which are no part of the last one.
-    paragraph = messages[at].text.find("\n\n", found[-1].start, found[-1].end)
+    paragraph = text.find("\n\n", found[-1].start, found[-1].end)
     end = paragraph if paragraph >= 0 else found[-1].end
     if 2 * (end - found[0].start) < sum(len(message.text) for message in messages):
         return None
-    if messages[at].is_system or _is_framed(messages[at].text, found):
+    above, below = text[: found[0].start], text[found[-1].end :]
+    told = "".join(message.text for message in messages if message.is_system and message is not messages[at])
+    if is_by_names and not _IS_ABOUT_ONE.search(f"{told}\n{above}\n{below}"):
+        return None
+    if messages[at].is_system or _is_framed(text, found):
         return at
-    told = "".join(message.text for message in messages if message.is_system)
-    return None if messages[at].text[: found[0].start].strip() or not _IS_ABOUT_ONE.search(told) else at
+    if not above.strip():
+        return at if _IS_ABOUT_ONE.search(told) else None
+    return at if _IS_ABOUT_ONE.search(above) and paragraph < 0 and not below.strip() else None
 
 
 def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str], int]) -> Message:
     """`message` with so many tokens less: the oldest rendered turns give way, of the last one its beginning."""
-    text = message.text
-    found = turns(text)
+    found = turns(message.text)
     if not found or excess_tokens <= 0:
         return message
+    tokens, wanted_tokens, fewer = count(message.text), excess_tokens, message
+    for _ in range(_MOST_TRIES):
+        fewer = _without_oldest(message, found, wanted_tokens, count)
+        missing_tokens = excess_tokens - (tokens - count(fewer.text))
+        if missing_tokens <= 0:
+            break
+        # The parts of a text, as the marks of chats in it, may count for more than the whole.
+        wanted_tokens += missing_tokens
+    return fewer
+
+
+def _without_oldest(
+    message: Message, found: Sequence[Turn], excess_tokens: int, count: Callable[[str], int]
+) -> Message:
+    text = message.text
     gone, tokens = 0, -_MARK_TOKENS
     while gone < len(found) - 1 and tokens < excess_tokens:
         tokens += count(text[found[gone].start : found[gone].end])
@@ -109,6 +142,22 @@ def _labelled(text: str) -> list[Turn]:
     users = {form for form, each in labels if each["user"]}
     both = next((form for form, each in labels if each["model"] and form in users), None)
     return [Turn(each.start(), each.end()) for form, each in labels if form == both]
+
+
+def _instructions(text: str) -> list[Turn]:
+    """Llama's older markup: what the user says in `[INST]`, each followed by the model's answer."""
+    return [Turn(each.start(), each.end()) for each in _INSTRUCTION.finditer(text)]
+
+
+def _named(text: str) -> list[Turn]:
+    """Lines with a name and a colon, if each of a few names comes again and they hardly follow themselves."""
+    lines = [(each[1], Turn(each.start(), each.end())) for each in _NAME.finditer(text)]
+    times = Counter(name for name, _ in lines)
+    spoken = [(name, turn) for name, turn in lines if times[name] >= _LEAST_TIMES_NAMED]
+    names = {name for name, _ in spoken}
+    changes = sum(one != other for (one, _), (other, _) in itertools.pairwise(spoken))
+    is_talk = 1 < len(names) <= _MOST_SPEAKERS and 2 * changes >= len(spoken)
+    return [turn for _, turn in spoken] if is_talk else []
 
 
 def _items(text: str) -> list[Turn]:
@@ -143,7 +192,7 @@ def _objects(text: str) -> Iterator[Turn]:
             value, end = decoder.raw_decode(text, opening.start())
         except (ValueError, RecursionError):
             continue
-        if any(isinstance(value.get(key), str) and _NAMED.match(value[key]) for key in _ROLE_KEYS):
+        if any(isinstance(value.get(key), str) and _SPEAKER.match(value[key]) for key in _ROLE_KEYS):
             yield Turn(opening.start(), end)
             cursor = end
 

@@ -43,6 +43,7 @@ from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.quoting import Quoter
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.engine.sent import SentBefore
 from litellm_compaction.engine.sharing.coordination import Coordination
 from litellm_compaction.engine.sharing.pool import Admission, Held
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
@@ -54,6 +55,8 @@ from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
+# What a client's clearing has to leave free, of what is sent.
+_ROOM_RATIO = 1.25
 
 
 class _Shared(NamedTuple):
@@ -114,6 +117,7 @@ class Compactor:
             clock=clock,
         )
         self._quoter = Quoter(self._measurer)
+        self._sent = SentBefore()
         self.replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self.reporter)
         self.known_ways = KnownWays(store, wall_clock)
         self.continuing = ContinuationPlanner(
@@ -216,7 +220,31 @@ class Compactor:
             return self._measurer.unchanged(measured)
         if is_small(measured) and not has_wish and not await self._small.are_compacted(context.scope):
             return self._measurer.unchanged(measured)
-        measured, found = await self._builder.find(await hashed(measured))
+        measured = await hashed(measured)
+        restored = self._sent.restored(context.scope, measured.conversation)
+        before, prepared = (None, None) if restored is None else await self._before(measured, restored)
+        if before is None or prepared is None or not _is_steady(prepared):
+            cleared = await self._found(measured)
+            if before is None or prepared is None or not (_needs_no_model(prepared) and _is_full(cleared)):
+                before, prepared = measured, cleared
+        self._sent.note(context.scope, before)
+        return prepared
+
+    async def _before(
+        self, measured: MeasuredRequest, restored: tuple[Message, ...]
+    ) -> tuple[MeasuredRequest, PreparedRequest | CompactionNeeded | None]:
+        """A request as it was before its client cleared some of it, and what to send of that; None for nothing."""
+        request = replace(measured.request, messages=restored)
+        before = await hashed(await self._measurer.measure(request, measured.context))
+        try:
+            return before, await self._found(before)
+        except CompactionError:
+            # Cleared it may well fit.
+            return before, None
+
+    async def _found(self, measured: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
+        """As `_prepared`, with what the store has of the conversation."""
+        measured, found = await self._builder.find(measured)
         measured = await self._pins.applied(measured)
 
         async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
@@ -617,3 +645,19 @@ class Compactor:
                 measured.context.label, measured.conversation, measured.budget, round(tools_share * fixed_tokens)
             ),
         )
+
+
+def _is_steady(prepared: PreparedRequest | CompactionNeeded) -> bool:
+    """A compaction that was there does once more."""
+    return isinstance(prepared, PreparedRequest) and prepared.round > 0
+
+
+def _needs_no_model(prepared: PreparedRequest | CompactionNeeded) -> bool:
+    return isinstance(prepared, CompactionNeeded) and isinstance(prepared.levels[0], Edit)
+
+
+def _is_full(prepared: PreparedRequest | CompactionNeeded) -> bool:
+    """Little more has room before the next compaction, so that each turn until then would be read anew."""
+    if isinstance(prepared, CompactionNeeded):
+        return True
+    return prepared.round > 0 and prepared.budget.triggers(int(_ROOM_RATIO * prepared.count.tokens))

@@ -41,16 +41,13 @@ def _entry(was: list[JsonDict], now: list[JsonDict]) -> str | None:
         _talk(NOTE),
         _talk(CLINES),
         _talk([{"type": "text", "text": NOTE}]),
-        _talk("<MASKED>"),
-        _talk("(output omitted)"),
         _talk("Old environment output: (120 lines omitted)"),
         _talk("[Output of 4,021 characters was cleared]"),
         _talk("_[Old result removed]_"),
-        _talk("<cleared/>"),
         _talk(f"{OUTPUT[:1000]}... [truncated]"),
         _talk(f"{OUTPUT[:500]}\n...\n{OUTPUT[-500:]}\n[Tool result trimmed: kept first 500 and last 500 characters.]"),
     ],
-    ids=range(12),
+    ids=range(9),
 )
 def test_what_was_cleared_or_cut_is_the_same_conversation(now: list[JsonDict]) -> None:
     """Under the very entry that it had before, and so with its pins, handles and originals."""
@@ -66,6 +63,9 @@ def test_what_was_cleared_or_cut_is_the_same_conversation(now: list[JsonDict]) -
         _talk('["a.py"]'),
         _talk('{"error": "not found"}'),
         _talk("[exit code 1]"),
+        _talk("[Permission denied]"),
+        _talk("(no output)"),
+        _talk("Output cleared."),
         _talk("[Balance: 1200]"),
         _talk("Error: (no such file)"),
         _talk(""),
@@ -79,7 +79,7 @@ def test_what_was_cleared_or_cut_is_the_same_conversation(now: list[JsonDict]) -
         _talk(NOTE, answer="Nothing."),
         _talk(NOTE, call_id="call_2"),
     ],
-    ids=range(18),
+    ids=range(21),
 )
 def test_other_data_words_or_calls_are_another_conversation(now: list[JsonDict]) -> None:
     """Also if two people have one key: a record tells what the result said."""
@@ -91,6 +91,20 @@ def test_a_short_result_or_a_note_is_never_replaced() -> None:
     assert _entry(_talk("ok"), _talk("[cleared]")) is None
     assert _entry(_talk(NOTE), _talk("[No results]")) is None
     assert _entry(_talk(NOTE), _talk(OUTPUT)) is None
+
+
+@pytest.mark.parametrize("note", ["Output cleared.", "", "<MASKED>", "(output omitted)", "<cleared/>", "旧结果已清除"])
+def test_a_short_text_in_the_place_of_several_results_is_a_note(note: str) -> None:
+    """Whatever its form; in the place of one result, or of the same one twice, it may be a result."""
+
+    def session(*outputs: str) -> list[JsonDict]:
+        rounds = [each for n, text in enumerate(outputs) for each in (calls(f"c{n}"), result(f"c{n}", text))]
+        return [user("Read them."), *rounds, assistant("Done."), user("And now?")]
+
+    was = session(OUTPUT, OUTPUT[::-1], OUTPUT)
+    assert _entry(was, session(note, note, OUTPUT)) == chain(parsed(was))[-1]
+    assert _entry(was, session(OUTPUT, note, OUTPUT)) is None
+    assert _entry(was, session(note, OUTPUT[::-1], note)) is None
 
 
 def _shown(*parts: JsonDict) -> list[JsonDict]:

@@ -30,6 +30,7 @@ Wrap = Callable[[int, str], str | list[str]]
 CLIENTS: dict[str, Wrap] = {
     "a line in brackets below": lambda at, words: f"{words}\n\n[Turn {at} of 40. One tool a turn.]",
     "a sentence below, in each": lambda at, words: f"{words}\n\nAnswer with one tool call, and nothing else.",
+    "a footer in the next line": lambda at, words: f"{words}\n(Turn {at} of 40, one tool a turn.)",
     "words around it, with a date": lambda at, words: (
         f"It is Mon, 0{at} Nov, 10:0{at}.\n\n{words}\n\n* be brief\n* be kind"
     ),

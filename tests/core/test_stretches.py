@@ -43,6 +43,20 @@ DATA = [
 ]
 
 
+def test_a_question_below_a_pasted_result_is_the_persons() -> None:
+    """In the very next line; a sentence without a question mark there may be the file's."""
+    pasted = f"[read_file for 'src/a.py'] Result:\n{BODY.strip()}\n{{}}"
+    for asked, words in (
+        ("Why does this fail?", "Why does this fail?"),
+        ("这是为什么？", "这是为什么？"),
+        ("It is so.", ""),
+    ):
+        shown = parse_message(user(pasted.format(asked)))
+        assert own_words(shown) == words
+        assert words in without_data(shown).text
+        assert "line 20 of the file" not in without_data(shown).text
+
+
 @pytest.mark.parametrize("data", DATA)
 def test_data_gives_way_and_the_words_stay(data: str) -> None:
     """Beside the words in a part of its own, whatever the client; again changes nothing."""

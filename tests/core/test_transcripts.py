@@ -30,6 +30,9 @@ EVENTS = "\n".join(
 )
 MARKUP = rendered(lambda role, text: f"<|im_start|>{role}\n{text}<|im_end|>")
 HEADS = rendered(lambda role, text: f"# {role.upper()}\n{text}")
+TIGHT = rendered(lambda role, text: f"{role}: {' '.join(text.split())}", "Human", "AI")
+INST = rendered(lambda role, text: f"[INST] {text} [/INST]" if role == "user" else text)
+NAMED = rendered(lambda role, text: f"{role}: {text}", "Alice", "Dr. Bob")
 
 REQUESTS: dict[str, list[JsonDict]] = {
     "in the system message": [system(f"Write a record:\n<history>\n{LABELS}\n</history>"), user(BELOW)],
@@ -39,6 +42,9 @@ REQUESTS: dict[str, list[JsonDict]] = {
     "elements": [user(f"{BELOW}\n<BEFORE>\nx\n</BEFORE>\n{EVENTS}\n\n{BELOW}")],
     "JSON": [user(f"{BELOW}\n{JSON}\n{BELOW}")],
     "chat markup": [user(f"{BELOW}\n---\n{MARKUP}\n---")],
+    "above alone": [system(), user(f"Name the topic of this chat.\n\n{TIGHT}")],
+    "[INST]": [user(f"{BELOW}\n<chat>\n{INST}\n</chat>")],
+    "names": [user(f"Summarize the conversation.\n---\n{NAMED}\n---")],
     "nothing else": [system("Condense this conversation."), user(HEADS)],
 }
 
@@ -80,6 +86,8 @@ PASTED = f"Here is a chat with the support:\n{rendered(lambda role, text: f'{rol
         ([user("Hi."), assistant("Hello."), user(f"<log>\n{LABELS}\n</log>\nWhy?")], False),
         ([user(f"<log>\n{LABELS}\n</log>\nWhy?")], True),
         ([user("<doc>\nThe user is right.\n</doc>\n" * 9 + "Is he?")], False),
+        ([user(f"{NAMED}\n\nSummarize the conversation.")], False),
+        ([user("Check it:\n---\n" + "Host: a.example\nPort: 80\n" * 9 + "---")], False),
         ([user("user: a\nassistant: b\n" + "word " * 400)], False),
         # A few examples in a long system prompt.
         ([system("Q: a?\nA: b.\nQ: c?\nA: d.\n\n" + "Be kind. " * 90), user("Hello.")], False),
