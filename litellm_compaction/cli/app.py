@@ -348,17 +348,28 @@ def redo_record(store: Store, originals: Originals | None, record: str, focus: s
 
 
 @program.command(short_help="Serve the search to MCP clients, over stdin and stdout.")
-@click.option("--scope", metavar="S", help="One scope alone, as `store ls` shows it; its beginning will do.")
-@_beside_originals
-def mcp(store: Store, originals: Originals | None, scope: str | None) -> int:
-    """Serves search_history, get_message and describe_compactions to an MCP client that starts this command.
+@click.option("--url", default="http://127.0.0.1:4000", metavar="URL", help="The proxy's address, without /v1.")
+def mcp(url: str) -> int:
+    """Serves search_history and get_message to an MCP client that starts this command.
 
-    They show messages that compactions covered, of all tenants or of one scope. The master key that encrypts the
-    messages is the config's, else LITELLM_MASTER_KEY, else the one in the data folder.
+    They ask the proxy for messages that compactions dropped from the conversations of one key: LITELLM_KEY, else the
+    master key.
     """
-    from litellm_compaction.cli.mcp import mcp
+    import httpx
 
-    return mcp(store, originals, scope=scope)
+    from litellm_compaction.cli.mcp import mcp
+    from litellm_compaction.master_key import known_master_key
+
+    key = os.environ.get("LITELLM_KEY") or known_master_key(os.environ)
+    if not key:
+        raise click.UsageError("LITELLM_KEY is not set: set it to a key of the proxy")
+    headers = {b"Authorization": f"Bearer {key}".encode()}
+    try:
+        http = httpx.Client(base_url=f"{url.rstrip('/')}/", headers=headers, timeout=30, trust_env=False)
+    except httpx.InvalidURL as error:
+        raise click.UsageError(f"{url!r} is not the address of a proxy") from error
+    with http:
+        return mcp(sys.stdin, http)
 
 
 @program.command("pin", short_help="Have a message stay verbatim in later compactions.")

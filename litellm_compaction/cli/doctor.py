@@ -42,7 +42,7 @@ from litellm_compaction.proxy.config_check import (
 from litellm_compaction.proxy.litellm_api import redis_of
 from litellm_compaction.proxy.litellm_router import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
-from litellm_compaction.proxy.live_settings import overlay_from_json
+from litellm_compaction.proxy.live_settings import chosen_values
 from litellm_compaction.proxy.report import (
     DeploymentReport,
     Reporter,
@@ -300,8 +300,7 @@ async def _of_store(store: Store, settings: Settings) -> AsyncIterator[Finding]:
         if said := await store.get_fact(*LACKS):
             yield problem("LiteLLM", f"the proxy that runs with this store, or ran last, says: {said}")
     with contextlib.suppress(StoreError, ConfigError):
-        saved = await store.get_setting(CHANGED_SETTINGS)
-        if values := overlay_from_json(saved.partition("\n")[0] if saved else None).values:
+        if values := chosen_values(await store.get_setting(CHANGED_SETTINGS)):
             named = ", ".join(f"{key}: {value}" for key, value in values.items())
             yield note("page", f"changed on the settings page, in place of config.yaml's values: {named}.")
     with contextlib.suppress(StoreError):
