@@ -272,12 +272,25 @@ def purge(*place: Any, **options: Any) -> Any:
 
 
 @program.command()
-@_scope
-@_at_store
-def mcp(place: Any, scope: str | None) -> Any:
+@click.option("--url", default="http://127.0.0.1:4000", metavar="URL", help="The proxy's address, without /v1.")
+def mcp(url: str) -> Any:
     """Serve the search to an MCP client.
 
-    A client that starts this command gets search_history, get_message and describe_compactions over stdin and stdout.
-    They show messages that compactions covered, of all tenants or of one scope.
+    A client that starts this command gets search_history and get_message over stdin and stdout. They ask the proxy for
+    messages that compactions dropped from the conversations of one key: LITELLM_KEY, otherwise the master key.
     """
-    return _run("mcp", *place, scope=scope)
+    import httpx
+
+    from litellm_compaction.cli.mcp import mcp
+    from litellm_compaction.master_key import known_master_key
+
+    key = os.environ.get("LITELLM_KEY") or known_master_key(os.environ)
+    if not key:
+        raise click.UsageError("LITELLM_KEY is not set: set it to a key of the proxy")
+    headers = {b"Authorization": f"Bearer {key}".encode()}
+    try:
+        http = httpx.Client(base_url=f"{url.rstrip('/')}/", headers=headers, timeout=30, trust_env=False)
+    except httpx.InvalidURL as error:
+        raise click.UsageError(f"{url!r} is not the address of a proxy") from error
+    with http:
+        return mcp(sys.stdin, http)

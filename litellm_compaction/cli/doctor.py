@@ -29,7 +29,7 @@ from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, en
 from litellm_compaction.proxy.litellm_inside.connections import redis_of
 from litellm_compaction.proxy.litellm_inside.seam import LACKS
 from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
-from litellm_compaction.proxy.live_settings import overlay_from_json
+from litellm_compaction.proxy.live_settings import chosen_values
 from litellm_compaction.proxy.report import DeploymentReport, Reporter, counted_by
 from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, is_local_address
 from litellm_compaction.stores import Store, memory_store, open_existing
@@ -140,7 +140,7 @@ async def _of_store(store: Store, url: str) -> AsyncIterator[Finding]:
             yield problem("store", f"{error}: {todo}.", passes=True)
         return
     with contextlib.suppress(ConfigError):
-        if values := overlay_from_json(saved.partition("\n")[0] if saved else None).values:
+        if values := chosen_values(saved):
             named = ", ".join(f"{key}: {value}" for key, value in values.items())
             yield note("page", f"changed on the settings page, in place of config.yaml's values: {named}.")
     for said in useless_summarisers(filter(None, (event_from_json(row.text) for row in rows))):

@@ -312,7 +312,7 @@ class Plot:
         self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
     ) -> None:
         if self._turns is not None:
-            self._turns.answered(self._turn, context, prepared, prompt_tokens, completion_tokens)
+            self._turns.answered(self._turn, prompt_tokens, completion_tokens)
 
     def ended(self, restarts: int) -> None:
         if self._on_restarts is not None and restarts:

@@ -136,7 +136,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             observers=(log_observer(logger), self._metrics.observe, add_to_trace, self._history),
         )
         has_page = settings.page == "on"
-        self._live = LiveSettings(settings, store if has_page else None, secret=proxy_secret)
+        self._live = LiveSettings(settings, store if has_page else None)
         self._turns = Turns(self._history.add_turn, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=self._metrics.restarted, turns=self._turns)
         ToldOnce(self._calls.refusal).install()
@@ -175,7 +175,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                     guards=self._gate.guards,
                     compactor=self._compactor,
                     store=self._store,
-                    turns=self._turns,
                     router=current_router,
                     lookup=None if self._compactor.recaller is None else self._compactor.recaller.lookup,
                     originals=self._originals,

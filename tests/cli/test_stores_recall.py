@@ -94,6 +94,3 @@ def test_without_originals_it_says_how_to_have_them(run: Run, tmp_path: Path) ->
     said = run("recall", "fish", "--store", f"sqlite:///{path}", code=1, store=False)
     assert "keep_originals: compacted" in said
     assert list(tmp_path.glob("other.sqlite3.originals*")) == []
-    said = run("mcp", "--store", f"sqlite:///{tmp_path / 'none.sqlite3'}", code=1, store=False)
-    assert "keep_originals: compacted" in said
-    assert list(tmp_path.glob("none*")) == []

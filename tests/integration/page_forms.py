@@ -1,48 +1,36 @@
-"""The page as a script uses it: looks, forms that are sent, and what stands in them."""
+"""The page's routes as a program uses them, and keys for each role."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from tests.integration.harness import Proxy
 
-# As people open it, and where it asks for a key.
-OPENED, PAGE = "/compaction", "/compaction/"
+PAGE = "/compaction"
 ADMIN, VIEWER, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "viewer", "anna", "arno", "bert"))
 # The callback that knows these keys.
 KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
 
 
-def look(running: Proxy, key: str | None = ADMIN, **headers: str) -> httpx.Response:
-    known = {"Authorization": f"Bearer {key}"} if key else {}
-    return running.client.get(PAGE, headers={**known, **headers})
+def look(running: Proxy, route: str = "settings", key: str | None = ADMIN, **params: str) -> httpx.Response:
+    """What a key sees at one of the page's routes."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return running.client.get(f"{PAGE}/{route}", params=params, headers=headers)
 
 
-def send(running: Proxy, fields: Mapping[str, str], key: str = ADMIN, **headers: str) -> httpx.Response:
-    """A form as a script sends it, with the revision that the page shows."""
-    shown = {"revision": hidden(look(running, key).text, "revision"), **fields}
-    return running.client.post(PAGE, data=shown, headers={"Authorization": f"Bearer {key}", **headers})
+def save(running: Proxy, values: dict[str, Any], key: str = ADMIN) -> httpx.Response:
+    """Changes settings; None gives config.yaml's value back."""
+    return running.client.post(f"{PAGE}/settings", json={"values": values}, headers={"Authorization": f"Bearer {key}"})
 
 
-def save(running: Proxy, **values: str) -> httpx.Response:
-    return send(running, {"do": "save", **values})
+def reset(running: Proxy, key: str = ADMIN) -> None:
+    changed = [row["key"] for row in look(running, key=key).json()["settings"] if row["is_changed"]]
+    save(running, dict.fromkeys(changed), key).raise_for_status()
 
 
-def hidden(text: str, name: str) -> str:
-    found = re.search(f'name="{name}" value="([^"]*)"', text)
-    return found.group(1) if found else ""
-
-
-def chosen(text: str, key: str) -> str:
-    """What a control of the page shows."""
-    if found := re.search(f'<input id="{key}" name="{key}" value="([^"]*)"', text):
-        return found.group(1)
-    control = re.search(f'<select id="{key}".*?</select>', text, re.DOTALL)
-    assert control is not None
-    selected = re.search(r'<option value="([^"]*)" selected>', control.group())
-    assert selected is not None
-    return selected.group(1)
+def chosen(running: Proxy, key: str = ADMIN) -> dict[str, Any]:
+    """The values in force, by setting."""
+    return {row["key"]: row["value"] for row in look(running, key=key).json()["settings"]}

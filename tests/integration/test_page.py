@@ -1,11 +1,11 @@
-"""The page through LiteLLM's application: who may look and write, what a change does, and what it may not do.
+"""The page's JSON routes through LiteLLM's application: who sees and changes what, and what a change does.
 
-That a change made in one proxy holds in another: `tests/processes/test_shared_store.py`.
+That a change made in one proxy holds in another: `tests/processes/test_shared_store.py`. The page itself, in a browser:
+`tests/processes/test_page_browser.py`.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,11 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.config import LIVE
 from litellm_compaction.simulator import Model, Simulator
 from tests.integration.app import proxy, serve
-from tests.integration.bench import KEY, answers
-from tests.integration.harness import Proxy, lm_studio, write_config
+from tests.integration.bench import KEY, Bench, answers
+from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, write_config
 from tests.integration.page_forms import (
     ADMIN,
     ANNA,
@@ -28,15 +27,15 @@ from tests.integration.page_forms import (
     PAGE,
     VIEWER,
     chosen,
-    hidden,
     look,
+    reset,
     save,
-    send,
 )
 
 # Of Anna's team; of nobody's.
 TEAM_MATES = [f"sk-page-{name}" for name in ("reader", "team")]
 STRANGERS = [f"sk-page-{name}" for name in ("org", "customer", "plain")]
+ROUTES = ["settings", "deployments", "conversations", "events", "records/0123456789abcdef", "recall", "messages/x"]
 _HI = [{"role": "user", "content": "Hi."}]
 
 
@@ -60,11 +59,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         yield stack.enter_context(proxy(config))
 
 
-@pytest.fixture(autouse=True)
-def _as_configured(running: Proxy) -> Iterator[None]:
-    """Every test leaves config.yaml in force."""
-    yield
-    send(running, {"do": "reset", "reset": "*"})
+@pytest.fixture
+def unchanged(running: Proxy) -> Iterator[Proxy]:
+    """A test leaves config.yaml in force."""
+    yield running
+    reset(running)
     assert guarded(running)
 
 
@@ -79,11 +78,6 @@ def guarded(running: Proxy) -> bool:
     return "x-litellm-compaction" in ask(running, "local", _HI).raise_for_status().headers
 
 
-def browser_of(running: Proxy, key: str = ADMIN) -> httpx.Client:
-    """A browser in whose password box somebody has entered a key."""
-    return httpx.Client(base_url=running.base_url, trust_env=False, timeout=300, auth=("any", key))
-
-
 def talk(turns: int, words: int) -> list[dict[str, Any]]:
     """A conversation of so many long turns."""
     said: list[dict[str, Any]] = [{"role": "user", "content": "A secret of the red team."}]
@@ -95,130 +89,175 @@ def talk(turns: int, words: int) -> list[dict[str, Any]]:
     return said
 
 
-@pytest.mark.parametrize("key", [None, "sk-nobody", ""])
-def test_without_a_key_there_is_only_a_question_for_one(running: Proxy, key: str | None) -> None:
-    """401, nothing of the proxy, and nothing that a browser keeps or embeds."""
-    answer = look(running, key)
-    assert answer.status_code == 401
-    assert answer.headers["cache-control"] == "no-store"
-    policy = answer.headers["content-security-policy"]
-    assert all(part in policy for part in ("default-src 'none'", "form-action 'self'", "frame-ancestors 'none'"))
-    assert "needs a key of this LiteLLM proxy" in answer.text
-    assert "local" not in re.sub(r"(?s)<(style|script)>.*?</\1>", "", answer.text)
-    assert running.client.post(PAGE, data={"do": "save", "mode": "off"}).status_code == 401
+def test_the_page_itself_has_nothing_to_hide(running: Proxy) -> None:
+    """One file for everybody, without a cookie; nothing else than its own script and the proxy's routes may be used."""
+    for path in (PAGE, f"{PAGE}/", f"{PAGE}/?done=<script>alert(1)</script>"):
+        page = running.client.get(path)
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "alert(1)" not in page.text
+        assert "local" not in page.text.partition("<script>")[0].partition("</style>")[2]
+    policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert [policy[name].partition("-")[0] for name in ("script-src", "style-src")] == ["'sha256"] * 2
+    assert (page.headers["cache-control"], page.headers["referrer-policy"]) == ("no-store", "no-referrer")
+    assert "set-cookie" not in page.headers
+    assert running.client.post(PAGE, data={"do": "save", "mode": "off"}).status_code == 405
+
+
+@pytest.mark.parametrize("key", [None, "sk-nobody", "", "x" * 5000, "\x00"])
+def test_without_a_key_there_is_nothing(running: Proxy, key: str | None) -> None:
+    """The same 401 at every route, and the key is not repeated."""
+    for route in ROUTES:
+        answer = look(running, route, key)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), route
+        assert answer.json()["error"]["code"] == 401
+        assert not key or key not in answer.text
+        assert answer.headers["cache-control"] == "no-store"
+    assert save(running, {"mode": "off"}, key or "").status_code == 401
     assert not running.logged("failed_open")
 
 
-@pytest.mark.parametrize("key", ["", "x" * 5000, "sk\nnewline", "schlüssel", "\x00", "a:" + ADMIN])
-def test_a_wrong_key_stays_outside(running: Proxy, key: str) -> None:
-    """401, and the key is not repeated."""
-    with browser_of(running, key) as browser:
-        origin = {"Origin": running.base_url}
-        for answer in (browser.get(PAGE), browser.post(PAGE, data={"do": "save"}, headers=origin)):
-            assert answer.status_code == 401
-            assert not key or key not in answer.text
-
-
-def test_settings_of_lm_studio_that_work_against_the_plug_in_are_told(running: Proxy) -> None:
-    """As soon as a request was large enough to ask about its model, with what to choose instead."""
+def test_a_deployment_is_told(running: Proxy) -> None:
+    """Its window, its counter, its way to go on, and what LM Studio has been set to that works against the plug-in."""
     ask(running, "local", [{"role": "user", "content": "word " * 2_500}]).raise_for_status()
-    text = look(running).text
-    assert "in LM Studio: a prompt that is too long: rollingWindow" in text
-    assert "stopAtLimit" in text
+    told = look(running, "deployments").json()
+    assert told["models"] == dict.fromkeys(("local", "small", "strict"), f"lm_studio/{KEY}")
+    row, _, strict = told["deployments"]
+    assert (row["model_name"], row["model"], row["window_tokens"], row["state"]) == ("local", KEY, 8192, "")
+    assert row["counts_by"].endswith("vocabulary)") or row["counts_by"].endswith("(stand-in)")
+    assert row["goes_on"].startswith("transport")
+    assert "in LM Studio: a prompt that is too long: rollingWindow" in row["notes"]
+    assert any("stopAtLimit" in note for note in row["notes"])
+    assert "streaming_ratio: 0.82" in strict["notes"]
 
 
-def test_a_change_counts_at_once(running: Proxy) -> None:
-    """For the next request, whoever looks; `off` can be switched on again, and a reset gives the file's value back."""
+def test_a_change_counts_at_once(unchanged: Proxy) -> None:
+    """For the next request, whoever looks; `off` can be switched on again, and null gives the file's value back."""
     for mode in ("observe", "off"):
-        assert save(running, mode=mode).status_code == 303
-        assert not guarded(running)
-        assert chosen(look(running).text, "mode") == mode
-        running.expect_logged(f"settings_changed mode={mode}")
-        assert send(running, {"do": "reset", "reset": "mode"}).status_code == 303
-        assert guarded(running)
+        assert save(unchanged, {"mode": mode}).status_code == 200
+        assert not guarded(unchanged)
+        told = look(unchanged).json()
+        assert next(row for row in told["settings"] if row["key"] == "mode")["is_changed"]
+        assert told["notices"] == [f"mode is {mode}: no request is changed."]
+        unchanged.expect_logged(f"settings_changed mode={mode} .* by proxy_admin")
+        assert save(unchanged, {"mode": None}).status_code == 200
+        assert guarded(unchanged)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("pre_request_ratio", "1.5", "“1.5” is not a share (above 0, below 1; 35 % is 0.35)."),
+        ("pre_request_ratio", "1.5", "“1.5” is not a share above 0, below 1 (35 % is 0.35)."),
         ("target_ratio", "a lot", "“a lot” is not a share"),
-        ("output_buffer_ratio", "0,2", "“0,2” is not a share (at least 0, below 1;"),
-        ("mode", "<i>", "“&lt;i&gt;” is not one of guard, observe, off."),
+        ("output_buffer_ratio", "0,2", "“0,2” is not a share at least 0, below 1"),
+        ("mode", "<i>", "“<i>” is not guard, observe, off."),
+        ("mode", ["guard"], "is not guard, observe, off."),
         ("pruning_model", "nobody", "“nobody” is not a model of this proxy."),
+        ("pruning_model", {"a": 1}, "is not a model of this proxy."),
         # A contradiction with what is in force.
         ("target_ratio", "0.95", "(now 0.95, 0.7 and 0.93 of the window)."),
+        ("store", "memory://", "store cannot be changed while the proxy runs."),
     ],
 )
-def test_a_bad_value_is_refused_and_nothing_is_changed(running: Proxy, key: str, value: str, said: str) -> None:
-    """422 that names the value and what is allowed; what was entered beside it is kept in the form, and not saved."""
-    before = look(running).text
-    answer = save(running, **{"notices": "reasoning", "streaming_ratio": "0.93", key: value})
+def test_a_bad_value_is_refused_at_its_field_and_nothing_is_changed(
+    unchanged: Proxy, key: str, value: Any, said: str
+) -> None:
+    """422 that names the setting, the value and what is allowed; what was right beside it is not saved either."""
+    before = look(unchanged).content
+    answer = save(unchanged, {"notices": "reasoning", "streaming_ratio": "0.93", key: value})
     assert answer.status_code == 422
-    assert said in answer.text
-    assert chosen(answer.text, "notices") == "reasoning"
-    after = look(running).text
-    assert all(chosen(after, each) == chosen(before, each) for each in LIVE)
+    error = answer.json()["error"]
+    assert said in error["problems"][key]
+    assert said in error["message"]
+    assert look(unchanged).content == before
 
 
-def test_two_administrators_do_not_overwrite_each_other(running: Proxy) -> None:
-    """Whoever saves what he has seen before the other's change is told, keeps his entries, and may save again."""
-    revision = hidden(look(running).text, "revision")
-    assert save(running, notices="off").status_code == 303
-    answer = send(running, {"do": "save", "mode": "observe", "revision": revision})
-    assert answer.status_code == 409
-    assert chosen(answer.text, "mode") == "observe"
-    again = send(running, {"do": "save", "mode": "observe", "revision": hidden(answer.text, "revision")})
-    assert again.status_code == 303
-    text = look(running).text
-    assert (chosen(text, "mode"), chosen(text, "notices")) == ("observe", "off")
+@pytest.mark.parametrize("model", ["small", "__same__"])
+def test_the_pruning_model_is_chosen(unchanged: Proxy, model: str) -> None:
+    """Any model of the proxy."""
+    assert save(unchanged, {"pruning_model": model}).status_code == 200
+    assert chosen(unchanged)["pruning_model"] == model
+    [row] = [row for row in look(unchanged).json()["settings"] if row["key"] == "pruning_model"]
+    assert (row["options"], row["configured"]) == (["__same__"], "__same__")
 
 
-def test_a_change_that_contradicts_a_deployment_does_not_reach_it(running: Proxy) -> None:
-    """It goes on by config.yaml, the page says so, and its clients notice nothing."""
-    assert save(running, pre_request_ratio="0.85").status_code == 303
-    assert "Changes made here do not reach it" in look(running).text
-    answer = ask(running, "strict", _HI).raise_for_status()
+def test_two_administrators_do_not_overwrite_each_other(unchanged: Proxy) -> None:
+    """Each sends what he has changed, and nothing else."""
+    save(unchanged, {"notices": "off"})
+    save(unchanged, {"mode": "observe"})
+    now = chosen(unchanged)
+    assert (now["mode"], now["notices"]) == ("observe", "off")
+
+
+def test_a_change_that_contradicts_a_deployment_does_not_reach_it(unchanged: Proxy) -> None:
+    """It goes on by config.yaml, its row says so, and its clients notice nothing."""
+    assert save(unchanged, {"pre_request_ratio": "0.85"}).status_code == 200
+    notes = look(unchanged, "deployments").json()["deployments"][2]["notes"]
+    assert any(note.startswith("Changes made here do not reach it") for note in notes)
+    answer = ask(unchanged, "strict", _HI).raise_for_status()
     assert "x-litellm-compaction" in answer.headers
-    running.expect_logged("settings changed at run time do not reach model=strict")
-
-
-def test_a_browser_s_password_opens_the_page_alone(running: Proxy) -> None:
-    """Without a cookie; LiteLLM's own routes do not take it, so it must not be sent to them."""
-    with browser_of(running) as browser:
-        answer = browser.get(PAGE)
-        assert answer.status_code == 200
-        assert "set-cookie" not in answer.headers
-        assert ADMIN not in answer.text
-        assert browser.get("/v1/models").status_code == 401
+    unchanged.expect_logged("settings changed at run time do not reach model=strict")
 
 
 def test_others_read_what_is_theirs(running: Proxy) -> None:
-    """A team sees its own compactions; another tenant, none of them, and only its own models; nobody, the words."""
+    """A team sees its own compactions and turns; another tenant none, and only its own models; nobody words."""
     turns = 6
     while ask(running, "local", talk(turns, 120), ANNA).headers["x-litellm-compaction"] != "compacted":
         turns += 1
-    for key in (ADMIN, VIEWER, ANNA, ARNO, *TEAM_MATES):
-        text = look(running, key).text
-        assert "before the request</td>" in text, key
-        assert "secret of the red" not in text
-    for key in (BERT, *STRANGERS):
-        text = look(running, key).text
-        assert "before the request</td>" not in text, key
-        assert "None yet of your team, user or key." in text
-    assert "<bdi>local</bdi>" not in look(running, BERT).text
-    assert "<bdi>small</bdi>" in look(running, BERT).text
+    for key in (ADMIN, VIEWER, ANNA, ARNO, *TEAM_MATES, BERT, *STRANGERS):
+        is_hers = key not in (BERT, *STRANGERS)
+        events = look(running, "events", key).json()["events"]
+        assert ("compacted" in {event.get("outcome") for event in events}) == is_hers, key
+        drawn = look(running, "conversations", key).json()["conversations"]
+        compacted = [turn for each in drawn for turn in each["turns"] if turn["action"] == "compacted"]
+        assert bool(compacted) == is_hers, key
+        assert "secret of the red" not in repr(events) + repr(drawn)
+        assert "tenant" not in repr(events) + repr(drawn)
+    [talked] = [each for each in look(running, "conversations", ANNA).json()["conversations"] if len(each["turns"]) > 1]
+    newest = talked["turns"][-1]
+    assert newest["prompt_tokens"] < newest["before_tokens"]
+    assert newest["filled_tokens"] > newest["prompt_tokens"]
+    assert 0 < newest["compact_ratio"] < newest["carry_ratio"] == 0.9
+    names = [row["model_name"] for row in look(running, "deployments", BERT).json()["deployments"]]
+    assert names == ["small"]
+    assert list(look(running, "deployments", BERT).json()["models"]) == ["small"]
 
 
 @pytest.mark.parametrize("key", [VIEWER, ANNA, BERT, *TEAM_MATES, *STRANGERS])
-def test_only_administrators_write(running: Proxy, key: str) -> None:
-    """The others have no form, and a form that they make themselves is refused."""
-    text = look(running, key).text
-    assert "<form" not in text
-    assert "Only proxy administrators may change these." in text
-    for form in ({"do": "save", "mode": "off"}, {"do": "reset", "reset": "*"}, {}):
-        assert send(running, form, key).status_code == 403
-    with browser_of(running, key) as browser:
-        own = {"Origin": running.base_url}
-        assert browser.post(PAGE, data={"do": "save", "mode": "off"}, headers=own).status_code == 403
-    assert guarded(running)
+def test_only_administrators_write(unchanged: Proxy, key: str) -> None:
+    """The others see the settings, and change none."""
+    told = look(unchanged, key=key).json()
+    assert (told["may_write"], told["sees_all"]) == (False, key == VIEWER)
+    for values in ({"mode": "off"}, {}):
+        assert save(unchanged, values, key).status_code == 403
+
+
+@pytest.mark.parametrize(("route", "limit"), [("events", "0"), ("events", "x"), ("events", "9999"), ("recall", "51")])
+def test_a_limit_is_a_number(running: Proxy, route: str, limit: str) -> None:
+    """And a small one."""
+    answer = look(running, route, q="word", limit=limit)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("limit is a number from 1 to")
+    assert len(look(running, "events", limit="1").json()["events"]) <= 1
+
+
+def test_a_store_that_cannot_be_used(patient: Bench) -> None:
+    """LiteLLM's own keys, no store: the proxy serves, the page says what holds, and a save is refused."""
+    patient.watch("local")
+    told = look(patient.proxy, key=MASTER_KEY).json()
+    assert (told["role"], told["may_write"]) == ("proxy_admin", True)
+    assert any("The store cannot be read" in notice for notice in told["notices"])
+    assert look(patient.proxy, key="sk-wrong").status_code == 401
+    assert save(patient.proxy, {"mode": "off"}, MASTER_KEY).status_code == 503
+    assert chosen(patient.proxy, MASTER_KEY)["mode"] == "guard"
+    assert patient.proxy.chat("local", _HI).headers.get("x-litellm-compaction") == "none"
+
+
+def test_the_page_can_be_left_out(permissive: Bench) -> None:
+    """`page: off`: no route, no read of settings, and requests are guarded as ever."""
+    permissive.watch("local")
+    for route in ("", *ROUTES):
+        assert look(permissive.proxy, route, MASTER_KEY).status_code == 404
+    assert save(permissive.proxy, {"mode": "off"}, MASTER_KEY).status_code == 404
+    assert permissive.proxy.chat("local", _HI).headers.get("x-litellm-compaction") == "none"

@@ -53,8 +53,6 @@ class Browser:
     _number: int = 0
     _loaded: int = 0
     complaints: list[str] = field(default_factory=list)
-    _urls: dict[str, list[str]] = field(default_factory=dict)
-    _has_key: dict[str, list[bool]] = field(default_factory=dict)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of one command."""
@@ -114,21 +112,30 @@ class Browser:
         self.evaluate(f"document.querySelector({json.dumps(selector)}).value = {json.dumps(value)}")
 
     def click(self, selector: str) -> None:
-        """Presses a button with the mouse, and waits for the page that follows."""
+        """Presses something with the mouse."""
         box = self.evaluate(
             f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
             f" return [b.x + b.width / 2, b.y + b.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
         )
-        with self.loading():
-            for kind in ("mousePressed", "mouseReleased"):
-                self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
-    def press_enter(self, selector: str) -> None:
-        """Presses Enter in a control, and waits for the page that follows."""
-        self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
-        with self.loading():
-            for kind in ("keyDown", "keyUp"):
-                self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
+    def press(self, key: str, times: int = 1) -> None:
+        """Presses a key where the focus is: Enter, Tab, or one that writes itself."""
+        text = {"Enter": "\r", "Tab": ""}.get(key, key)
+        code = {"Enter": 13, "Tab": 9}.get(key, 0)
+        for kind in ("keyDown", "keyUp") * times:
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text, windowsVirtualKeyCode=code)
+
+    def until(self, expression: str) -> None:
+        """Returns when the page's script has made an expression true."""
+        watched = (
+            f"new Promise(done => {{ const look = () => {{ if ({expression}) done(true); }};"
+            " new MutationObserver(look).observe(document, {subtree: true, childList: true, attributes: true,"
+            " characterData: true}); look(); })"
+        )
+        answer = self.call("Runtime.evaluate", expression=watched, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Writes a PNG."""
@@ -140,11 +147,8 @@ class Browser:
         method, params = message.get("method"), message.get("params", {})
         if method == "Page.loadEventFired":
             self._loaded += 1
-        elif method == "Network.requestWillBeSent" and params["request"]["url"].startswith("http"):
-            self._urls.setdefault(params["requestId"], []).append(params["request"]["url"])
-        elif method == "Network.requestWillBeSentExtraInfo":
-            names = {name.lower() for name in params["headers"]}
-            self._has_key.setdefault(params["requestId"], []).append("authorization" in names)
+        elif method == "Runtime.exceptionThrown":
+            self.complaints.append(str(params["exceptionDetails"].get("exception", {}).get("description")))
         elif method == "Log.entryAdded":
             self.complaints.append(f"{params['entry']['source']}: {params['entry']['text']}")
         return message
@@ -172,7 +176,7 @@ def browse(executable: str, profile: Path) -> Iterator[Browser]:
         address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
         with connect(address, max_size=None, proxy=None) as socket:
             browser = Browser(socket)
-            for domain in ("Page", "Runtime", "Log", "Network"):
+            for domain in ("Page", "Runtime", "Log"):
                 browser.call(f"{domain}.enable")
             yield browser
             browser.call("Browser.close")

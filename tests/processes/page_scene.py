@@ -19,6 +19,7 @@ from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write
 from tests.processes.browser import browse, chromium
 
 PAGE = "/compaction/"
+DRAWN = "document.querySelector('#headline').textContent"
 _CODER, _SMALL = "qwen2.5-coder-14b", "qwen2.5-3b-instruct"
 _LONG = "a long report line by line " * 900
 
@@ -48,15 +49,14 @@ def scene(folder: Path) -> Iterator[Proxy]:
         yield running
 
 
-def sign_in(browser: Any, running: Proxy, key: str = MASTER_KEY) -> None:
-    """Opens the page with a key as the password, as the browser's own box sends it."""
-    browser.open(f"{running.base_url}/compaction".replace("://", f"://any:{key}@"))
-    browser.open(f"{running.base_url}{PAGE}")
-
-
-def unfold_settings(browser: Any) -> None:
-    """Shows the form, which is folded until it is wanted."""
-    browser.evaluate("document.querySelector('#settings').closest('details').open = true")
+def sign_in(browser: Any, running: Proxy, key: str = MASTER_KEY, path: str = PAGE) -> None:
+    """Opens the page in a tab without a key, and enters one; returns when all is drawn."""
+    browser.open(f"{running.base_url}{path}")
+    browser.evaluate("sessionStorage.clear()")
+    browser.open(f"{running.base_url}{path}?again")
+    browser.fill("#key", key)
+    browser.click("#sign-in button")
+    browser.until(DRAWN)
 
 
 def _talk(running: Proxy, model: str, turns: int, words: int) -> None:
@@ -92,12 +92,7 @@ def main(path: str) -> None:
     ):
         browser.view(1180, 900)
         sign_in(browser, running)
-        unfold_settings(browser)
-        browser.fill("#pruning_model", "fast")
-        browser.fill("#target_ratio", "0.35")
-        browser.click("#settings-form button.main")
-        browser.open(f"{running.base_url}{PAGE}")
-        end = browser.evaluate("document.querySelector('.plots').getBoundingClientRect().bottom + scrollY")
+        end = browser.evaluate("document.querySelector('.cards').getBoundingClientRect().bottom + scrollY")
         browser.view(1180, int(end) + 16)
         browser.screenshot(Path(path), whole=False)
 

@@ -1,23 +1,25 @@
-"""The page in a real browser: wide and narrow, light and dark, with and without scripts.
+"""The page in a real browser: wide and narrow, light and dark, by keyboard, behind a path, with names that are markup.
 
 Skipped where there is no Chromium (`$CHROMIUM`, or one on PATH; on Debian the package `chromium`).
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from tests.integration.harness import Proxy
 from tests.processes.browser import Browser, browse, chromium
-from tests.processes.page_scene import PAGE, scene, sign_in, unfold_settings
+from tests.processes.page_scene import PAGE, scene, sign_in
 
 pytestmark = [
     pytest.mark.proxy,
@@ -25,8 +27,8 @@ pytestmark = [
 ]
 
 Scheme = Literal["light", "dark"]
-# A wide screen, a tablet, and a phone.
-VIEWS: list[tuple[int, Scheme]] = [(1280, "dark"), (768, "light"), (360, "light")]
+VIEWS: list[tuple[int, Scheme]] = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+MARKUP = "<img src=x onerror=window.hit=1>/<b>&amp;'\"\u202e"
 # WCAG 2.2, 1.4.3: text needs 4.5 to 1 against what is behind it. The background is that of the nearest painted parent.
 _CONTRASTS = """
 (() => {
@@ -37,7 +39,7 @@ _CONTRASTS = """
   const behind = e => { for (; e; e = e.parentElement) {
     const c = rgb(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0) return c; }
     return [255, 255, 255]; };
-  return [...document.querySelectorAll('body :not(title, desc)')]
+  return [...document.querySelectorAll('body :not(title, desc, script)')]
     .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
     .map(e => { const style = getComputedStyle(e);
       const [a, b] = [light(rgb(e.closest('svg') ? style.fill : style.color)), light(behind(e))].sort((x, y) => y - x);
@@ -45,6 +47,7 @@ _CONTRASTS = """
     .filter(([ratio]) => ratio < 4.5);
 })()
 """
+_UNFOLD = "document.querySelectorAll('details').forEach(each => each.open = true)"
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +66,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_refused(browser: Browser) -> Iterator[None]:
-    """The content security policy stops nothing of ours: the browser has nothing to complain about."""
+    """The content security policy stops nothing of ours, and no script fails."""
     browser.complaints.clear()
     yield
-    # The form for a key comes with status 401, which the browser notes down, as it does where somebody typed before the
-    # field took the focus by itself.
-    known = ("status of 401", "status of 422", "Autofocus processing was blocked")
+    known = ("status of 401", "status of 422", "Password forms should have")
     assert [each for each in browser.complaints if not any(note in each for note in known)] == []
 
 
@@ -76,15 +77,14 @@ def _nothing_is_refused(browser: Browser) -> Iterator[None]:
 def test_everything_is_seen_without_scrolling_sideways(
     running: Proxy, browser: Browser, width: int, scheme: Scheme, tmp_path: Path
 ) -> None:
-    """Wide and narrow, light and dark: readable text, visible plots, controls inside the screen."""
+    """Readable text, visible plots, controls inside the screen and large enough, each with a name."""
     browser.view(width, 900, scheme)
     sign_in(browser, running)
+    browser.evaluate(_UNFOLD)
     assert browser.evaluate("document.documentElement.scrollWidth") == width
-    assert "Guarded deployments" in browser.text()
+    for words in ("4 models guarded", "2 conversations", "0 cut by the server", "Guarded deployments", "in mid-answer"):
+        assert words in browser.text()
     assert browser.evaluate(_CONTRASTS) == []
-    browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    hidden = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
-    assert browser.evaluate(hidden) == 0
     plots = browser.evaluate(
         "[...document.querySelectorAll('figure svg')].map(e => e.getBoundingClientRect()).map(b => [b.width, b.height])"
     )
@@ -96,126 +96,208 @@ def test_everything_is_seen_without_scrolling_sideways(
         ".map(e => e.textContent)"
     )
     assert cut_off == []
+    marks = browser.evaluate(
+        "['.bar', '.more', '.rule', '.full', '.client', 'path.compact', 'circle.restart']"
+        ".map(kind => document.querySelectorAll('figure ' + kind).length)"
+    )
+    assert marks[:5] == [72, marks[1], 4, 2, 2]
+    assert marks[5] >= 3
+    assert marks[6] >= 1
     controls = browser.evaluate(
-        "[...document.querySelectorAll('select, input:not([type=hidden]), button')].map(e => e.getBoundingClientRect())"
-        ".map(b => [b.left, b.right, b.height])"
+        "[...document.querySelectorAll('select, input, button')].filter(e => e.checkVisibility())"
+        ".map(e => [e.getBoundingClientRect(), e.textContent || e.labels.length])"
+        ".map(([b, named]) => [b.left, b.right, b.height, Boolean(named)])"
     )
     least = 44 if width < 640 else 24
-    assert all(left >= 0 and right <= width and height >= least for left, right, height in controls)
-    painted = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert painted == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(18, 23, 29)")
+    assert all(left >= 0 and right <= width and high >= least and named for left, right, high, named in controls)
     browser.screenshot(tmp_path / f"page-{scheme}-{width}.png")
 
 
-@pytest.mark.parametrize(("zone", "path"), [("Asia/Kolkata", PAGE), ("America/New_York", "a record"), ("", PAGE)])
-def test_times_are_those_of_the_reader(running: Proxy, browser: Browser, zone: str, path: str) -> None:
-    """In his time zone, with UTC beside; in UTC without scripts. The page says which."""
-    browser.view(1280, 900, scripts=bool(zone), zone=zone or "Asia/Tokyo")
+def test_a_key_is_entered_by_keyboard_and_kept_by_the_tab_alone(running: Proxy, browser: Browser) -> None:
+    """Signed out there is nothing; a wrong key is told so; a reload keeps the right one, signing out forgets it."""
+    browser.view(1280, 900)
     sign_in(browser, running)
-    if path != PAGE:
-        browser.open(browser.evaluate("document.querySelector('td a').href"))
+    with browser.loading():
+        browser.click("#leave")
+    assert browser.evaluate("document.activeElement.id") == "key"
+    assert "models guarded" not in browser.text()
+    with browser.loading():
+        for letter in "sk-wrong":
+            browser.press(letter)
+        browser.press("Enter")
+    assert "The proxy does not know this key." in browser.text()
+    browser.fill("#key", running.key)
+    browser.press("Enter")
+    browser.until("document.querySelector('#headline').textContent")
+    browser.open(f"{running.base_url}{PAGE}")
+    browser.until("document.querySelector('#headline').textContent")
+    stored = browser.evaluate(
+        "[location.href, document.cookie, localStorage.length, document.documentElement.outerHTML]"
+    )
+    assert stored[1:3] == ["", 0]
+    assert running.key not in stored[0] + stored[3]
+    assert browser.evaluate("Object.values(sessionStorage)") == [running.key]
+
+
+def test_a_setting_is_changed_and_reset_by_keyboard(running: Proxy, browser: Browser) -> None:
+    """What was refused stays in the form, is marked and has the focus; the tab key leads to everything."""
+    browser.view(1280, 900)
+    sign_in(browser, running)
+    browser.evaluate(_UNFOLD)
+    browser.fill("#set-pruning_model", "fast")
+    browser.fill("#set-target_ratio", "7")
+    browser.evaluate("document.querySelector('#set-target_ratio').focus()")
+    browser.press("Enter")
+    browser.until("document.querySelector('[aria-invalid]')")
+    assert "Compact down to: “7” is not a share above 0, below 1 (35 % is 0.35)." in browser.text()
+    assert browser.evaluate("document.activeElement.id") == "set-target_ratio"
+    top, bottom = browser.evaluate(
+        "[document.activeElement, document.querySelector('#set-target_ratio-problem')]"
+        ".map(e => e.getBoundingClientRect()).map((b, i) => i ? b.bottom : b.top)"
+    )
+    assert 0 <= top < bottom <= 900
+    assert browser.evaluate("document.querySelector('#set-pruning_model').value") == "fast"
+    browser.fill("#set-target_ratio", "0.35")
+    browser.press("Enter")
+    browser.until("document.querySelector('.done')")
+    assert "Saved." in browser.text()
+    label = browser.evaluate("document.querySelector('#set-pruning_model').selectedOptions[0].label")
+    assert label == "fast (lm_studio/qwen2.5-3b-instruct)"
+    browser.click("[aria-label='Reset Compact down to']")
+    browser.until("document.querySelector('#set-target_ratio').value === '0.4'")
+    browser.press("Tab")
+    assert browser.evaluate("document.activeElement.textContent") == "Reset all to config.yaml"
+    browser.press("Enter")
+    browser.until("!document.querySelector('.changed')")
+
+
+def test_a_record_is_seen_side_by_side_searched_and_undone(running: Proxy, browser: Browser) -> None:
+    """By its link, which can be sent to others: its address has the id alone."""
+    browser.view(1280, 900)
+    sign_in(browser, running)
+    browser.fill("#query", "ledger")
+    browser.click("#find button")
+    browser.until("document.querySelector('#hits > *')")
+    browser.click("#events td a")
+    browser.until("document.querySelector('#record h2')")
+    record = browser.evaluate("location.hash")
+    assert len(record) == 17
+    for words in ("Record " + record[1:], "It covers", "The record", "Everything that was decided so far is kept."):
+        assert words in browser.text()
+    browser.click("#record button")
+    browser.until("document.querySelector('.done')")
+    assert "Forgotten." in browser.text()
+    browser.open(f"{running.base_url}{PAGE}{record}")
+    browser.until("document.querySelector('#record h2')")
+    assert "Only its owner's key sees its text." in browser.text()
+
+
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
+def test_times_are_those_of_the_reader(running: Proxy, browser: Browser, zone: str) -> None:
+    """In his time zone, with UTC beside. The page says which."""
+    browser.view(1280, 900, zone=zone)
+    sign_in(browser, running)
     times = browser.evaluate("[...document.querySelectorAll('time')].map(e => [e.dateTime, e.textContent, e.title])")
     assert len(times) >= 2
     for stamp, shown, title in times:
         when = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
-        utc, local = (
-            str(when.astimezone(ZoneInfo(each)).replace(tzinfo=None))[: len(shown)] for each in ("UTC", zone or "UTC")
-        )
-        assert (shown, title) == (local, f"{utc} UTC" if zone else "")
-    offset = (
-        f"Times are local, GMT{datetime.now(ZoneInfo(zone)):%z}; point at one for UTC." if zone else "Times are UTC."
-    )
-    assert offset in browser.text()
+        utc, local = (str(when.astimezone(ZoneInfo(each)).replace(tzinfo=None))[: len(shown)] for each in ("UTC", zone))
+        assert (shown, title) == (local, f"{utc} UTC")
+    assert f"Times are local, GMT{datetime.now(ZoneInfo(zone)):%z}; point at one for UTC." in browser.text()
 
 
-@pytest.mark.parametrize("scripts", [True, False])
-def test_a_setting_is_changed_and_reset(running: Proxy, browser: Browser, scripts: bool) -> None:
-    """By mouse and keyboard, without any script of the page's; what was refused stays in the form."""
-    browser.view(1280, 900, scripts=scripts)
-    sign_in(browser, running)
-    unfold_settings(browser)
-    browser.fill("#pruning_model", "fast")
-    browser.fill("#target_ratio", "7")
-    browser.click("#settings-form button.main")
-    assert "Compact down to: “7” is not a share (above 0, below 1; 35 % is 0.35)." in browser.text()
-    # Below three sections, and seen without a search.
-    assert browser.evaluate("document.activeElement.id") == "target_ratio"
-    top, bottom = browser.evaluate(
-        "[document.activeElement, document.querySelector('#target_ratio-problem')]"
-        ".map(e => e.getBoundingClientRect()).map((b, i) => i ? b.bottom : b.top)"
-    )
-    assert 0 <= top < bottom <= 900
-    assert browser.evaluate("document.querySelector('#pruning_model').value") == "fast"
-    assert browser.evaluate("document.querySelector('#target_ratio').getAttribute('aria-invalid')") == "true"
-    browser.fill("#target_ratio", "0.35")
-    browser.press_enter("#target_ratio")
-    assert "Saved." in browser.text()
-    assert "changed here to 0.35 at" in browser.text()
-    assert browser.evaluate("document.querySelector('#pruning_model').selectedOptions[0].label").startswith("fast (")
-    browser.click("button[name=reset][value=target_ratio]")
-    assert "config.yaml holds again" in browser.text()
-    assert browser.evaluate("document.querySelector('#target_ratio').value") == "0.4"
-    browser.click("button[name=reset][value='*']")
-    assert "changed here to" not in browser.text()
+def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running: Proxy, browser: Browser) -> None:
+    """Eight at a time; whatever a name, a reason or an answer of a server says."""
+    turn = {"tenant": "t", "program": MARKUP, "messages": 3, "before_tokens": 10**9, "prompt_tokens": 4000}
+    turn |= {"filled_tokens": 5000, "window_tokens": 8192, "compact_ratio": 0.8, "carry_ratio": 0.9}
+    turn |= {"model": MARKUP, "action": "compacted", "restarts": [[8000, 20]]}
+    stub: dict[str, Any] = {
+        "settings": {"role": MARKUP, "may_write": True, "sees_all": True, "notices": [MARKUP], "settings": []},
+        "deployments": {"deployments": [], "models": {}},
+        "events": {
+            "events": [
+                {"event": "compaction", "outcome": kind, "phase": "pre_request", "model": MARKUP, "reason": MARKUP}
+                | {"when_s": when, "tokens_before": 9, "tokens_after": 1, "window_tokens": 0, "compaction_id": "x\"'>"}
+                for kind, when in (("refused", 1e9), ("reused", 1e300), ("reused", -1))
+            ],
+            "advice": [MARKUP],
+        },
+        "conversations": {
+            "conversations": [
+                {"id": str(at), "model": MARKUP, "program": MARKUP, "turns": [turn | {"when_s": 1e9 + at}]}
+                for at in range(200)
+            ]
+        },
+    }
+    with served(running, stub) as address:
+        browser.view(390, 900)
+        browser.open(f"{address}/llm/compaction")
+        browser.fill("#key", "sk-any")
+        browser.click("button.main")
+        browser.until("document.querySelector('#headline').textContent")
+        assert "200 conversations" in browser.text()
+        assert browser.evaluate("document.querySelectorAll('figure').length") == 8
+        browser.click(".plots + button")
+        assert browser.evaluate("document.querySelectorAll('figure').length") == 16
+        assert browser.evaluate("document.querySelectorAll('img, figure b').length") == 0
+        assert browser.evaluate("document.querySelector('figure bdi').textContent") == MARKUP
+        assert browser.evaluate("document.documentElement.scrollWidth") == 390
+        empty = {key: [] for key in ("conversations", "events", "advice", "deployments", "notices", "settings")}
+        stub |= {key: {**empty, "models": {}, "role": "", "may_write": False, "sees_all": False} for key in stub}
+        browser.click("#refresh")
+        browser.until("document.querySelector('pre')")
+        assert f"{address}/llm/v1\n" in browser.text()
+        assert "None that you may see." in browser.text()
+        assert "your own team, user or key" in browser.text()
+    assert browser.evaluate("window.hit") is None
 
 
-def test_another_port_of_this_machine_reads_and_writes_nothing(
-    running: Proxy, browser: Browser, elsewhere: str
-) -> None:
-    """Its requests bring the browser's password along, and LiteLLM's CORS settings may show it the answer."""
-    browser.view(1280, 900)
-    sign_in(browser, running)
-    browser.open(elsewhere)
-    page = f"{running.base_url}{PAGE}"
-    read = f"fetch({page!r}, {{credentials: 'include'}}).then(a => a.text(), () => '')"
-    answer = browser.call("Runtime.evaluate", expression=read, awaitPromise=True, returnByValue=True)
-    assert "Guarded deployments" not in answer["result"]["value"]
-    with browser.loading():
-        browser.evaluate(
-            f"document.body.innerHTML = '<form method=post action={page}><input name=do value=save></form>';"
-            "document.forms[0].submit()"
-        )
-    assert "was not sent from this page" in browser.text()
-    browser.open(page)
-    assert "Guarded deployments" in browser.text()
-    browser.complaints.clear()
-
-
-def test_nothing_smuggled_into_the_page_reaches_anybody(running: Proxy, browser: Browser, elsewhere: str) -> None:
+def test_nothing_smuggled_into_the_page_reaches_anybody(running: Proxy, browser: Browser) -> None:
     """Should markup ever slip in: no script of it runs, nothing is loaded, nothing is sent."""
     browser.view(1280, 900)
     sign_in(browser, running)
-    browser.evaluate(
-        "document.body.insertAdjacentHTML('beforeend', "
-        f"'<img src={elsewhere}pixel onerror=window.hit=1><iframe src={elsewhere}></iframe>');"
-        "const s = document.createElement('script'); s.textContent = 'window.hit = 1'; document.body.append(s)"
-    )
-    read = f"fetch({elsewhere!r}).then(a => 'reached', () => 'blocked')"
-    answer = browser.call("Runtime.evaluate", expression=read, awaitPromise=True, returnByValue=True)
-    assert answer["result"]["value"] == "blocked"
+    with served(running, {}) as elsewhere:
+        said = browser.evaluate(
+            "(() => { try { document.body.insertAdjacentHTML('beforeend', '<img src=x>'); return 'taken'; }"
+            " catch (error) { return error.name; } })()"
+        )
+        assert said == "TypeError"
+        browser.evaluate(
+            f"const i = document.createElement('img'); i.src = '{elsewhere}/pixel'; document.body.append(i);"
+            "const s = document.createElement('script'); try { s.textContent = 'window.hit = 1'; } catch {};"
+            "document.body.append(s)"
+        )
+        read = f"fetch('{elsewhere}').then(a => 'reached', () => 'blocked')"
+        answer = browser.call("Runtime.evaluate", expression=read, awaitPromise=True, returnByValue=True)
+        assert answer["result"]["value"] == "blocked"
     assert browser.evaluate("window.hit") is None
     assert browser.complaints
     browser.complaints.clear()
 
 
-class _Elsewhere(BaseHTTPRequestHandler):
-    """Somebody else's page on this machine."""
+@contextmanager
+def served(running: Proxy, stub: Mapping[str, Any]) -> Iterator[str]:
+    """The proxy's page at a path of another address, with answers that are made up."""
+    page = running.client.get(PAGE)
 
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><link rel=icon href=data:,><title>elsewhere</title>")
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            route = self.path.rpartition("/")[2]
+            body = page.content if route == "compaction" else json.dumps(stub.get(route, {})).encode()
+            self.send_response(200)
+            for name in ("content-type", "content-security-policy") if route == "compaction" else ():
+                self.send_header(name, page.headers[name])
+            self.end_headers()
+            self.wfile.write(body)
 
-    def log_message(self, *arguments: object) -> None:
-        """Tests are quiet."""
+        def log_message(self, *arguments: object) -> None:
+            """Tests are quiet."""
 
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

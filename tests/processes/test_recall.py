@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from mcp import ClientSession, StdioServerParameters, stdio_client
 
 from litellm_compaction.cli import main
 from litellm_compaction.simulator import Model, Simulator, serve
@@ -71,6 +76,19 @@ def told(topic: str, said: str) -> list[dict[str, Any]]:
     return [first, {"role": "user", "content": said}, {"role": "assistant", "content": "Noted."}, *rest]
 
 
+async def by_mcp(base_url: str, key: str) -> str:
+    """What the SDK's own client is told by `litellm-compaction mcp` of a search, and of the best hit as a whole."""
+    command = [sys.executable, "-m", "litellm_compaction.cli", "mcp", "--url", base_url]
+    child = StdioServerParameters(command=command[0], args=command[1:], env={**os.environ, "LITELLM_KEY": key})
+    async with stdio_client(child) as (incoming, outgoing), ClientSession(incoming, outgoing) as session:
+        await session.initialize()
+        assert len((await session.list_tools()).tools) == 2
+        said = [await session.call_tool("search_history", {"query": "walrus"})]
+        [handle, *_] = re.findall(r'"handle": "(\w+)"', repr(said[0].content))
+        said.append(await session.call_tool("get_message", {"handle": handle}))
+    return repr([each.content for each in said])
+
+
 def test_what_was_dropped_is_found_by_its_owner_alone(
     running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,13 +110,8 @@ def test_what_was_dropped_is_found_by_its_owner_alone(
     assert running.get("/compaction/recall", q="Archibald", key=BERT).json()["hits"] == []
     assert running.get("/compaction/recall", q="walrus", key="sk-wrong").status_code == 401
     assert running.get("/compaction/recall", q="").status_code == 400
-    called = {"name": "search_history", "arguments": {"query": "walrus"}}
-    told_of = running.proxy.client.post(
-        "/compaction/mcp",
-        json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": called},
-        headers={"Authorization": f"Bearer {BERT}", "Accept": "application/json, text/event-stream"},
-    )
-    assert ("Bartholomew" in told_of.text, "Archibald" in told_of.text) == (True, False)
+    told_of = asyncio.run(by_mcp(running.proxy.base_url, BERT))
+    assert ("Bartholomew" in told_of, "Archibald" in told_of) == (True, False)
     running.proxy.expect_logged("GET /compaction/recall")
     assert not running.proxy.logged("walrus|Archibald|Bartholomew|failed_open|originals_")
 

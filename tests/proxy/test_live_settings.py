@@ -11,21 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.config import settings_from
+from litellm_compaction.config import LIVE, Settings, settings_from
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.proxy.live_settings import (
-    KEY,
-    Change,
-    LiveSettings,
-    Overlay,
-    WrongValues,
-    overlay_from_json,
-    with_values,
-)
+from litellm_compaction.proxy.live_settings import KEY, LiveSettings, WrongValues, chosen_values, with_values
 from tests.stores.made import MemoryStore
 
-CONFIGURED = settings_from(None)
-OBSERVE = Overlay({"mode": Change("observe", 1.0, "proxy_admin")})
+CONFIGURED = settings_from({"target_ratio": 0.3, "notices": "off"})
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+# As likely good as bad, and such that contradict each other.
+VALUES = st.dictionaries(
+    st.sampled_from([*LIVE, "store", "x"]),
+    st.sampled_from(["guard", "off", "auto", "summary", "0.5", "nan", "1e999", "-1", "", "\0", "__same__", None])
+    | st.floats(0, 1)
+    | JSON,
+    max_size=4,
+)
 
 
 class Counting(MemoryStore):
@@ -37,13 +41,19 @@ class Counting(MemoryStore):
         self.fails = False
         self.gate = asyncio.Event()
         self.gate.set()
+        # Holds back what the next read has found.
+        self.held: asyncio.Event | None = None
 
     async def get_setting(self, key: str) -> str | None:
         self.reads += 1
         await self.gate.wait()
         if self.fails:
             raise StoreError("disk full")
-        return await super().get_setting(key)
+        held, self.held = self.held, None
+        text = await super().get_setting(key)
+        if held is not None:
+            await held.wait()
+        return text
 
     async def put_setting(self, key: str, text: str) -> None:
         if self.fails:
@@ -60,6 +70,47 @@ class Workers:
         self.one, self.two = (LiveSettings(CONFIGURED, self.store, clock=lambda: self.now_s) for _ in range(2))
 
 
+@given(st.lists(VALUES, min_size=1, max_size=4))
+async def test_a_change_is_in_force_within_a_second_and_a_bad_one_changes_nothing(
+    changes: list[dict[str, Any]],
+) -> None:
+    """Here at once, in another worker after a second; what is refused names its setting, or both that do not fit."""
+    workers = Workers()
+    for values in changes:
+        before, saved = workers.one.settings, await workers.store.get_setting(KEY)
+        problems: dict[str, str] = {}
+        try:
+            await workers.one.write(values)
+        except WrongValues as error:
+            problems = error.problems
+        if problems:
+            assert workers.one.settings is before
+            assert await workers.store.get_setting(KEY) == saved
+            assert problems.keys() <= {*values, ""}
+        else:
+            for key, value in values.items():
+                wanted = getattr(CONFIGURED, key) if value is None else value
+                now = getattr(workers.one.settings, key)
+                assert now == (wanted if isinstance(now, str) else float(wanted))
+            assert Settings.model_validate(workers.one.settings.model_dump()) == workers.one.settings
+        workers.now_s += 1.0
+        assert await workers.two.current() == await workers.one.current() == workers.one.settings
+        assert workers.two.values == workers.one.values
+        assert all(getattr(CONFIGURED, key) != value for key, value in workers.one.values.items())
+
+
+async def test_administrators_at_once_lose_nothing() -> None:
+    """Of one worker, and of two after each other: each sends what he has changed alone."""
+    workers = Workers()
+    await asyncio.gather(workers.one.write({"mode": "observe"}), workers.one.write({"strategy": "prune"}))
+    await workers.two.write({"notices": "content"})
+    assert workers.two.values == {"mode": "observe", "strategy": "prune", "notices": "content"}
+    assert await workers.two.write({"notices": "content"}) is False
+    await workers.two.write(dict.fromkeys(LIVE))
+    assert workers.two.settings == CONFIGURED
+    assert await workers.store.get_setting(KEY) == "{}"
+
+
 async def test_a_store_that_hangs_does_not_hold_up_requests() -> None:
     """What is known counts until it answers."""
     workers = Workers()
@@ -72,73 +123,74 @@ async def test_a_store_that_hangs_does_not_hold_up_requests() -> None:
     workers.now_s += 1.0
     assert await asyncio.wait_for(workers.one.current(), 60) is CONFIGURED
     assert workers.store.reads == 1
-    await workers.store.put_setting(KEY, OBSERVE.to_json())
+    await workers.store.put_setting(KEY, '{"mode": "observe"}')
     workers.store.gate.set()
-    assert (await workers.one.read()).settings.mode == "observe"
+    await workers.one.read()
+    assert workers.one.settings.mode == "observe"
+
+
+async def test_what_was_read_before_a_write_does_not_undo_it() -> None:
+    """A slow look at the store ends after a save."""
+    workers = Workers()
+    workers.store.held = held = asyncio.Event()
+    slow = asyncio.create_task(workers.one.read())
+    await asyncio.sleep(0)
+    await workers.one.write({"mode": "observe"})
+    held.set()
+    await slow
+    assert workers.one.settings.mode == "observe"
 
 
 async def test_a_broken_store_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """What was last read holds, the failure is told once, a save is refused; all is well when it is back."""
     workers = Workers()
-    await workers.one.write(OBSERVE)
+    await workers.one.write({"mode": "observe"})
     workers.store.fails = True
     for _ in range(3):
         workers.now_s += 10
         assert (await workers.one.current()).mode == "observe"
         assert await workers.two.current() is CONFIGURED
     with pytest.raises(StoreError):
-        await workers.one.write(Overlay())
-    assert workers.one.known.settings.mode == "observe"
-    assert workers.one.known.failure == "disk full"
+        await workers.one.write({"mode": None})
+    assert workers.one.settings.mode == "observe"
+    assert workers.one.failure == "disk full"
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == ["settings_not_read disk full; those last known hold"] * 2
     workers.store.fails = False
     workers.now_s += 10
     assert (await workers.two.current()).mode == "observe"
-    assert workers.two.known.failure == ""
+    assert workers.two.failure == ""
 
 
-_FILE: dict[str, Any] = {"mode": "observe", "target_ratio": 0.3}
-FROM_FILE = settings_from(_FILE)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-def test_what_is_kept_can_be_read_again() -> None:
-    """Also an empty overlay, and one that was never written."""
-    overlay = Overlay({"pruning_model": Change("naïve/🙂", 1.5, "proxy_admin"), "target_ratio": Change(0.25, 2.0, "r")})
-    assert overlay_from_json(overlay.to_json()) == overlay
-    assert overlay_from_json(Overlay().to_json()) == overlay_from_json(None) == Overlay()
-
-
-@given(JSON | st.fixed_dictionaries({"version": st.just(1), "changes": JSON}))
-def test_what_is_not_ours_is_an_error(found: Any) -> None:
-    """Never anything but an overlay or a ConfigError."""
+@given(JSON | VALUES | st.just({"version": 1, "changes": {"mode": {"value": "off"}}}))
+async def test_what_is_not_ours_is_ignored(stored: Any) -> None:
+    """A damaged text, another version's, or values that do not fit: config.yaml holds, and saving replaces it."""
+    workers = Workers()
+    await workers.store.put_setting(KEY, json.dumps(stored))
+    settings = await workers.one.current()
     try:
-        overlay = overlay_from_json(json.dumps(found))
-        overlay.over(FROM_FILE)
+        assert settings == with_values(CONFIGURED, chosen_values(json.dumps(stored)))
     except ConfigError:
-        return
+        assert settings == CONFIGURED
+        assert workers.one.ignored
+        await workers.one.write({})
+        workers.now_s += 1
+        assert (await workers.two.current(), workers.two.ignored) == (CONFIGURED, "")
 
 
 @pytest.mark.parametrize(
     ("values", "key", "expected"),
     [
-        ({"pre_request_ratio": "2"}, "pre_request_ratio", "pre_request_ratio = 2: Input should be less than 1"),
-        ({"pre_request_ratio": "0,8"}, "pre_request_ratio", "(allowed: above 0, below 1)"),
-        ({"streaming_ratio": "nan"}, "streaming_ratio", "streaming_ratio = nan"),
-        ({"mode": "<b>"}, "mode", "(allowed: guard, observe, off)"),
-        ({"pruning_model": ""}, "pruning_model", "pruning_model = "),
+        ({"pre_request_ratio": "2"}, "pre_request_ratio", "Input should be less than 1"),
+        ({"mode": "<b>"}, "mode", "guard"),
+        ({"pruning_model": ""}, "pruning_model", "at least 1 character"),
         ({"target_ratio": "0.85"}, "", "target_ratio must be below pre_request_ratio"),
         ({"store": "memory://"}, "store", "cannot be changed"),
     ],
 )
-def test_a_problem_names_key_value_and_range(values: dict[str, str], key: str, expected: str) -> None:
-    """And nobody else's key."""
-    with pytest.raises(WrongValues) as wrong:
-        with_values(FROM_FILE, values)
+def test_a_problem_names_its_setting(values: dict[str, str], key: str, expected: str) -> None:
+    """And nobody else's."""
+    with pytest.raises(WrongValues, match=key or "target_ratio") as wrong:
+        with_values(CONFIGURED, values)
     assert wrong.value.problems.keys() == {key}
     assert expected in wrong.value.problems[key]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
 from pathlib import Path
-from urllib.parse import urlencode
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +17,7 @@ from litellm_compaction.config import LIVE
 from litellm_compaction.events import HarmlessRecords, harmless
 from litellm_compaction.places import make_private
 from tests.integration.bench import Bench
-from tests.integration.page_forms import PAGE, hidden, look, send
+from tests.integration.page_forms import PAGE, look, reset
 
 # What terminals and editors obey, as a model's name may have it.
 _COMMANDS = {
@@ -76,57 +75,60 @@ def test_no_command_writes_what_commands_a_terminal(
     assert [char for char in written if not char.isprintable() and char != "\n"] == []
 
 
-_FORM = {"content-type": "application/x-www-form-urlencoded"}
-_OFF = b"do=save&mode=off"
-# (method, path below the page, headers, body, status): what an administrator's browser may be made to send.
+_OFF = b'{"values": {"mode": "off"}}'
+_KEYED = {"authorization": "Bearer sk-admin"}
+_SENT_BY_A_BROWSER = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
+# (method, path below the page, headers, body, status): what somebody sends, or makes an administrator's browser send.
 _ODD: dict[str, tuple[str, str, dict[str, str], bytes, int]] = {
-    "a body of 70 kB": ("POST", "", _FORM, b"do=save&mode=" + b"x" * 70_000, 415),
-    "200 fields": ("POST", "", _FORM, b"&".join(b"a%d=1" % number for number in range(200)), 415),
-    "JSON": ("POST", "", {"content-type": "application/json"}, b'{"do": "save", "mode": "off"}', 415),
-    "plain text, which other sites may send": ("POST", "", {"content-type": "text/plain"}, _OFF, 415),
-    "no type": ("POST", "", {}, _OFF, 415),
-    "no UTF-8": ("POST", "", _FORM, b"do=save&mode=\xff\xfe", 415),
-    "another site": ("POST", "", {**_FORM, "origin": "https://evil.example"}, _OFF, 403),
-    "no origin at all": ("POST", "", {**_FORM, "origin": "null"}, _OFF, 403),
-    "the same site": ("POST", "", {**_FORM, "sec-fetch-site": "same-site"}, _OFF, 403),
-    "another method": ("PUT", "", _FORM, _OFF, 405),
-    "deleting": ("DELETE", "", {}, b"", 405),
+    "another site's form": ("POST", "/settings", _SENT_BY_A_BROWSER, _OFF, 401),
+    "a browser's password": ("POST", "/settings", {"authorization": "Basic eDpzay1hZG1pbg=="}, _OFF, 401),
+    "a key as a password": ("POST", "/settings", {"authorization": "Basic sk-admin"}, _OFF, 401),
+    "a cookie": ("POST", "/settings", {"cookie": "token=sk-admin; key=sk-admin"}, _OFF, 401),
+    "a key in the address": ("GET", "/events?key=sk-admin&api_key=sk-admin", {}, b"", 401),
+    "a body of 70 kB": ("POST", "/settings", _KEYED, b'{"values": {"mode": "' + b"x" * 70_000 + b'"}}', 413),
+    "a form": ("POST", "/settings", _KEYED, b"do=save&mode=off", 400),
+    "deep JSON": ("POST", "/settings", _KEYED, b"[" * 60_000, 400),
+    "another shape": ("POST", "/settings", _KEYED, b'{"values": ["mode"]}', 400),
+    "no UTF-8": ("POST", "/settings", _KEYED, b'{"values": {"mode": "\xff\xfe"}}', 400),
+    "another method": ("PUT", "/settings", _KEYED, _OFF, 405),
+    "deleting": ("DELETE", "", _KEYED, b"", 405),
+    "a form for the page": ("POST", "", _KEYED, b"do=save&mode=off", 405),
     "a message of the address": ("GET", "?done=<script>alert(1)</script>&next=https://evil.example", {}, b"", 200),
 }
 
 
 @pytest.mark.parametrize("odd", _ODD)
 def test_an_administrators_browser_cannot_be_used(office: Bench, odd: str) -> None:
-    """Nothing is saved by what is no form of the page's own; nothing of the address is shown, or followed."""
+    """Nothing is saved without the key in the page's own header; nothing of the address is shown, or followed."""
     method, path, headers, body, status = _ODD[odd]
-    known = {"authorization": f"Basic {base64.b64encode(b'x:sk-admin').decode()}"}
-    answer = office.proxy.client.request(method, f"{PAGE}{path}", headers={**known, **headers}, content=body)
+    answer = office.proxy.client.request(method, f"{PAGE}{path}", headers=headers, content=body)
     assert answer.status_code == status
     assert "evil" not in answer.text + answer.headers.get("location", "")
     assert "alert(1)" not in answer.text
     assert not [name for name in answer.headers if name.startswith("access-control") and "evil" in answer.headers[name]]
-    assert "changed here to" not in look(office.proxy, "sk-admin").text
+    assert not any(row["is_changed"] for row in look(office.proxy, key="sk-admin").json()["settings"])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
-    st.sampled_from(["save", "reset", "", "other"]),
     st.dictionaries(
-        st.sampled_from([*LIVE, "reset", "x"]),
-        st.sampled_from(["guard", "off", "0.5", "nan", "1e999", "-1", "*", "", "on", "\0", "<b>"])
+        st.sampled_from([*LIVE, "store", "x"]),
+        st.sampled_from(
+            ["guard", "off", "0.5", "nan", "1e999", "-1", "*", "", "on", "\0", "<b>", "\ud800", 0.5, None, []]
+        )
         | st.text(max_size=9),
         max_size=6,
     ),
     st.binary(max_size=30),
 )
-def test_any_form_is_saved_or_refused_by_name(office: Bench, do: str, fields: dict[str, str], noise: bytes) -> None:
-    """The page never fails, whatever an administrator's browser sends."""
-    shown = hidden(look(office.proxy, "sk-admin").text, "revision")
-    body = urlencode({"do": do, "revision": shown, **fields}, errors="replace").encode()
-    headers = {**_FORM, "authorization": "Bearer sk-admin"}
-    answer = office.proxy.client.post(PAGE, content=body + (b"&" + noise if noise else b""), headers=headers)
-    send(office.proxy, {"do": "reset", "reset": "*"}, "sk-admin")
-    assert answer.status_code in (200, 303, 409, 415, 422)
+def test_any_values_are_saved_or_refused_by_name(office: Bench, values: dict[str, Any], noise: bytes) -> None:
+    """The page never fails, whatever an administrator's key sends."""
+    body = json.dumps({"values": values}).encode() + noise
+    answer = office.proxy.client.post(f"{PAGE}/settings", content=body, headers=_KEYED)
+    reset(office.proxy, "sk-admin")
+    assert answer.status_code in (200, 400, 422)
+    if answer.status_code == 422:
+        assert answer.json()["error"]["problems"].keys() <= {*LIVE, *values}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights are POSIX's")

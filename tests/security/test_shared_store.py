@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.config import settings_from
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.master_key import Seal
-from litellm_compaction.proxy.live_settings import KEY, LiveSettings, Overlay
 from litellm_compaction.stores import Board, Store, open_store
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows
 from litellm_compaction.stores.store import encode
 from tests.stores.compactions import compaction
-from tests.stores.made import MemoryStore, RedisStore
+from tests.stores.made import RedisStore
 from tests.stores.servers import any_program, running
 
 SECRET = "sk-of-all-workers"
@@ -103,50 +101,6 @@ async def test_forged_notes_of_a_shared_context_count_as_none(
         assert await _seen(two, "two") == [], "it would last longer than its writer said"
     # Each worker says it once.
     assert [line.split()[0] for line in caplog.messages] == ["notes_ignored"] * 3
-
-
-def _forged(**changes: object) -> str:
-    rows = {key: {"value": value, "when_s": 1, "role": "proxy_admin"} for key, value in changes.items()}
-    return json.dumps({"version": 1, "changes": rows})
-
-
-_CONFIGURED = settings_from({"mode": "guard"})
-_TRUE = Overlay().changed(_CONFIGURED, {"mode": "observe"}, when_s=1.0, role="proxy_admin")
-# What somebody else writes into the settings: the guard off, and everybody's conversations to another model.
-_FORGED_SETTINGS: dict[str, str] = {
-    "guard off": _forged(mode="off"),
-    "another model": _forged(pruning_model="other-model"),
-    "a signature of zeros": _forged(mode="off") + "\n" + "0" * 32,
-    "a signature of no letters": _forged(mode="off") + "\n\ud800",
-    "a true signature of other settings": "",
-}
-
-
-@pytest.mark.parametrize("name", _FORGED_SETTINGS)
-async def test_forged_settings_are_ignored_with_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """config.yaml holds; what a worker with the same key has saved is in force, of one with another key it is not."""
-    store = MemoryStore(ttl_s=1e6, max_bytes=1_000_000)
-
-    def live(secret: str | None) -> LiveSettings:
-        return LiveSettings(_CONFIGURED, store, secret=lambda: secret)
-
-    await live(SECRET).write(_TRUE)
-    signed = str(await store.get_setting(KEY))
-    assert (await live(SECRET).current()).mode == "observe"
-    assert (await live("sk-of-another-proxy").current()).mode == "guard"
-    # Where LiteLLM asks for no key, everybody may do all.
-    assert (await live(None).current()).mode == "observe"
-    moved = _forged(mode="off") + "\n" + signed.partition("\n")[2]
-    await store.put_setting(KEY, _FORGED_SETTINGS[name] or moved)
-    caplog.clear()
-    worker = live(SECRET)
-    assert await worker.current() == _CONFIGURED
-    assert "signed" in worker.known.ignored
-    assert "settings_ignored" in caplog.text
-    # Saving again replaces it.
-    await worker.write(_TRUE)
-    assert (await live(SECRET).current()).mode == "observe"
-    assert await store.get_setting(KEY) == signed
 
 
 async def test_what_is_larger_than_anything_written_here_is_not_read(store: RedisStore) -> None:

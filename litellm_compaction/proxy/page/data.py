@@ -1,4 +1,4 @@
-"""Gathers the page's content, for one visitor: deployments, models, conversations, events, settings.
+"""Gathers what the page's routes tell one visitor as JSON: settings, models, deployments, events.
 
 Servers are asked by the same cached reads as for requests, and none is waited for long.
 """
@@ -6,198 +6,176 @@ Servers are asked by the same cached reads as for requests, and none is waited f
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
+from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, StoreError
-from litellm_compaction.events import Event, event_from_json, useless_summarisers
+from litellm_compaction.errors import CompactionError, ModelNotLoaded
+from litellm_compaction.events import Event, event_from_json, event_to_json, useless_summarisers
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
-from litellm_compaction.proxy.live_settings import Known, LiveSettings, allowed_values, for_deployment
+from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.turns import Talk, Turns, talks_of, turn_from_json
-from litellm_compaction.proxy.page.view import Field, Notice, Row
 from litellm_compaction.proxy.report import DeploymentReport, Reporter
 from litellm_compaction.proxy.routing import as_entry, router_entries
 from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import Originals, Store
+from litellm_compaction.stores.rows import MemoryRows
 
-SHOWN_EVENTS = 200
 _LIMIT_S = 2.0
-_SAME = "Same as current model (default)"
 # LiteLLM's `model_info.mode` of models that write no text.
 _NO_TEXT = ("embedding", "image_generation", "rerank", "audio_transcription", "audio_speech", "moderation")
+_KEYS = re.compile(rf"\b(?:{'|'.join(LIVE)})\b")
+_LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The parts of the running plug-in that the page looks at.
-
-    Attributes:
-        router: gives LiteLLM's of the moment.
-        lookup: of the messages that compactions covered; None if there can be none.
-        originals: the same messages.
-    """
+    """The parts of the running plug-in that the page looks at; `lookup` and `originals` are None if none are kept."""
 
     live: LiveSettings
     guards: DeploymentSelector
     compactor: Compactor
     store: Store
-    turns: Turns
     router: Callable[[], Any]
     lookup: Lookup | None = None
     originals: Originals | None = None
 
 
-def revision_of(known: Known) -> str:
-    """A name of this state of the changes."""
-    return hashlib.blake2b((known.text or "").encode(), digest_size=8).hexdigest()
+def settings_of(around: Surroundings, visitor: Visitor) -> JsonObject:
+    """The settings that can be changed at run time, with what is to be said about them."""
+    live, notices = around.live, list[str]()
+    if live.failure:
+        notices.append(f"The store cannot be read: {live.failure}. Nothing can be saved.")
+    if live.ignored:
+        notices.append(f"The saved changes are ignored, config.yaml holds: {live.ignored}. Save or reset them.")
+    if isinstance(around.store.rows, MemoryRows):
+        notices.append("The store is this process's memory: changes end with it, and other workers do not see them.")
+    if live.settings.mode != "guard":
+        notices.append(f"mode is {live.settings.mode}: no request is changed.")
+    return {
+        "role": visitor.role,
+        "may_write": visitor.may_write,
+        "sees_all": visitor.sees_all,
+        "notices": [*notices],
+        "settings": [_field(live, key) for key in LIVE],
+    }
 
 
-async def rows_for(around: Surroundings, visitor: Visitor) -> list[Row]:
-    """The deployments that the visitor may see, in the router's order."""
+def _field(live: LiveSettings, key: str) -> JsonObject:
+    setting = Settings.model_fields[key]
+    return {
+        "key": key,
+        "label": LIVE[key].label,
+        "text": LIVE[key].text or setting.description or "",
+        "value": getattr(live.settings, key),
+        "configured": getattr(live.configured, key),
+        "is_changed": key in live.values,
+        "options": [SAME_MODEL] if key == "pruning_model" else [*choices(setting)],
+        "allowed": _allowed(key),
+    }
+
+
+def _allowed(key: str) -> str:
+    """What a setting may be, for people."""
+    setting = Settings.model_fields[key]
+    limits = [(word, getattr(part, name, None)) for part in setting.metadata for name, word in _LIMITS.items()]
+    numbers = ", ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
+    words = ", ".join(choices(setting)) or "a model of this proxy"
+    return f"a share {numbers} (35 % is 0.35)" if numbers else words
+
+
+def worded(problems: Mapping[str, str], values: JsonObject) -> dict[str, str]:
+    """Returns a sentence for each setting that problems name.
+
+    Args:
+        problems: as `WrongValues` has them; "" marks each setting that its text names.
+        values: that were refused, by key.
+    """
+    said: dict[str, str] = {}
+    for key, problem in problems.items():
+        if key in LIVE:
+            said[key] = f"{LIVE[key].label}: “{str(values.get(key))[:100]}” is not {_allowed(key)}."
+        else:
+            text = _KEYS.sub(lambda name: f"“{LIVE[name[0]].label}”", f"{key} {problem}.".strip())
+            said |= dict.fromkeys(_KEYS.findall(problem) or [key], text)
+    return said
+
+
+async def deployments_of(around: Surroundings, visitor: Visitor) -> JsonObject:
+    """The guarded deployments that a visitor may see, and the models that may write summaries, each with its target."""
     router = around.router()
     entries = [entry for entry in router_entries(router) if visitor.may_see(router, str(entry.get("model_name") or ""))]
-    found = await asyncio.gather(*(_rows(around, entry, visitor) for entry in entries))
-    return [row for rows in found for row in rows]
-
-
-def models_for(router: Any, rows: Sequence[Row], visitor: Visitor) -> Mapping[str, str]:
-    """The models that can be chosen, each with its meaning: every `model_name`, and the loaded ones of wildcards."""
-    found: dict[str, str] = {}
-    for entry in router_entries(router):
+    rows = [row for rows in await asyncio.gather(*(_rows(around, entry, visitor) for entry in entries)) for row in rows]
+    models: dict[str, str] = {}
+    for entry in entries:
         name, kind = str(entry.get("model_name") or ""), as_entry(entry.get("model_info")).get("mode")
-        if name and "*" not in name and kind not in _NO_TEXT and visitor.may_see(router, name):
-            found.setdefault(name, str(as_entry(entry.get("litellm_params")).get("model") or ""))
+        if name and "*" not in name and kind not in _NO_TEXT:
+            models.setdefault(name, str(as_entry(entry.get("litellm_params")).get("model") or ""))
     for row in rows:
-        group, model = row.guard.deployment.group, row.report.target.model
+        group, model = str(row["model_name"]), str(row["model"])
         if group.count("*") == 1 and "*" not in model:
-            found.setdefault(group.replace("*", model), model)
-    return dict(sorted(found.items()))
+            models.setdefault(group.replace("*", model), model)
+    return {"deployments": rows, "models": dict(sorted(models.items()))}
 
 
-def fields_for(
-    configured: Settings,
-    known: Known,
-    models: Mapping[str, str],
-    *,
-    entered: Mapping[str, str],
-    problems: Mapping[str, str],
-) -> list[Field]:
-    """The settings that can be changed; a value that was entered replaces the one in force."""
-    fields: list[Field] = []
-    for key, live in LIVE.items():
-        setting = Settings.model_fields[key]
-        value = entered.get(key, str(getattr(known.settings, key)))
-        said = str(getattr(configured, key))
-        words = choices(setting)
-        allowed = "" if words else allowed_values(setting)
-        text = live.text or setting.description or ""
-        fields.append(
-            Field(
-                key=key,
-                label=live.label,
-                description=f"{text} Allowed: {allowed}." if allowed else text,
-                value=value,
-                configured="the current model" if (key, said) == ("pruning_model", SAME_MODEL) else said,
-                is_configured=key in configured.model_fields_set,
-                change=known.overlay.changes.get(key),
-                options=_models(models, value) if key == "pruning_model" else [(word, word) for word in words],
-                problem=problems.get(key, ""),
-            )
-        )
-    return fields
-
-
-def refused_value(key: str, value: str) -> str:
-    """A sentence about a value that a setting cannot have, with the setting's name and unit in the form."""
-    setting = Settings.model_fields[key]
-    allowed = allowed_values(setting)
-    if choices(setting):
-        problem = f"is not one of {allowed}"
-    elif allowed:
-        problem = f"is not a share ({allowed}; 35 % is 0.35)"
-    else:
-        problem = "is not a model of this proxy"
-    return f"{LIVE[key].label}: “{value}” {problem}."
-
-
-def useless_models(events: Sequence[Event]) -> list[Notice]:
-    """Remedies for models whose newest summaries were mostly rejected; `events` as of `events_for`."""
-    return [Notice("note", said) for said in useless_summarisers(reversed(events))]
-
-
-async def events_for(store: Store, visitor: Visitor) -> list[Event]:
-    """The newest events that the visitor may see, the newest first."""
-    # The store looks for the characters alone.
-    stored = await store.events(limit=SHOWN_EVENTS, containing=visitor.tenant_seen)
-    events = [event for each in reversed(stored) if (event := event_from_json(each.text)) is not None]
-    return [event for event in events if visitor.sees_all or event.tenant == visitor.tenant]
-
-
-async def talks_for(store: Store, visitor: Visitor) -> list[Talk]:
-    """The last conversations that the visitor may see, the most recent first; none of a store that cannot be read."""
+async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor) -> list[JsonObject]:
+    """One row, or one for each loaded model of a wildcard; none for a deployment that is not guarded."""
     try:
-        # The store looks for the characters alone.
-        texts = await store.turns(containing=visitor.tenant_seen)
-    except StoreError:
-        return []
-    turns = [turn for text in texts if (turn := turn_from_json(text)) is not None]
-    return talks_of(turn for turn in turns if visitor.sees_all or turn.tenant == visitor.tenant)
-
-
-def _models(models: Mapping[str, str], value: str) -> Sequence[tuple[str, str]]:
-    options = {SAME_MODEL: _SAME, **{name: f"{name} ({target})" for name, target in models.items()}}
-    options.setdefault(value, f"{value} (not in the list of models)")
-    return list(options.items())
-
-
-async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor) -> list[Row]:
-    try:
-        deployment = around.guards.deployment(entry)
-        guard = await asyncio.wait_for(around.guards.guard(deployment), _LIMIT_S)
+        guard = await asyncio.wait_for(around.guards.guard(around.guards.deployment(entry)), _LIMIT_S)
     except (CompactionError, asyncio.TimeoutError):
         return []
     if guard is None:
         return []
-    compactor = around.compactor
+    compactor, name, why = around.compactor, guard.settings.pruning_model, ""
+    if name != SAME_MODEL:
+        try:
+            why = await asyncio.wait_for(around.guards.why_unusable(around.router(), name), _LIMIT_S)
+        except asyncio.TimeoutError:
+            why = "its server does not answer"
     reporter = Reporter(compactor.windows, compactor.sources, compactor.known_ways, limit_s=_LIMIT_S)
     reports = await reporter.reports(guard.deployment, guard.settings)
-    return [await _row(around, guard, report, visitor) for report in reports]
+    notes = [f"pruning_model {name} is not used: {why}"] if why else []
+    return [_row(around.live, guard, report, visitor, notes) for report in reports]
 
 
-async def _row(around: Surroundings, guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor) -> Row:
-    written = guard.deployment.settings.model_dump(exclude_none=True, exclude={"mode", "enabled"})
-    own = [f"{key}: {value}" for key, value in written.items()]
-    name = guard.settings.pruning_model
-    if name != SAME_MODEL and (why := await _why_unusable(around, name)):
-        own.append(f"pruning_model {name} is not used: {why}")
+def _row(
+    live: LiveSettings, guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor, notes: list[str]
+) -> JsonObject:
+    window, source, own = report.window, report.source, guard.deployment.settings
+    written = own.model_dump(exclude_none=True, exclude={"enabled"}).items()
+    notes = [*(f"{key}: {value}" for key, value in written), *notes]
     if report.model_settings:
-        own += [f"in LM Studio: {report.model_settings}", *report.warnings]
-    return Row(
-        guard=guard,
-        report=report,
-        state=_state(report, visitor),
-        accuracy=around.turns.accuracy(report.target.key),
-        own=own,
-        conflict=for_deployment(around.live.known.settings, around.live.configured, guard.deployment.settings)[1],
-    )
-
-
-async def _why_unusable(around: Surroundings, name: str) -> str:
-    try:
-        return await asyncio.wait_for(around.guards.why_unusable(around.router(), name), _LIMIT_S)
-    except asyncio.TimeoutError:
-        return "its server does not answer"
+        notes += [f"in LM Studio: {report.model_settings}", *report.warnings]
+    if conflict := for_deployment(live.settings, live.configured, own)[1]:
+        notes.append(f"Changes made here do not reach it: {conflict}")
+    counts_by = ""
+    if window is not None and source is not None:
+        # A path is not everybody's business.
+        vocabulary = Path(source.path).name if source.path else source.family.vocabulary
+        kind = "own vocabulary" if source.family.owns_vocabulary else "stand-in"
+        counts_by = f"{' · '.join(dict.fromkeys((source.family.name, vocabulary)))} ({kind})"
+    return {
+        "model_name": guard.deployment.group,
+        "model": report.target.model,
+        "window_tokens": 0 if window is None else window.tokens,
+        "window_source": "" if window is None else window.source,
+        "parallel": 0 if window is None else window.parallel,
+        "state": "" if window is not None else _state(report, visitor),
+        "counts_by": counts_by,
+        "goes_on": ", ".join((report.carrier, *report.standing.ways[:1])),
+        "goes_on_by": report.standing.in_words(),
+        "notes": [*notes],
+    }
 
 
 def _state(report: DeploymentReport, visitor: Visitor) -> str:
-    """Says why a report has no window; "" if it has one."""
-    if report.window is not None:
-        return ""
+    """Says why a report has no window."""
     if "*" in report.target.model:
         return "of the model that is asked for"
     if isinstance(report.absence, ModelNotLoaded):
@@ -206,3 +184,17 @@ def _state(report: DeploymentReport, visitor: Visitor) -> str:
         return "its server does not answer"
     # The message names the server, which is not every visitor's business.
     return str(report.absence) if visitor.sees_all else "not known"
+
+
+def fields_of(event: Event) -> JsonObject:
+    """An event without the fingerprint of its owner."""
+    return {name: value for name, value in json.loads(event_to_json(event)).items() if name != "tenant"}
+
+
+async def events_of(store: Store, visitor: Visitor, limit: int) -> JsonObject:
+    """The newest events that a visitor may see, the newest first, and remedies for models that write no summaries."""
+    # The store looks for the characters alone.
+    stored = await store.events(limit=limit, containing=visitor.tenant_seen)
+    events = [event for row in stored if (event := event_from_json(row.text)) is not None]
+    events = [event for event in events if visitor.tenant_seen in ("", event.tenant)]
+    return {"events": [fields_of(event) for event in reversed(events)], "advice": [*useless_summarisers(events)]}

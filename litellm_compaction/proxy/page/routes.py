@@ -1,286 +1,263 @@
-"""`/compaction` in the proxy: the rights to look and to write, and the effect of a form.
+"""`/compaction` in the proxy: one static page, and the JSON routes that it and other programs use (`docs/page.md`).
 
-LiteLLM decides whose key it is. A form saves or resets settings, or says why not; another site's form is refused.
+Each route asks LiteLLM whose key the request shows. Errors are JSON, too; nothing of a conversation reaches a log.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import logging
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from fastapi import Request, Response
-from starlette.routing import Route
 
-from litellm_compaction.config import LIVE, SAME_MODEL
+from litellm_compaction.config import SAME_MODEL
+from litellm_compaction.core.messages import JsonObject
+from litellm_compaction.engine.records import events_of as events_of_record
+from litellm_compaction.engine.records import undo, view_of
 from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.litellm_inside.seam import Seam
-from litellm_compaction.proxy.live_settings import Known, Overlay, WrongValues, with_values
-from litellm_compaction.proxy.page.auth import Visitor, form_of, is_own_request, visitor_of
-from litellm_compaction.proxy.page.data import (
-    Surroundings,
-    events_for,
-    fields_for,
-    models_for,
-    refused_value,
-    revision_of,
-    rows_for,
-    talks_for,
-    useless_models,
-)
-from litellm_compaction.proxy.page.mcp import MCP_PATH, McpRoute
-from litellm_compaction.proxy.page.recall import MESSAGES_PATH, RECALL_PATH, RecallRoutes, hide_queries
-from litellm_compaction.proxy.page.records import RECORDS_PATH, RecordRoutes
-from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, Content, Notice, page, plain_page
+from litellm_compaction.proxy.live_settings import WrongValues
+from litellm_compaction.proxy.page.auth import Visitor, visitor_of
+from litellm_compaction.proxy.page.data import Surroundings, deployments_of, events_of, fields_of, settings_of, worded
+from litellm_compaction.proxy.page.turns import conversations_of
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
-from litellm_compaction.stores.rows import MemoryRows
+from litellm_compaction.recall import Lookup, QueryTooLong, found_fields, message_fields
+from litellm_compaction.stores import StoredCompaction, digest
+
+_Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 PATH = "/compaction"
-# Browsers send a password to the folder of the address that has asked for it (RFC 7617, 2.2): asked for at `PATH`, it
-# would go to every route of the proxy.
-_ASKING_PATH = f"{PATH}/"
-_ROUTE_NAME = "litellm_compaction_page"
-_SHOWN_TALKS = 8
-_NEEDS_KEY = (
-    "This page of litellm_compaction needs a key of this LiteLLM proxy. Open it again and enter the key as the "
-    "password, with any user name. `litellm-compaction up` says at its start where its key is. "
-    "The master key and keys of proxy administrators may change settings; every other key shows the numbers of its own "
-    "team, user or key."
-)
-_DONE = {
-    "saved": "Saved. New requests follow it.",
-    "reset": "Reset: config.yaml holds again.",
-    "same": "Nothing changed.",
-    "undone": "Forgotten. The conversation is sent as it is while it fits, until more is said.",
-    "redone": "Forgotten. It is made anew at the next request, with that focus.",
+logger = logging.getLogger("litellm_compaction")
+_ROUTE_NAME, _ACCESS_LOG = "litellm_compaction_page", "uvicorn.access"
+_ID = re.compile(r"[0-9a-f]{16}")
+_MAX_BODY_BYTES = 64 * 1024
+_PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+
+
+def _source(element: str) -> str:
+    """The only text that a browser may take for a style sheet or a script (CSP level 3, `hash-source`)."""
+    text = _PAGE.partition(f"<{element}>")[2].partition(f"</{element}>")[0]
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+SECURITY_HEADERS = {
+    # By their hashes and not `'self'`: that would allow every script of LiteLLM's own.
+    "Content-Security-Policy": f"default-src 'none'; style-src {_source('style')}; script-src {_source('script')}; "
+    "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'; "
+    "require-trusted-types-for 'script'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
 }
-_OF_SETTINGS = ("saved", "reset", "same")
-_KEYS = re.compile(rf"\b(?:{'|'.join(LIVE)})\b")
+
+
+class Refused(Exception):
+    """An answer without what was asked for; `problems` are sentences by setting."""
+
+    def __init__(self, status: int, message: str, problems: JsonObject | None = None) -> None:
+        self.status = status
+        self.error: JsonObject = {"message": message, "code": status}
+        if problems is not None:
+            self.error = {**self.error, "problems": problems}
 
 
 def add_page(around: Surroundings) -> None:
-    """Adds the page to the proxy that is being started; nothing happens outside of one."""
+    """Adds the page and its routes to the proxy that is being started; nothing happens outside of one."""
     app = Seam.PAGE.get()
     if app is None:
         return
+    routes = _Routes(around)
     # A configuration that is loaded anew brings a new handler; the page must belong to that one.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
-    served = _Page(around)
-    for path in (PATH, _ASKING_PATH):
-        app.add_api_route(path, served.answer, methods=["GET", "POST"], name=_ROUTE_NAME, include_in_schema=False)
-    if around.lookup is not None:
-        answers = RecallRoutes(around.lookup, _visitor_or_none)
-        for path, answer in ((RECALL_PATH, answers.search), (f"{MESSAGES_PATH}/{{handle:path}}", answers.message)):
-            app.add_api_route(path, answer, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
-        # First: LiteLLM has `/{mcp_server_name}/mcp` (proxy_server.py, 1.106.2).
-        mcp = McpRoute(around.lookup, around.store, _visitor_or_none)
-        app.router.routes.insert(0, Route(MCP_PATH, mcp, name=_ROUTE_NAME, include_in_schema=False))
-        hide_queries()
-    admins_see_text = around.live.configured.admins_see_text
-    records = RecordRoutes(around.store, around.originals, _visitor_or_none, admins_see_text=admins_see_text)
-    path = f"{RECORDS_PATH}/{{record}}"
-    app.add_api_route(path, records.show, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
-    for name, answer in (("undo", records.undo), ("redo", records.redo), ("pin", records.pin)):
-        app.add_api_route(f"{path}/{name}", answer, methods=["POST"], name=_ROUTE_NAME, include_in_schema=False)
+    answers = {
+        "GET /settings": routes.settings,
+        "POST /settings": routes.write,
+        "GET /deployments": routes.deployments,
+        "GET /conversations": routes.conversations,
+        "GET /events": routes.events,
+        "GET /records/{record}": routes.record,
+        "POST /records/{record}/undo": routes.undo,
+        "GET /recall": routes.recall,
+        "GET /messages/{handle:path}": routes.message,
+    }
+    served = {"GET ": _page, "GET /": _page, **{name: _endpoint(answer) for name, answer in answers.items()}}
+    for name, endpoint in served.items():
+        method, _, path = name.partition(" ")
+        app.add_api_route(f"{PATH}{path}", endpoint, methods=[method], name=_ROUTE_NAME, include_in_schema=False)
+    logging.getLogger(_ACCESS_LOG).addFilter(_without_query)
 
 
-class _Page:
+class _Routes:
+    """The answers; every key sees what is its own, administrators the numbers of all."""
+
     def __init__(self, around: Surroundings) -> None:
         self._around = around
 
-    async def answer(self, request: Request) -> Response:
-        """The page, or a sentence: the proxy's own error page would be JSON, and its log would quote values."""
+    async def settings(self, request: Request, visitor: Visitor) -> JsonObject:
+        await self._around.live.read()
+        return settings_of(self._around, visitor)
+
+    async def write(self, request: Request, visitor: Visitor) -> JsonObject:
+        """Changes the settings that the body names; null gives config.yaml's value back."""
+        if not visitor.may_write:
+            raise Refused(403, "only proxy administrators may change settings")
+        live, values = self._around.live, await _values_in(request)
         try:
-            return await (self._get(request) if request.method == "GET" else self._post(request))
-        except _Refused as refused:
-            return refused.response
+            if values.get("pruning_model") not in (None, SAME_MODEL, live.settings.pruning_model):
+                self._must_be_served(values["pruning_model"])
+            await live.write(values, role=visitor.role)
+        except WrongValues as error:
+            problems = worded(error.problems, values)
+            raise Refused(422, " ".join(["Not saved.", *dict.fromkeys(problems.values())]), {**problems}) from None
+        return settings_of(self._around, visitor)
+
+    def _must_be_served(self, model: object) -> None:
+        router = self._around.router()
+        if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
+            raise WrongValues({"pruning_model": "not a model of this proxy"})
+
+    async def deployments(self, request: Request, visitor: Visitor) -> JsonObject:
+        return await deployments_of(self._around, visitor)
+
+    async def conversations(self, request: Request, visitor: Visitor) -> JsonObject:
+        # The store looks for the characters alone.
+        lines = await self._around.store.turns(containing=visitor.tenant_seen)
+        return {"conversations": conversations_of(lines, visitor.tenant_seen)}
+
+    async def events(self, request: Request, visitor: Visitor) -> JsonObject:
+        return await events_of(self._around.store, visitor, _limit_of(request, default=200, most=1000))
+
+    async def record(self, request: Request, visitor: Visitor) -> JsonObject:
+        """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
+        store, record = self._around.store, request.path_params["record"]
+        if (own := await self._own(record, visitor)) is not None:
+            return await self._shown(own, visitor.tenant, is_own=True)
+        events = await events_of_record(store, record) if visitor.sees_all and _ID.fullmatch(record) else []
+        if not events:
+            raise Refused(404, "not found")
+        owner = events[-1].tenant
+        if self._around.live.configured.admins_see_text and (found := await store.named(owner, record)) is not None:
+            return await self._shown(found, owner, is_own=False)
+        return {"id": record, "events": [fields_of(event) for event in events]}
+
+    async def _shown(self, stored: StoredCompaction, tenant: str, *, is_own: bool) -> JsonObject:
+        view, compaction = await view_of(stored, self._around.store, self._around.originals, tenant), stored.compaction
+        return {
+            "id": stored.id,
+            "is_own": is_own,
+            "digest": digest(compaction),
+            "round": compaction.round,
+            "level": compaction.level,
+            "window_tokens": compaction.window_tokens,
+            "covered_messages": compaction.covered_messages,
+            "made_s": stored.created_s,
+            "used_s": stored.used_s,
+            "record": compaction.record,
+            # Without their entries in the hash chain.
+            "messages": [{key: item for key, item in pair._asdict().items() if key != "entry"} for pair in view.pairs],
+            "why_incomplete": view.why_incomplete,
+            "events": [fields_of(event) for event in view.events],
+        }
+
+    async def undo(self, request: Request, visitor: Visitor) -> JsonObject:
+        stored = await self._own(request.path_params["record"], visitor)
+        if stored is None:
+            raise Refused(404, "not found")
+        return {"id": stored.id, "forgotten": await undo(self._around.store, stored, visitor.tenant)}
+
+    async def _own(self, record: str, visitor: Visitor) -> StoredCompaction | None:
+        return await self._around.store.named(visitor.tenant, record) if _ID.fullmatch(record) else None
+
+    async def recall(self, request: Request, visitor: Visitor) -> JsonObject:
+        query = request.query_params.get("q", "")
+        if not query.strip():
+            raise Refused(400, "q is empty: give words, an id, or a handle")
+        try:
+            found = await self._lookup.search(visitor.tenant, query, limit=_limit_of(request, default=5, most=50))
+        except QueryTooLong as error:
+            raise Refused(400, str(error)) from None
+        return found_fields(found)
+
+    async def message(self, request: Request, visitor: Visitor) -> JsonObject:
+        if parts := await self._lookup.find(visitor.tenant, request.path_params["handle"]):
+            return message_fields(parts)
+        raise Refused(404, "not found")
+
+    @property
+    def _lookup(self) -> Lookup:
+        if self._around.lookup is None:
+            raise Refused(404, "this proxy keeps no originals")
+        return self._around.lookup
+
+
+async def _page(request: Request) -> Response:
+    return Response(_PAGE, media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
+
+
+def _endpoint(answer: Callable[[Request, Visitor], Awaitable[JsonObject]]) -> _Endpoint:
+    async def endpoint(request: Request) -> Response:
+        try:
+            if (visitor := await visitor_of(request)) is not None:
+                return _json(200, await answer(request, visitor))
+            refused = Refused(401, "a key of this proxy is needed: Authorization: Bearer KEY")
+        except Refused as error:
+            refused = error
+        except StoreError as error:
+            logger.warning("page_store_failed %s", error)
+            refused = Refused(503, "the store does not answer now; ask again")
         except Exception as error:  # noqa: BLE001 - the proxy goes on
             log_failure("page", error)
-            text = "This page has failed; the proxy's log says where."
-            return _answer(plain_page(text), HTTPStatus.INTERNAL_SERVER_ERROR)
+            refused = Refused(500, "this has failed; the proxy's log says where")
+        return _json(refused.status, {"error": refused.error})
 
-    async def _get(self, request: Request) -> Response:
-        visitor = await _visitor(request)
-        known = await self._around.live.read()
-        done = _DONE.get(request.query_params.get("done", ""))
-        return await self._page(request, visitor, known, [Notice("done", done)] if done else [])
-
-    async def _post(self, request: Request) -> Response:
-        form = await form_of(request)
-        if form is None:
-            raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "This is not a form of this page.")
-        visitor = await _visitor(request)
-        if not visitor.may_write:
-            raise _Refused(HTTPStatus.FORBIDDEN, "Only proxy administrators may change settings.")
-        live = self._around.live
-        try:
-            return _see_other(f"?done={await write(self._around, form, await live.read(), visitor)}")
-        except NotSaved as error:
-            entered, notices = _entered(form), [Notice("problem", error.notice)]
-            return await self._page(request, visitor, live.known, notices, error.status, entered, error.problems)
-
-    async def _page(
-        self,
-        request: Request,
-        visitor: Visitor,
-        known: Known,
-        notices: Sequence[Notice],
-        status: HTTPStatus = HTTPStatus.OK,
-        entered: Mapping[str, str] = {},
-        problems: Mapping[str, str] = {},
-    ) -> Response:
-        around = self._around
-        rows = await rows_for(around, visitor)
-        models = models_for(around.router(), rows, visitor)
-        talks = await talks_for(around.store, visitor)
-        # Titles and health checks are conversations of one request; they would crowd out the others.
-        drawn = ([talk for talk in talks if talk.is_eventful] or talks)[:_SHOWN_TALKS]
-        events = await events_for(around.store, visitor)
-        content = Content(
-            visitor=visitor,
-            revision=revision_of(known),
-            fields=fields_for(around.live.configured, known, models, entered=entered, problems=problems),
-            notices=[*notices, *self._state(known), *useless_models(events)],
-            rows=rows,
-            talks=drawn,
-            more_talks=len(talks) - len(drawn),
-            events=events,
-            now_s=time.time(),
-            base_url=f"{request.base_url}v1",
-            # Links are relative to the page's own address: a proxy in front may have another path.
-            folder="" if request.url.path.endswith("/") else _ASKING_PATH[1:],
-            shows_settings=request.method == "POST" or request.query_params.get("done") in _OF_SETTINGS,
-        )
-        return _answer(page(content), status)
-
-    def _state(self, known: Known) -> Iterator[Notice]:
-        """The value in force in place of the expected one."""
-        if known.failure:
-            rest = "The changes that were last read hold." if known.overlay.changes else "config.yaml holds."
-            yield Notice("problem", f"The store cannot be read: {known.failure}. {rest} Nothing can be saved.")
-        if known.ignored:
-            text = f"The saved changes are ignored, config.yaml holds: {known.ignored}. Save or reset to replace them."
-            yield Notice("problem", text)
-        if isinstance(self._around.store.rows, MemoryRows):
-            text = "The store is this process's memory: changes end with it, and other workers do not see them."
-            yield Notice("note", text)
-        if known.settings.mode != "guard":
-            yield Notice("note", f"mode is {known.settings.mode}: no request is changed.")
+    return endpoint
 
 
-async def _visitor_or_none(request: Request) -> Visitor | None:
-    return await visitor_of(request) if is_own_request(request.method, request.headers, request.url.scheme) else None
+def _json(status: int, fields: JsonObject) -> Response:
+    headers = SECURITY_HEADERS | ({"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {})
+    # In ASCII: clients send half surrogate pairs, too.
+    return Response(json.dumps(fields), status_code=status, media_type="application/json", headers=headers)
 
 
-async def _visitor(request: Request) -> Visitor:
-    """The owner of a request's key.
-
-    Raises:
-        _Refused: it has none, or another site made the browser send it.
-    """
-    if not is_own_request(request.method, request.headers, request.url.scheme):
-        raise _Refused(HTTPStatus.FORBIDDEN, "This request was not sent from this page.")
-    visitor = await visitor_of(request)
-    if visitor is not None:
-        return visitor
-    may_ask = request.url.path.endswith("/")
-    refused = _Refused(HTTPStatus.UNAUTHORIZED, _NEEDS_KEY)
-    # RFC 9110, 15.5.2: a 401 names a scheme; at Basic browsers open a box for a password.
-    scheme = 'Basic realm="key as password", charset="UTF-8"' if may_ask else "Bearer"
-    refused.response.headers["WWW-Authenticate"] = scheme
-    if request.method == "GET" and not may_ask and "authorization" not in request.headers:
-        refused.response = _see_other(_ASKING_PATH[1:])
-    raise refused
-
-
-def _answer(text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    body = text.encode("utf-8", "replace")
-    return Response(body, status_code=int(status), media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
-
-
-def _see_other(where: str) -> Response:
-    """To an address relative to the page's own: a proxy in front may have another path."""
-    return Response(status_code=303, headers={**SECURITY_HEADERS, "Location": where})
-
-
-class _Refused(Exception):
-    """A sentence in place of the page."""
-
-    def __init__(self, status: HTTPStatus, text: str) -> None:
-        self.response = _answer(plain_page(text), status)
-
-
-class NotSaved(Exception):
-    """A form was not accepted: `problems` by key, `notice` for the whole form."""
-
-    def __init__(self, status: HTTPStatus, notice: str, problems: Mapping[str, str] | None = None) -> None:
-        self.status = status
-        self.notice = notice
-        self.problems = problems or {}
-
-
-async def write(around: Surroundings, form: Mapping[str, str], known: Known, visitor: Visitor) -> str:
-    """Changes the settings as a form asks for; gives a key of `_DONE`.
-
-    Args:
-        form: `do`, `revision`, and the settings by key, or under `reset` one key or `*`.
-        known: in force now.
-        visitor: may write.
-
-    Raises:
-        NotSaved: nothing has changed.
-    """
-    if form.get("revision") != revision_of(known):
-        notice = "Somebody else has changed the settings meanwhile. Look at them and save again."
-        raise NotSaved(HTTPStatus.CONFLICT, notice)
-    is_reset, key = form.get("do") == "reset", form.get("reset", "")
-    if is_reset:
-        overlay = Overlay() if key == ALL else known.overlay.without([key])
-    else:
-        overlay = _changed(around, _entered(form), known, visitor)
-    if overlay == known.overlay and not known.ignored:
-        return "same"
+async def _values_in(request: Request) -> JsonObject:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_BODY_BYTES:
+            raise Refused(413, f"the body has more than {_MAX_BODY_BYTES} bytes")
     try:
-        await around.live.write(overlay)
-    except WrongValues as error:
-        # The rest after a reset of one key may contradict the file.
-        raise _not_saved(error.problems, {}) from None
-    except StoreError as error:
-        notice = f"Not saved, and nothing has changed: {error}"
-        raise NotSaved(HTTPStatus.SERVICE_UNAVAILABLE, notice) from None
-    return "reset" if is_reset else "saved"
+        values = json.loads(body)["values"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        values = None
+    if not isinstance(values, dict):
+        raise Refused(400, 'the body is JSON like {"values": {"mode": "observe"}}')
+    return values
 
 
-def _entered(form: Mapping[str, str]) -> dict[str, str]:
-    return {key: form[key].strip() for key in LIVE if key in form}
+def _limit_of(request: Request, *, default: int, most: int) -> int:
+    limit = request.query_params.get("limit", str(default))
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= most):
+        raise Refused(400, f"limit is a number from 1 to {most}")
+    return int(limit)
 
 
-def _changed(around: Surroundings, entered: Mapping[str, str], known: Known, visitor: Visitor) -> Overlay:
-    configured = around.live.configured
-    problems: dict[str, str] = {}
-    settings = configured
-    try:
-        settings = with_values(configured, {**known.overlay.values, **entered})
-    except WrongValues as error:
-        problems = error.problems
-    model = entered.get("pruning_model")
-    if model not in (None, "", SAME_MODEL, known.settings.pruning_model):
-        router = around.router()
-        if router is None or not reachable_entries(router, model, {}):
-            problems["pruning_model"] = "not a model of this proxy"
-    if problems:
-        raise _not_saved(problems, entered)
-    values = {key: getattr(settings, key) for key in entered}
-    return known.overlay.changed(configured, values, when_s=time.time(), role=visitor.role)
-
-
-def _not_saved(problems: Mapping[str, str], entered: Mapping[str, str]) -> NotSaved:
-    """Words problems as the form names its fields. A problem of several keys marks the field of each that it names."""
-    worded = {key: refused_value(key, entered[key]) for key in problems if key in entered}
-    for key, problem in problems.items():
-        if key not in worded:
-            text = _KEYS.sub(lambda found: f"“{LIVE[found[0]].label}”", problem)
-            worded |= dict.fromkeys(_KEYS.findall(problem) or [key], f"{text}.")
-    return NotSaved(HTTPStatus.UNPROCESSABLE_ENTITY, " ".join(["Not saved.", *dict.fromkeys(worded.values())]), worded)
+def _without_query(record: logging.LogRecord) -> bool:
+    """Has the server's access log show searches without their words."""
+    # Uvicorn's arguments: the client, the method, the path with its query, the version, the status.
+    arguments = record.args
+    if isinstance(arguments, tuple) and len(arguments) > 2 and isinstance(arguments[2], str):
+        path, mark, _ = arguments[2].partition("?")
+        if mark and path.rstrip("/").endswith(f"{PATH}/recall"):
+            record.args = (*arguments[:2], path, *arguments[3:])
+    return True

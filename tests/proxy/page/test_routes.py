@@ -1,0 +1,250 @@
+"""The routes over a store with one record and its originals: who reads and undoes what, and what fails.
+
+Settings, deployments and events through LiteLLM: `tests/integration/test_page.py`; the page: `tests/processes`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.compaction import compaction_id
+from litellm_compaction.errors import StoreError, WindowUnknown
+from litellm_compaction.events import CompactionEvent, event_to_json
+from litellm_compaction.proxy.page import routes as routes_module
+from litellm_compaction.proxy.page.auth import Visitor, visitor_of
+from litellm_compaction.proxy.page.data import _state
+from litellm_compaction.proxy.page.routes import add_page
+from litellm_compaction.proxy.page.turns import conversations_of
+from litellm_compaction.proxy.report import DeploymentReport
+from litellm_compaction.recall import Lookup
+from litellm_compaction.stores import Originals
+from litellm_compaction.stores.rows import MemoryRows, Row
+from litellm_compaction.windows.windows import Target
+from tests.stores.compactions import compaction
+from tests.stores.made import MemoryStore
+from tests.stores.test_originals import SECRET, covered, kept, talk
+
+# LiteLLM's own, while its proxy is imported.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+HOSTILE = "<script>alert(1)</script>\"' onmouseover=x \x00\ud800\u202e"
+COVERED = covered(*talk(5, "walrus"), scope="scope", tenant="one")
+KNOWN = replace(compaction(COVERED.hashes[-1], covered=5, text=f"The summary. {HOSTILE}"), window_tokens=100)
+RECORD = compaction_id("scope", COVERED.hashes[-1])
+ROLES = {"one": "internal_user", "two": "internal_user", "admin": "proxy_admin"}
+EVENT: dict[str, Any] = {"phase": "pre_request", "model": HOSTILE, "window_tokens": 8192, "window_source": "operator"}
+EVENT |= {"outcome": "compacted", "tokens_before": 7000, "tokens_after": 900, "tenant": "one", "compaction_id": RECORD}
+ODD_IDS = (RECORD, "0" * 16, "x", "%00", RECORD[:15], RECORD.upper(), "a" * 5000, f"{RECORD}%20")
+NOT_FOUND = '{"error": {"message": "not found", "code": 404}}'
+
+
+class Rows(MemoryRows):
+    """Rows that fail on demand."""
+
+    error: Exception | None = None
+
+    async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
+        if self.error is not None:
+            raise self.error
+        return await super().find(scope, keys)
+
+
+class Routes:
+    """The page in an application of its own; `one` owns its record."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = MemoryStore(ttl_s=100, max_bytes=1_000_000)
+        self.rows = Rows(ttl_s=100, max_bytes=1_000_000)
+        self.originals = Originals(self.rows, ttl_s=100, secret=lambda: SECRET)
+        self.configured = SimpleNamespace(admins_see_text=False)
+        live = SimpleNamespace(configured=self.configured)
+        app = FastAPI()
+        monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(app=app))
+        monkeypatch.setattr(routes_module, "visitor_of", self.visitor)
+        around: Any = SimpleNamespace(
+            store=self.store, originals=self.originals, live=live, lookup=Lookup(self.originals)
+        )
+        add_page(around)
+        # A configuration that is loaded anew.
+        add_page(around)
+        assert len([route for route in app.router.routes if "compaction" in getattr(route, "path", "")]) == 11
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy/compaction/")
+
+    async def visitor(self, request: Request) -> Visitor | None:
+        name = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return Visitor(role=ROLES[name], tenant=name, auth=None) if name in ROLES else None
+
+    async def get(self, key: str, path: str = f"records/{RECORD}", **params: str) -> httpx.Response:
+        return await self.client.get(path, params=params or None, headers={"authorization": f"Bearer {key}"})
+
+    async def undo(self, key: str, record: str = RECORD) -> httpx.Response:
+        return await self.client.post(f"records/{record}/undo", headers={"authorization": f"Bearer {key}"})
+
+
+@pytest.fixture
+async def routes(monkeypatch: pytest.MonkeyPatch) -> Routes:
+    made = Routes(monkeypatch)
+    await made.store.put("scope", KNOWN)
+    await made.store.name("one", "scope", KNOWN)
+    await made.store.add_event(9e9, event_to_json(CompactionEvent(**EVENT)))
+    await kept(made.originals, COVERED)
+    return made
+
+
+async def test_its_owner_reads_a_record_beside_its_messages(routes: Routes) -> None:
+    """Everything as data: nothing of it can be more than text."""
+    answer = await routes.get("one")
+    assert (answer.headers["content-type"], answer.headers["cache-control"]) == ("application/json", "no-store")
+    told = answer.json()
+    assert (told["id"], told["is_own"], told["covered_messages"]) == (RECORD, True, 5)
+    assert "The summary." in told["record"]
+    assert HOSTILE in told["events"][0]["model"]
+    first = told["messages"][0]
+    assert set(first) == {"number", "role", "before", "fate", "after", "is_pinned"}
+    assert "walrus" in first["before"]
+    assert "tenant" not in told["events"][0]
+
+
+async def test_an_administrator_reads_what_the_operator_allows(routes: Routes) -> None:
+    """Numbers alone, or text as well; and changes nothing."""
+    told = (await routes.get("admin")).json()
+    assert set(told) == {"id", "events"}
+    assert told["events"][0]["tokens_after"] == 900
+    routes.configured.admins_see_text = True
+    told = (await routes.get("admin")).json()
+    assert (told["is_own"], "walrus" in repr(told["messages"])) == (False, True)
+    assert (await routes.undo("admin")).status_code == 404
+    assert (await routes.get("two")).status_code == 404
+
+
+async def test_forged_and_foreign_ids_are_the_same(routes: Routes) -> None:
+    """The same bytes, for any id or handle that is not the visitor's own, whatever is asked; nothing is changed."""
+    [hit] = (await routes.get("one", "recall", q="walrus", limit="1")).json()["hits"]
+    message = (await routes.get("one", f"messages/{hit['handle']}")).json()
+    assert "walrus" in message["parts"][0]["text"]
+    answers = [await routes.get("two", f"records/{each}") for each in ODD_IDS]
+    answers += [await routes.get("two", f"messages/{each}") for each in (hit["handle"], hit["handle"][:6], *ODD_IDS)]
+    answers += [await routes.undo(key, each) for key in ("two", "admin") for each in ODD_IDS]
+    assert {(answer.status_code, answer.text) for answer in answers} == {(404, NOT_FOUND)}
+    for key in ("two", "admin"):
+        assert (await routes.get(key, "recall", q="walrus shark")).json() == {"hits": [], "words": ["walrus", "shark"]}
+    assert (await routes.get("one")).status_code == 200
+    assert (await routes.undo("one")).json() == {"id": RECORD, "forgotten": 1}
+    assert (await routes.get("one")).text == NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({}, "q is empty"),
+        ({"q": " \n"}, "q is empty"),
+        *(
+            ({"q": "whale", "limit": limit}, "limit is a number from 1 to 50")
+            for limit in ("0", "51", "-1", "", "\u0665")
+        ),
+        ({"q": "x" * 401}, "The query has 401 characters, and at most 400 are searched"),
+        ({"q": "whale " * 5_000}, "The query has 30,000 characters"),
+    ],
+)
+async def test_a_search_that_cannot_be_made_is_refused(routes: Routes, params: dict[str, str], says: str) -> None:
+    """With what it may be, and without its words."""
+    answer = await routes.get("one", "recall", **params)
+    assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "logged"),
+    [(RuntimeError("words of a conversation"), 500, "failed_open"), (StoreError("no disk"), 503, "page_store_failed")],
+)
+async def test_what_fails_is_told_without_words(
+    routes: Routes, error: Exception, status: int, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a query nor a text is in an answer or a log; a store that cannot be read is not the proxy's fault."""
+    routes.rows.error = error
+    for path in ("recall?q=rhinoceros", "messages/abc"):
+        answer = await routes.get("one", path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
+        assert not {"rhinoceros", "words of a"} & {word for word in ("rhinoceros", "words of a") if word in answer.text}
+    assert logged in caplog.text
+    assert "rhinoceros" not in caplog.text
+    assert "words of a" not in caplog.text
+
+
+def test_the_access_log_has_no_query(routes: Routes, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a search; other routes keep theirs."""
+    log = logging.getLogger("uvicorn.access")
+    with caplog.at_level(logging.INFO, logger="uvicorn.access"):
+        for path in ("/root/compaction/recall?q=secret", "/compaction/recall?q=secret", "/v1/models?team=x"):
+            log.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", path, "1.1", 200)
+        log.info("started")
+    paths = [record.getMessage().split()[3] for record in caplog.records[:3]]
+    assert paths == ["/root/compaction/recall", "/compaction/recall", "/v1/models?team=x"]
+
+
+@pytest.mark.parametrize("shown", ["Basic eDpzay1hZG1pbg==", "BASIC sk-admin", "basic "])
+async def test_a_browsers_own_password_is_no_key(shown: str) -> None:
+    """Another site could make the browser send it."""
+    headers = [(b"authorization", shown.encode()), (b"cookie", b"token=sk-admin")]
+    request = Request({"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers})
+    assert await visitor_of(request) is None
+
+
+def test_why_nobody_knows_a_window_is_not_everybodys_business() -> None:
+    """The error names the server; only who sees all is told."""
+    target = Target(key="1|m", model="m", api_base="http://10.0.0.7/v1", api_key=None, context_length=None)
+    report = DeploymentReport(target=target, carrier="hooks", absence=WindowUnknown("m", tried="10.0.0.7 says no"))
+    assert "10.0.0.7" in _state(report, Visitor(role="proxy_admin", tenant="t", auth=None))
+    assert _state(report, Visitor(role="internal_user", tenant="t", auth=None)) == "not known"
+
+
+def turn(**changes: object) -> str:
+    """A line of the log."""
+    said: dict[str, object] = {"talk": "t", "model": "mødel\ud800", "tenant": "anna", "program": "", "when_s": 1.5}
+    said |= {"messages": 3, "before_tokens": 10, "prompt_tokens": 9, "filled_tokens": 12, "window_tokens": 8192}
+    said |= {"compact_ratio": 0.8, "carry_ratio": 0.9, "action": "compacted", "restarts": [[7000, 2000]]}
+    return json.dumps(said | changes)
+
+
+_BAD: list[dict[str, object]] = [
+    {"when_s": float("nan")},
+    {"compact_ratio": float("inf")},
+    {"window_tokens": -1},
+    {"filled_tokens": 10**400},
+    {"action": "exploded"},
+    {"restarts": [[1]]},
+    {"messages": None},
+]
+
+
+@given(st.text(max_size=40) | st.sampled_from(_BAD).map(lambda bad: turn(**bad)))
+def test_lines_that_this_version_cannot_read_are_passed_over(line: str) -> None:
+    """Whatever another version, or somebody else, has written."""
+    assert conversations_of([line]) == []
+    assert len(conversations_of([line, turn()])) == 1
+
+
+def test_turns_are_put_together_to_conversations() -> None:
+    """The newest first; after a restart a turn's last line counts; a shorter list is another conversation."""
+    lines = [
+        turn(when_s=3, filled_tokens=1),
+        turn(when_s=3, filled_tokens=2),
+        turn(talk="u", when_s=9, tenant="bert"),
+        turn(when_s=1, messages=40),
+        turn(when_s=4, messages=5),
+    ]
+    first, second = conversations_of(lines)
+    assert (first["id"], second["id"]) == ("u", "t")
+    assert [each["filled_tokens"] for each in second["turns"]] == [2, 12]  # type: ignore[union-attr, index]
+    assert [each["id"] for each in conversations_of(lines, "anna")] == ["t"]
