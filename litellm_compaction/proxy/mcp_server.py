@@ -18,7 +18,7 @@ from mcp.server.lowlevel import Server
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.core.messages import JsonObject
 from litellm_compaction.events import CompactionEvent, event_from_json
-from litellm_compaction.recall import Found, Hit, Lookup, Piece, QueryTooLong, told, written
+from litellm_compaction.recall import NOT_KEPT, Found, Hit, Lookup, Piece, QueryTooLong, told, written
 from litellm_compaction.stores import Store
 
 _HITS, _MOST_HITS = 5, 20
@@ -111,14 +111,14 @@ async def _search(scope: RecallScope, given: Mapping[str, Any]) -> str:
     found = await scope.lookup.search(scope.tenant, query, limit=limit)
     if not found.hits and not await scope.lookup.ranges(scope.tenant):
         raise _NotAnswered(_NOTHING_KEPT)
-    return told(found, limit_tokens=_MOST_TOKENS, count=_about_tokens)
+    return told(found, limit_tokens=_MOST_TOKENS, count=_about_tokens, is_all=False)
 
 
 async def _message(scope: RecallScope, given: Mapping[str, Any]) -> str:
     handle = given.get("handle")
     parts = await scope.lookup.find(scope.tenant, handle) if isinstance(handle, str) else ()
     if not parts:
-        raise _NotAnswered("not found")
+        raise _NotAnswered(NOT_KEPT)
     whole = Hit(original=parts[0], pieces=tuple(Piece(part.role, part.text) for part in parts), share=1.0)
     return written(Found([whole], ()), limit_tokens=_MOST_TOKENS, count=_about_tokens)
 

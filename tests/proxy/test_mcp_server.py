@@ -12,7 +12,7 @@ from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, event_to_json
 from litellm_compaction.proxy.mcp_server import RecallScope, recall_server
-from litellm_compaction.recall import Lookup
+from litellm_compaction.recall import NOT_KEPT, Lookup
 from litellm_compaction.stores import Covered, Originals
 from litellm_compaction.stores.rows import MemoryRows
 from tests.builders import user
@@ -67,7 +67,7 @@ async def test_tenants_get_nothing_of_each_other(bench: Bench) -> None:
     for scope, tenant, each in (("a", "one", ONE), ("b", "two", TWO)):
         await bench.tell(compacted(scope, tenant, each))
     assert await bench.ask("search_history", "two", query="whale") == (
-        "Nothing was found in the earlier conversation for: whale",
+        "Nothing was found in what is still kept of the earlier conversation for: whale",
         False,
     )
     for tenant, each in (("one", ONE), ("two", TWO)):
@@ -78,7 +78,7 @@ async def test_tenants_get_nothing_of_each_other(bench: Bench) -> None:
 @pytest.mark.parametrize("handle", [ONE.hashes[1][:12], ONE.hashes[1], "0" * 12, "", "x" * 100_000, "\x00", 7, ["a"]])
 async def test_forged_and_foreign_handles_are_the_same(bench: Bench, handle: object) -> None:
     """Not found, in the same words."""
-    assert await bench.ask("get_message", "two", handle=handle) == ("not found", True)
+    assert await bench.ask("get_message", "two", handle=handle) == (NOT_KEPT, True)
 
 
 async def test_a_query_that_is_too_long_is_told_so(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.view import SECURITY_HEADERS
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.recall import Lookup, QueryTooLong, found_fields, message_fields
+from litellm_compaction.recall import NOT_KEPT, Lookup, QueryTooLong, found_fields, message_fields
 
 logger = logging.getLogger("litellm_compaction")
 RECALL_PATH, MESSAGES_PATH = "/compaction/recall", "/compaction/messages"
@@ -66,7 +66,7 @@ class RecallRoutes:
 
     async def _one(self, request: Request, tenant: str) -> Response:
         parts = await self._lookup.find(tenant, request.path_params["handle"])
-        return _json(HTTPStatus.OK, message_fields(parts)) if parts else error_answer(HTTPStatus.NOT_FOUND, "not found")
+        return _json(HTTPStatus.OK, message_fields(parts)) if parts else error_answer(HTTPStatus.NOT_FOUND, NOT_KEPT)
 
 
 def hide_queries() -> None:

@@ -13,7 +13,7 @@ from mcp.client.streamable_http import streamable_http_client
 from starlette.routing import Route
 
 from litellm_compaction.proxy.page.mcp import MCP_PATH, McpRoute
-from litellm_compaction.recall import Lookup
+from litellm_compaction.recall import NOT_KEPT, Lookup
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
 from tests.proxy.page.test_records import Broken, _visitor
@@ -56,7 +56,7 @@ async def test_each_key_asks_a_server_of_its_own() -> None:
         handle = found.split("handle ")[1].split()[0]
         assert (await _asked(client, "one", "get_message", handle=handle))[1] is False
         for other in ("two", "admin"):
-            assert await _asked(client, other, "get_message", handle=handle) == ("not found", True)
+            assert await _asked(client, other, "get_message", handle=handle) == (NOT_KEPT, True)
             assert "Rhincodon" not in (await _asked(client, other, "search_history", query="whale shark"))[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from fastapi import FastAPI, Request
 from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.recall import MESSAGES_PATH, RECALL_PATH, RecallRoutes, hide_queries
-from litellm_compaction.recall import Lookup
+from litellm_compaction.recall import NOT_KEPT, Lookup
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows, Row
 from tests.recall.test_lookup import BIRD, FISH
@@ -64,9 +65,10 @@ async def test_forged_and_foreign_handles_are_the_same() -> None:
         handles = (foreign, "0" * 12, "x", "..%2f..", "%00", foreign[:6], "a" * 5000)
         answers = [await client.get(f"{MESSAGES_PATH}/{each}", headers=_as("two")) for each in handles]
         assert {answer.status_code for answer in answers} == {404}
-        assert {answer.text for answer in answers} == {'{"error": {"message": "not found", "code": 404}}'}
+        assert {answer.text for answer in answers} == {json.dumps({"error": {"message": NOT_KEPT, "code": 404}})}
         other = (await client.get(RECALL_PATH, params={"q": "whale shark"}, headers=_as("two"))).json()
-        assert other == {"hits": [], "words": ["whale", "shark"]}
+        assert (other["hits"], other["words"]) == ([], ["whale", "shark"])
+        assert other["note"] == "Nothing was found in what is still kept of the earlier conversation for: whale, shark"
 
 
 @pytest.mark.parametrize("path", [RECALL_PATH, f"{MESSAGES_PATH}/abc"])
