@@ -207,8 +207,20 @@ def with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Messag
 def _parsed(plain: Mapping[str, Any]) -> Message:
     """A message whose role is no string takes room like any other, and its server has the last word on it."""
     if isinstance(plain.get("role"), str):
-        return parse_message(plain)
+        return parse_message(_without_references(plain))
     return replace(parse_message({**plain, "role": _NO_ROLE}), raw=plain)
+
+
+def _without_references(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool's result without the references to tools in it: LiteLLM leaves them out on the way to the server.
+
+    (1.110.2, `drop_tool_reference_parts_from_tool_messages`.) Planned with them, a turn would be planned once more.
+    """
+    parts = message.get("content")
+    if message["role"] != "tool" or not isinstance(parts, list):
+        return message
+    left = [part for part in parts if not (isinstance(part, Mapping) and part.get("type") == "tool_reference")]
+    return message if len(left) == len(parts) else {**message, "content": left or ""}
 
 
 def encode(messages: Sequence[Message], *, like: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:

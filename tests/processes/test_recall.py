@@ -20,6 +20,7 @@ import pytest
 from mcp import ClientSession, StdioServerParameters, stdio_client
 
 from litellm_compaction.cli import main
+from litellm_compaction.recall import NOT_KEPT
 from litellm_compaction.simulator import Model, Simulator, serve
 from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import KEY, answers
@@ -106,7 +107,7 @@ def test_what_was_dropped_is_found_by_its_owner_alone(
     stranger = running.get(f"/compaction/messages/{hit['handle']}", BERT)
     forged = running.get("/compaction/messages/0123456789ab", BERT)
     assert (stranger.status_code, stranger.text) == (forged.status_code, forged.text)
-    assert forged.json() == {"error": {"message": "not found", "code": 404}}
+    assert forged.json() == {"error": {"message": NOT_KEPT, "code": 404}}
     assert running.get("/compaction/recall", q="Archibald", key=BERT).json()["hits"] == []
     assert running.get("/compaction/recall", q="walrus", key="sk-wrong").status_code == 401
     assert running.get("/compaction/recall", q="").status_code == 400

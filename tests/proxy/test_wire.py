@@ -139,6 +139,18 @@ def test_a_body_in_other_words_is_the_same_request(body: dict[str, Any], is_same
     assert is_same_request(body, request) is is_same
 
 
+def test_a_reference_to_a_tool_is_no_part_of_a_result() -> None:
+    """LiteLLM leaves it out behind us; what is planned with it would be planned once more without it."""
+    reference = {"type": "tool_reference", "tool_name": "read"}
+    for parts, left in (
+        ([reference, {"type": "text", "text": "Done."}], [{"type": "text", "text": "Done."}]),
+        ([reference], ""),
+    ):
+        request = decode({"messages": [{"role": "tool", "tool_call_id": "c", "content": parts}]})
+        assert request is not None
+        assert is_same_request({"messages": [{"role": "tool", "tool_call_id": "c", "content": left}]}, request)
+
+
 def test_a_call_to_chats_alone_hides_its_server_and_gets_it_back() -> None:
     """LiteLLM sees no provider, address, key or route of the deployment until it makes a chat of the call."""
     kwargs = {

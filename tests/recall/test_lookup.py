@@ -89,7 +89,7 @@ async def test_what_is_gone_is_not_shown() -> None:
 
 
 async def test_as_json_and_as_text() -> None:
-    """Both have role, turn and handle; without a hit the words that were searched."""
+    """Both have role, turn and handle; without a hit the words that were searched, and that no more is kept."""
     originals = Counting()
     lookup = Lookup(originals)
     await kept(originals, covered(*FISH))
@@ -106,7 +106,9 @@ async def test_as_json_and_as_text() -> None:
         "turn": 1,
         "parts": [{"role": "assistant", "call": "", "text": FISH[1]["content"]}],
     }
-    assert shown_to_people(await lookup.search("tenant", "zebra", limit=1)).endswith("zebra")
+    nothing = await lookup.search("tenant", "zebra", limit=1)
+    said = "Nothing was found in what is still kept of the earlier conversation for: zebra"
+    assert (shown_to_people(nothing), found_fields(nothing)["note"]) == (said, said)
     for query in ("x" * 400, 'AND OR NOT " * ( )', "/(/", "\x00", "\ud800"):
         assert len(shown_to_people(await lookup.search("tenant", query, limit=5))) < 10_000
 
