@@ -103,8 +103,10 @@ class HttpUpstream:
         self._added = wire.THOUGHTS_CAN_END if can_end_thoughts else _NOTHING
         # Leaving the context closes the connection, which stops the server.
         response = await self._answered(messages, max_tokens, continuation=continuation)
-        ahead = ReadAhead(response, on_end) if self.wants_stream and is_stream(response) else None
+        ahead = ReadAhead(response, on_end) if is_stream(response) else None
         try:
+            if ahead is not None and not self.wants_stream:
+                raise unreadable("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
             if ahead is not None:
                 yield read_events(ahead, Bounds.of(max_tokens))

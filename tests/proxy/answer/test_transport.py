@@ -241,7 +241,8 @@ async def test_a_whole_answer_stays_a_whole_answer() -> None:
         assert (await wire.ask()).text == json.dumps(body)
         assert ["stream" in sent for sent in wire.sent] == [False]
     wire = Wire([lambda: sse(chunk({"content": "One"}, "stop"))])
-    assert ((await wire.ask()).status_code, len(wire.sent)) == (502, 1)
+    answer = await wire.ask()
+    assert (answer.status_code, "One" in answer.text, len(wire.sent)) == (502, False, 1)
 
 
 _CALLED: Body = {
