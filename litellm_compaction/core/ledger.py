@@ -15,14 +15,13 @@ Deterministic, in any language (what names something is a matter of its form), i
 from __future__ import annotations
 
 import heapq
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from litellm_compaction.core.clearing import state_calls, state_texts
 from litellm_compaction.core.directives import RULE_WORDS, Sentence, Talk, sentences
@@ -60,9 +59,8 @@ _OPENING = 1.3
 # How a step came out: the first words after its result, and all of a short one.
 _OUTCOME = 1.0
 _LEAST_STATEMENT_CHARS = 30
-# A number or an id says most; a name says where to look again. Moving one of them by half changes no figure of the
-# held-out conversations by more than .01 (2026-11). A bare number in a tool's output is mostly a line's.
-_NUMBER, _ID, _ERROR, _PATH, _IDENTIFIER, _NAME = 3.0, 3.0, 3.0, 2.0, 1.5, 1.0
+# A number or an id says most; a name says where to look again. A bare number in a tool's output is mostly a line's.
+_NUMBER, _NAMED, _IDENTIFIER, _NAME = 3.0, 2.5, 1.5, 1.0
 _RESULT_NUMBER = 1.0
 # Of the room: for sentences with a word that makes rules (without it every second of them is lost; with more,
 # questions for values lose what rules gain), for bare names if tools are called (0.5 to 0.7 are the same), and in
@@ -71,8 +69,6 @@ _RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
 # Half of the room would do, were it divided evenly among the user's messages; of others a line or two.
 _FAIR_SHARE, _LEAST_FAIR_BYTES, _BYTES_PER_TOKEN = 0.5, 120, 4
 _FAIR_LINES_BYTES = 160
-# How much more a thing counts for each time that a short message of the assistant's names it (logarithmically).
-_REUSE = 2.0
 # Of rows of an output that differ in their digits only, each older one counts so much of the next.
 _ROW_RATIO = 0.7
 _DIGITS = str.maketrans("123456789", "000000000")
@@ -81,16 +77,12 @@ _MOST_MISSES = 200
 # A line that ends so says little without the next one.
 _ANNOUNCES = (":", "：")
 _MOST_ANNOUNCING_CHARS = 100
-# How likely a name is needed again that stands in 0, 1, or more of the assistant's messages; a bare figure is half as
-# likely, a plain word less; and up to seven times as likely if it was named in the last few messages.
-_AGAIN = (1.0, 10.0, 15.0)
-_NUMBER_RATIO, _PLAIN_RATIO = 0.5, 0.3
-_FRESH, _FRESH_MESSAGES = 6.0, 5
-_NAME_COST_CHARS = 8
-_MOST_NAMES, _LEAST_NAME_TOKENS = 2_000, 3
+# A name that the assistant took up is needed again ten times as often, one of the last few messages seven times.
+_TAKEN_UP, _FRESH, _FRESH_MESSAGES = 9.0, 6.0, 5
+_MOST_NAMES, _LEAST_NAME_TOKENS, _NAME_COST_CHARS = 2_000, 3, 8
 # Between a number and the words next to it: "12 months" and "12 eggs" are two things to know.
 _NEXT = "\t"
-_ATOM = re.compile(r"[^\s\"`“”„«»「」『』,;(){}\[\]<>|=*…、，；：（）【】《》]+")
+_WORD = re.compile(r"[^\s\"`“”„«»「」『』,;(){}\[\]<>|=*…、，；：（）【】《》]+")
 _SENTENCE_ENDS = ".!?:。！？"
 _AROUND = "'’‘.:!?。！？-–—#&~+\\/"
 _MARKS = "'’‘.:!?"
@@ -98,15 +90,14 @@ _IDENTIFIER_SIGN = re.compile(r"[^\W_]_\w|\w[/\\]\w|[a-z][A-Z]|\w\.[^\W\d]\w|::|
 _SPAN = re.compile(r"`([^`\n]{2,60})`|\*\*([^*\n]{2,60})\*\*|\"([^\"\n]{2,60})\"|“([^”\n]{2,60})”|「([^」\n]{2,60})」")
 # Scripts that set no words apart; in Japanese, loanwords and foreign names are written in katakana.
 _UNSPACED = re.compile(r"[\u0e00-\u0e7f\u3040-\u9fff]")
-_UNSPACED_NUMBER = re.compile(r"[^\W\d_]{0,2}\d[\d.,:/-]{0,20}[^\W\d_]{0,2}")
-_KATAKANA = re.compile(r"[\u30a1-\u30fa\u30fc]{3,20}")
-# A path, an id or an identifier inside such a text.
-_SPACED_RUN = re.compile(r"[A-Za-z0-9_./:@+-]{3,80}")
+_IN_UNSPACED = re.compile(
+    r"[\u30a1-\u30fa\u30fc]{3,20}|[^\W\d_]{0,2}\d[\d.,:/-]{0,20}[^\W\d_]{0,2}|[A-Za-z0-9_./:@+-]{3,80}"
+)
 # An error, in any program's output; without the colon it is the code's.
 _ERROR_SIGN = re.compile(r"(?:[Ee]rror|ERROR|Exception|Warning|Failure|Panic|FAILED):\Z")
 _LEAST_ID_CHARS, _LEAST_NAME_CHARS = 5, 3
 # Nothing longer is looked up again by its name.
-_MOST_ATOM_CHARS = 120
+_MOST_WORD_CHARS = 120
 
 
 class _Piece(NamedTuple):
@@ -186,9 +177,6 @@ class _Selection:
         self._taken: dict[int, _Piece] = {}
         self._taken_bytes: Counter[int] = Counter()
         self._names: list[str] = []
-        self._named_by_assistant: Counter[str] = Counter()
-        self._ages: dict[str, int] = {}
-        self._use = self._uses()
         speakers = len({piece.message for piece in self._pieces if piece.is_words}) or 1
         fair = _FAIR_SHARE * _BYTES_PER_TOKEN * budget_tokens / speakers
         self._fair_bytes = max(fair, _LEAST_FAIR_BYTES)
@@ -267,8 +255,7 @@ class _Selection:
 
     def _says(self, piece: _Piece) -> float:
         """The value, for its size, of the things that a piece alone says."""
-        use, seen = self._use, self._seen
-        new = sum([weight * use.get(key, 1.0) for key, weight in piece.names.items() if key not in seen])
+        new = sum([weight for key, weight in piece.names.items() if key not in self._seen])
         if not new and (not piece.base or (piece.names and not piece.is_words)):
             return 0.0
         return piece.ratio * (new + piece.base) * self._breadth(piece) / (piece.size_bytes + _PIECE_COST_BYTES)
@@ -280,50 +267,36 @@ class _Selection:
         fair = self._fair_bytes if piece.is_words else _FAIR_LINES_BYTES
         return 1 / (1 + self._taken_bytes[piece.message] / fair)
 
-    def _uses(self) -> dict[str, float]:
-        """A factor for each thing by how often the assistant names it; notes how each was in use."""
-        weighed: defaultdict[str, float] = defaultdict(float)
-        for piece in self._pieces:
-            message = self._messages[piece.message]
-            is_assistant = message.role == "assistant"
-            brevity = min(1.0, _SHORT_CHARS / _said_chars(message)) if is_assistant else 0.0
-            for key in piece.names:
-                name = _name_of(key)
-                self._ages[name] = len(self._messages) - 1 - piece.message
-                if is_assistant:
-                    weighed[key] += brevity
-                    self._named_by_assistant[name] += 1
-        return {key: 1 + _REUSE * math.log1p(weight) for key, weight in weighed.items()}
-
     def _take_names(self, room: int) -> None:
-        """Takes the names that are most likely needed again for their size and stand nowhere else."""
+        """Takes the names that stand nowhere else: those that are taken up again, late and short first."""
         room -= self._count(NAMES_HEAD) + _ITEM_TOKENS
-        times, ages = self._named_by_assistant, self._ages
+        latest: dict[str, int] = {}
+        said: Counter[str] = Counter()
+        for piece in self._pieces:
+            is_assistants = self._messages[piece.message].role == "assistant"
+            for name in map(_name_of, piece.names):
+                latest[name] = piece.message
+                said[name] += is_assistants
         shown = set(map(_name_of, self._seen))
-
-        def again(name: str) -> float:
-            # A plain word is a person's name, or in German any noun.
-            is_plain = name.isalpha() and name[1:] == name[1:].lower()
-            ratio = _NUMBER_RATIO if _is_number(name) else _PLAIN_RATIO if is_plain else 1.0
-            chance = _AGAIN[min(times[name], len(_AGAIN) - 1)] * ratio
-            return chance * (1 + _FRESH / (1 + (ages[name] / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
-
         # A bare figure that was not taken up says nothing, and what is set off in several words is no name.
         names = [
             name
-            for name in ages
-            # "ALWAYS" is written so for its weight: among the names it would order something that was never said.
-            if not (name in shown or " " in name or name.casefold() in RULE_WORDS)
-            and (times[name] or not _is_number(name))
+            for name in latest
+            if not (name in shown or " " in name or _orders(name)) and (said[name] or not _is_number(name))
         ]
-        for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name)):
+
+        def worth(name: str) -> float:
+            age = (len(self._messages) - 1 - latest[name]) / _FRESH_MESSAGES
+            return (1 + _TAKEN_UP * min(said[name], 2)) * (1 + _FRESH / (1 + age**2)) / (_NAME_COST_CHARS + len(name))
+
+        for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-worth(name), name)):
             if room < _LEAST_NAME_TOKENS:
                 break
             tokens = self._count(name) + 2
             if tokens <= room:
                 room -= tokens
                 self._names.append(name)
-        self._names.sort(key=lambda name: (-ages[name], name))
+        self._names.sort(key=lambda name: (latest[name], name))
         self._seen.update(self._names)
 
     def _quotations(self, taken: Iterable[_Piece]) -> list[str]:
@@ -334,6 +307,11 @@ class _Selection:
             if piece.is_words:
                 parts[piece.message].append(piece)
         return [_quotation(pieces, last[message]) for message, pieces in parts.items()]
+
+
+def _orders(name: str) -> bool:
+    """Returns True for "ALWAYS" and "can/cannot": among the names they would order something that nobody said."""
+    return not RULE_WORDS.isdisjoint(name.casefold().split("/"))
 
 
 def _quotation(pieces: Sequence[_Piece], last: int) -> str:
@@ -546,33 +524,18 @@ def _ends(text: str, most_chars: int) -> str:
     return text if len(text) <= most_chars else f"{text[:half]}\n{text[-half:]}"
 
 
-# A word is WORD, or CAPITAL if it may be a name; NUMBER takes the words next to it along; NAMED names something in any
-# sentence.
-_Kind: TypeAlias = Literal["word", "number", "named", "capital"]
-
-
-class _Atom(NamedTuple):
-    """A word, or what has the place of one: its text without marks around it, and what it names in any sentence."""
-
-    bare: str
-    kind: _Kind
-    named: tuple[tuple[str, float], ...] = ()
-
-
 def named(text: str, *, number_weight: float = _NUMBER) -> dict[str, float]:
-    """Names and values in a sentence or a line, with the weight of each."""
-    words = _ATOM.findall(text)
-    atoms = [_atom(word) for word in words]
+    """Names and values in a sentence or a line, with the weight of each; a number goes with the words next to it."""
+    words = _WORD.findall(text)
     found: dict[str, float] = {}
-    for at, atom in enumerate(atoms):
-        if atom.kind == "named":
-            found.update(atom.named)
-        elif atom.kind == "number":
-            before = atoms[at - 1].bare.lower() if at else ""
-            behind = atoms[at + 1].bare.lower() if at + 1 < len(atoms) else ""
-            found[f"{before}{_NEXT}{atom.bare}{_NEXT}{behind}"] = number_weight
-        elif atom.kind == "capital" and at and words[at - 1][-1] not in _SENTENCE_ENDS:
-            found[atom.bare] = _NAME
+    for at, word in enumerate(words):
+        for name, weight in _names_in(word):
+            if weight == _NUMBER:
+                before = words[at - 1].strip(_AROUND).lower() if at else ""
+                behind = words[at + 1].strip(_AROUND).lower() if at + 1 < len(words) else ""
+                found[f"{before}{_NEXT}{name}{_NEXT}{behind}"] = number_weight
+            elif weight != _NAME or (at and words[at - 1][-1] not in _SENTENCE_ENDS):
+                found[name] = weight
     for groups in _SPAN.findall(text):
         found.update((span, _NAME) for span in groups if span)
     return found
@@ -587,24 +550,19 @@ def _is_number(name: str) -> bool:
 
 
 @lru_cache(maxsize=16_384)
-def _atom(word: str) -> _Atom:
-    """Reads a word. Remembered: words come back, in a conversation and in its next compaction."""
+def _names_in(word: str) -> tuple[tuple[str, float], ...]:
+    """What a word names, with its weight. Remembered: words come back, in a conversation and in its next compaction."""
     bare = word.strip(_AROUND)
-    if not bare or len(bare) > _MOST_ATOM_CHARS:
-        return _Atom(bare[:_MOST_ATOM_CHARS], "word")
+    if not bare or len(bare) > _MOST_WORD_CHARS:
+        return ()
     if not bare.isascii() and _UNSPACED.search(bare):
-        found = dict.fromkeys(_KATAKANA.findall(bare), _NAME) | dict.fromkeys(_UNSPACED_NUMBER.findall(bare), _NUMBER)
-        for run in _SPACED_RUN.findall(bare):
-            found |= dict(_atom(run).named)
-        if "/" in bare:
-            found[bare] = _PATH
-        return _Atom(bare, "named", tuple(found.items()))
+        found = tuple((name, _NAMED) for name in _IN_UNSPACED.findall(bare))
+        return (*found, (bare, _NAMED)) if "/" in bare else found
     if any(map(str.isdigit, bare)):
-        if len(bare) >= _LEAST_ID_CHARS and any(map(str.isalpha, bare)):
-            return _Atom(bare, "named", ((bare, _ID),))
-        return _Atom(bare, "number")
+        is_id = len(bare) >= _LEAST_ID_CHARS and any(map(str.isalpha, bare))
+        return ((bare, _NAMED if is_id else _NUMBER),)
     if _ERROR_SIGN.search(word):
-        return _Atom(bare, "named", ((f"{bare}:", _ERROR),))
+        return ((f"{bare}:", _NAMED),)
     if _IDENTIFIER_SIGN.search(word.strip(_MARKS)):
-        return _Atom(bare, "named", ((bare, _PATH if "/" in bare else _IDENTIFIER),))
-    return _Atom(bare, "capital" if bare[0].isupper() and len(bare) >= _LEAST_NAME_CHARS else "word")
+        return ((bare, _NAMED if "/" in bare else _IDENTIFIER),)
+    return ((bare, _NAME),) if bare[0].isupper() and len(bare) >= _LEAST_NAME_CHARS else ()

@@ -221,6 +221,8 @@ class Compactor:
         if is_small(measured) and not has_wish and not await self._small.are_compacted(context.scope):
             return self._measurer.unchanged(measured)
         measured = await hashed(measured)
+        if context.is_beside or context.is_client_summary:
+            return await self._found(measured)
         restored = self._sent.restored(context.scope, measured.conversation)
         before, prepared = (None, None) if restored is None else await self._before(measured, restored)
         if before is None or prepared is None or not _is_steady(prepared):

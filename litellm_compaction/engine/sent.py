@@ -1,8 +1,8 @@
 """Sends again what was sent before where a client has cleared or cut it since, as long as the window has room for it.
 
 What a client changes behind a record changes the prompt from there on, and its server reads all of that again: with one
-result cleared a turn more than half of each prompt. So of the newest conversations their messages are remembered, in
-this process only. A message in whose place a note or a piece has come is sent as it was until that is too much; then
+result cleared a turn more than half of each prompt. So of the newest conversations their results are remembered, in
+this process only. A result in whose place a note or a piece has come is sent as it was until that is too much; then
 all that the client has cleared goes at once.
 """
 
@@ -13,19 +13,20 @@ from typing import NamedTuple
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.identity import edited
-from litellm_compaction.core.messages import Message, visible_text
+from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.context import MeasuredRequest
 
 _MOST_SCOPES, _MOST_CONVERSATIONS = 256, 8
-# About as much as a window holds; older messages are covered.
-_CHARS_PER_TOKEN, _MOST_CHARS = 8, 4_000_000
+# Of a conversation about as much as a window holds, since older results are covered; and of all of them.
+_CHARS_PER_TOKEN, _MOST_CHARS = 8, 32_000_000
 
 
 class _Sent(NamedTuple):
-    """The newest messages of a conversation, by position, and its chain of words up to each."""
+    """The newest results of a conversation, by position, its chain of words up to each, and their characters."""
 
-    messages: dict[int, Message]
+    results: dict[int, Message]
     entries: dict[int, str]
+    chars: int
 
 
 class SentBefore:
@@ -35,14 +36,14 @@ class SentBefore:
         self._sent: Bounded[str, tuple[_Sent, ...]] = Bounded(_MOST_SCOPES)
 
     def restored(self, scope: str, conversation: Conversation) -> tuple[Message, ...] | None:
-        """Returns the messages with those as they were that the client has cleared or cut; None if there are none.
+        """Returns the messages with results as they were that the client has cleared or cut; None if there are none.
 
         If two conversations of equal words had different data there, either may be another person's (promise P9), and
-        the message stays as the client sends it.
+        the result stays as the client sends it.
         """
         other: dict[int, Message] = {}
         for at, message in enumerate(conversation.rest):
-            were = [each.messages[at] for each in self._sent.get(scope, ()) if _is_of(conversation, each, at)]
+            were = [each.results[at] for each in self._sent.get(scope, ()) if _is_of(conversation, each, at)]
             if were and all(was.raw == were[0].raw != message.raw for was in were):
                 other[at] = were[0]
         does = edited([(conversation.rest[at], was) for at, was in other.items()])
@@ -54,18 +55,22 @@ class SentBefore:
     def note(self, scope: str, measured: MeasuredRequest) -> None:
         """Remembers a conversation in place of those that it goes on from."""
         conversation = measured.conversation
-        left = min(_CHARS_PER_TOKEN * measured.window.tokens, _MOST_CHARS)
-        messages: dict[int, Message] = {}
+        chars, most_chars = 0, min(_CHARS_PER_TOKEN * measured.window.tokens, _MOST_CHARS)
+        results: dict[int, Message] = {}
         for at in reversed(range(len(conversation.rest))):
-            left -= len(visible_text(conversation.rest[at]))
-            if left < 0:
+            message = conversation.rest[at]
+            chars += len(message.text)
+            if chars > most_chars:
                 break
-            messages[at] = conversation.rest[at]
-        if not messages:
+            if message.role == "tool" and not message.other_parts:
+                results[at] = message
+        if not results:
             return
-        own = _Sent(messages, {at: conversation.words_hashes[at + 1] for at in messages})
+        own = _Sent(results, {at: conversation.words_hashes[at + 1] for at in results}, chars)
         others = (each for each in self._sent.get(scope, ()) if not _goes_on(own, conversation, each))
         self._sent[scope] = (own, *others)[:_MOST_CONVERSATIONS]
+        while sum(each.chars for known in self._sent.values() for each in known) > _MOST_CHARS:
+            self._sent.popitem(last=False)
 
 
 def _is_of(conversation: Conversation, sent: _Sent, at: int) -> bool:
@@ -74,9 +79,9 @@ def _is_of(conversation: Conversation, sent: _Sent, at: int) -> bool:
 
 
 def _goes_on(own: _Sent, conversation: Conversation, sent: _Sent) -> bool:
-    last = max(sent.messages)
+    last = max(sent.results)
     if last >= len(conversation.rest) or not _is_of(conversation, sent, last):
         return False
-    pairs = [(own.messages[at], was) for at, was in sent.messages.items() if at in own.messages]
+    pairs = [(own.results[at], was) for at, was in sent.results.items() if at in own.results]
     other = [(now, was) for now, was in pairs if now.raw != was.raw]
     return all(edited(other)) or all(edited([(was, now) for now, was in other]))
