@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeVar
 import httpx
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, get_json
+from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, fetch_json
 
 # The address of LM Studio's server by default (LM Studio docs, "Running LM Studio as a server").
 DEFAULT_ADDRESS = "http://127.0.0.1:1234"
@@ -149,10 +149,10 @@ async def list_models(
     """
     root = server_root(api_base)
     try:
-        return await _parsed(_parse_v1, await get_json(http, f"{root}/api/v1/models", api_key, timeout_s))
+        return await _parsed(_parse_v1, await fetch_json(http, f"{root}/api/v1/models", api_key, timeout_s))
     except NotThisApi as first:
         try:
-            return await _parsed(_parse_v0, await get_json(http, f"{root}/api/v0/models", api_key, timeout_s))
+            return await _parsed(_parse_v0, await fetch_json(http, f"{root}/api/v0/models", api_key, timeout_s))
         except NotThisApi as second:
             is_refused = isinstance(first, KeyRefused) or isinstance(second, KeyRefused)
             raise (KeyRefused if is_refused else NotThisApi)(f"{first}; {second}") from second
@@ -175,7 +175,7 @@ async def answers_as_lmstudio(
         ServerUnavailable: nothing answered, so it is not known.
     """
     try:
-        greeting = await get_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key, timeout_s)
+        greeting = await fetch_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key, timeout_s)
     except NotThisApi:
         greeting = None
     if isinstance(greeting, dict) and greeting.get("lmstudio") is True:
