@@ -122,6 +122,10 @@ async def fetch_json(
         raise Unreached(f"{where}: no connection ({exc})") from exc
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise ServerUnavailable(f"{where}: no usable answer ({type(exc).__name__}: {exc})") from exc
+    return _parsed(status, body, where, api)
+
+
+def _parsed(status: int, body: bytes | None, where: str, api: str) -> object:
     if status in (401, 403):
         raise KeyRefused(f"{where}: HTTP {status}, the API key was refused")
     if status == 429 or status >= 500:
