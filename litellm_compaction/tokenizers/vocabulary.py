@@ -155,9 +155,10 @@ class Vocabulary:
 
 
 def _clean(text: str) -> str:
+    if text.isascii():
+        return text
     try:
-        # ASCII costs nothing: its bytes are there.
-        text.isascii() or text.encode()
+        text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
