@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import tiktoken
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
@@ -92,6 +93,11 @@ HARMONY_TOKENS = {
     200018: "<|endofprompt|>",
 }
 HARMONY_SIZE = 201088
+# tiktoken stores a file under the SHA-1 of its address.
+PUBLISHED = {
+    "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+    "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
+}
 # Tokens that llama.cpp takes for the end of an answer wherever a vocabulary has them, of whatever type
 # (llama_vocab::impl::load); Gemma 4's </s> is text all the same.
 ENDS = frozenset(
@@ -212,7 +218,7 @@ def main(folder: Path) -> None:
     write_pack("qwen2", qwen2(folder))
     write_pack("deepseek-v3", deepseek(folder))
     write_pack("gemma4", gguf_vocabulary(folder, "gemma-4"))
-    write_gpt_oss()
+    write_openai()
     for name, (like, renamed) in DISTILLS.items():
         write_distill(name, like, renamed)
     write_templates(folder)
@@ -271,8 +277,10 @@ def write_distill(name: str, like: str, renamed: dict[int, str]) -> None:
     write_like(name, like, special, pattern=head["pattern"], bos=bos, eos=eos, adds_bos=True)
 
 
-def write_gpt_oss() -> None:
-    """o200k with harmony's special tokens and llama.cpp's pre-tokenizer, which differs on combining marks."""
+def write_openai() -> None:
+    """OpenAI's vocabularies without ranks, and gpt-oss: harmony's special tokens and llama.cpp's pre-tokenizer."""
+    for name, file in PUBLISHED.items():
+        write(name, {"pattern": tiktoken.get_encoding(name)._pat_str, "file": file, "special": {}}, None)
     indices = range(min(HARMONY_TOKENS), HARMONY_SIZE)
     special = {HARMONY_TOKENS.get(index, f"<|reserved_{index}|>"): [index, CONTROL] for index in indices}
     write_like("gpt-oss", "o200k_base", special, pattern=PATTERNS["gpt-4o"])

@@ -6,6 +6,7 @@ prompt tokens is exactly that of the real model.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Sequence
@@ -191,11 +192,11 @@ def _vocabulary(name: str) -> _Vocabulary:
 
 def _by_rank(head: dict[str, Any], body: bytes) -> list[str]:
     """The ordinary tokens of a byte-level vocabulary."""
-    like = head.get("like", "")
-    if like == "o200k_base":
-        ranks = _published(like)._mergeable_ranks
-        return [in_byte_alphabet(token) for token in sorted(ranks, key=ranks.__getitem__)]
-    tokens = json.loads(_read_pack(like)[1] if like else body)
+    whole, body = _read_pack(head["like"]) if "like" in head else (head, body)
+    if "file" in whole:
+        lines = filter(None, _published(whole["file"]).splitlines())
+        return [in_byte_alphabet(base64.b64decode(line.split()[0])) for line in lines]
+    tokens = json.loads(body)
     return [in_byte_alphabet(token.encode("latin-1")) for token in tokens]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,18 +106,9 @@ class Template:
             values["tools"] = list(map(_tool, tools))
         # Of this thread: on a busy machine a rendering may be interrupted for longer than it takes.
         begun_s = time.thread_time()
-        limit = _FREE_CHARS
-        parts: list[str] = []
-        size = 0
         try:
             # What `generate` does, but for the traceback that it would mend.
-            for part in self._compiled.root_render_func(self._compiled.new_context(values)):
-                parts.append(part)
-                size += len(part)
-                if size > limit:
-                    limit = _limit_chars(messages, tools, size)
-                if len(parts) % _PARTS_PER_LOOK == 0:
-                    _must_be_in_time(begun_s)
+            parts = _bounded(self._compiled.root_render_func(self._compiled.new_context(values)), messages, tools)
         except TemplateRefusal:
             raise
         except Exception as error:
@@ -174,21 +165,26 @@ def _tool(tool: JsonValue) -> JsonValue:
     }
 
 
-def _must_be_in_time(begun_s: float) -> None:
-    if time.thread_time() - begun_s > _MAX_RENDER_S:
-        raise TemplateRefusal(f"more than {_MAX_RENDER_S} s")
-
-
-def _limit_chars(messages: Sequence[JsonObject], tools: Sequence[JsonValue], size: int) -> int:
-    """The bound of a prompt, in characters.
+def _bounded(writing: Iterable[str], messages: Sequence[JsonObject], tools: Sequence[JsonValue]) -> list[str]:
+    """The parts of a prompt as they are written.
 
     Raises:
-        TemplateRefusal: it is longer already.
+        TemplateRefusal: they take too long, or are much more than what was given.
     """
-    limit = _FREE_CHARS + _MAX_GROWTH * (chars_of(messages) + chars_of(tools))
-    if size > limit:
-        raise TemplateRefusal(f"more than {limit} characters")
-    return limit
+    begun_s = time.thread_time()
+    limit = _FREE_CHARS
+    parts: list[str] = []
+    size = 0
+    for part in writing:
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            limit = _FREE_CHARS + _MAX_GROWTH * (chars_of(messages) + chars_of(tools))
+            if size > limit:
+                raise TemplateRefusal(f"more than {limit} characters")
+        if len(parts) % _PARTS_PER_LOOK == 0 and time.thread_time() - begun_s > _MAX_RENDER_S:
+            raise TemplateRefusal(f"more than {_MAX_RENDER_S} s")
+    return parts
 
 
 def chars_of(value: Any) -> int:

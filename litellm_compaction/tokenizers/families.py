@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -85,70 +84,61 @@ class Family:
         return self.template
 
 
+_Rows: TypeAlias = "list[tuple[re.Pattern[str], str]]"
+# Patterns of a list, in one.
+_AnyOf: TypeAlias = Annotated[
+    "re.Pattern[str]", BeforeValidator(lambda rows: "|".join(rows) if isinstance(rows, list) else rows)
+]
+
+
 class _Tables(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    """The tables: rows in order, the first that matches wins; they name an entry of `families`, or a switch."""
 
-    families: dict[str, dict[str, str | bool | int | float]]
-    architectures: list[list[str]]
-    names: list[list[str]]
-    retrained: list[str]
-    reasons: list[str]
-    answers_at_once: list[str]
-    rereads: list[str]
-    no_thinking_switches: list[list[str]]
+    model_config = ConfigDict(extra="forbid")
+
+    families: dict[str, Family]
+    architectures: _Rows
+    names: _Rows
+    retrained: _AnyOf
+    reasons: _AnyOf
+    answers_at_once: _AnyOf
+    rereads: _AnyOf
+    no_thinking_switches: _Rows
+
+    @field_validator("families", mode="before")
+    @classmethod
+    def _whole(cls, rows: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+        """Each entry with the values of the one that it is `like`, which stands before it."""
+        found: dict[str, dict[str, object]] = {}
+        for entry, own in rows.items():
+            like = str(own.pop("like", ""))
+            found[entry] = {**(found[like] if like else {}), **own}
+        return found
+
+    def by(self, rows: _Rows, text: str, *, within: str = "") -> Family | None:
+        """The family of the first row that matches, if it has the name `within`."""
+        for pattern, entry in rows:
+            family = self.families[entry]
+            if pattern.search(text) and within in ("", family.name):
+                return family
+        return None
 
 
-_Row: TypeAlias = "tuple[re.Pattern[str], Family]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """The tables, read: rows in order, the first that matches wins."""
-
-    families: Mapping[str, Family]
-    architectures: tuple[_Row, ...]
-    names: tuple[_Row, ...]
-    retrained: re.Pattern[str]
-    reasons: re.Pattern[str]
-    answers_at_once: re.Pattern[str]
-    rereads: re.Pattern[str]
-    switches: tuple[tuple[re.Pattern[str], str], ...]
-
-
-def _read(text: str) -> _Known:
+def _read(text: str) -> _Tables:
     """The tables in a text of TOML.
 
     Raises:
-        ValueError, KeyError, re.error: an entry has another shape, an unknown key, or names an unknown one.
+        ValueError, KeyError: an entry has another shape, an unknown key, or names an unknown one.
     """
     tables = _Tables.model_validate(tomllib.loads(text))
-    schema = TypeAdapter(Family)
-    families: dict[str, Family] = {}
-    for entry, own in tables.families.items():
-        like = str(own.pop("like", ""))
-        families[entry] = schema.validate_python({**(asdict(families[like]) if like else {}), **own})
-
-    def rows(pairs: list[list[str]]) -> tuple[_Row, ...]:
-        return tuple((re.compile(pattern), families[entry]) for pattern, entry in pairs)
-
-    def any_of(patterns: list[str]) -> re.Pattern[str]:
-        return re.compile("|".join(patterns))
-
-    return _Known(
-        families=families,
-        architectures=rows(tables.architectures),
-        names=rows(tables.names),
-        retrained=any_of(tables.retrained),
-        reasons=any_of(tables.reasons),
-        answers_at_once=any_of(tables.answers_at_once),
-        rereads=any_of(tables.rereads),
-        switches=tuple((re.compile(pattern), switch) for pattern, switch in tables.no_thinking_switches),
-    )
+    for _, entry in (*tables.architectures, *tables.names):
+        tables.families[entry]
+    return tables
 
 
-_KNOWN = _read(resources.files(__package__).joinpath("families.toml").read_text(encoding="utf-8"))
-_UNKNOWN = _KNOWN.families["unknown"]
-HEURISTIC = _KNOWN.families["heuristic"]
+_TABLES = _read(resources.files(__package__).joinpath("families.toml").read_text(encoding="utf-8"))
+_UNKNOWN = _TABLES.families["unknown"]
+HEURISTIC = _TABLES.families["heuristic"]
 
 
 def stand_in(family: Family) -> Family:
@@ -168,28 +158,23 @@ def family_of(architecture: str, model: str) -> Family:
     """
     plain = re.sub(r"[^a-z0-9]", "", architecture[:_MAX_NAME_CHARS].casefold())
     name = _plain(model)
-    told = next((family for pattern, family in _KNOWN.architectures if plain and pattern.match(plain)), None)
-    family = _named(name, within=told)
-    if family.template and _KNOWN.retrained.search(name):
+    own_name = name.rpartition("/")[2]
+    told = _TABLES.by(_TABLES.architectures, plain) if plain else None
+    within = told.name if told is not None else ""
+    named = _TABLES.by(_TABLES.names, own_name, within=within) or _TABLES.by(_TABLES.names, name, within=within)
+    family = named or told or _UNKNOWN
+    if family.template and _TABLES.retrained.search(name):
         family = replace(family, exact=False, error_ratio=max(family.error_ratio, _RETRAINED_ERROR))
-    thinks = family.name == "gpt-oss" or _KNOWN.reasons.search(name) is not None
+    thinks = family.name == "gpt-oss" or _TABLES.reasons.search(name) is not None
     return replace(
         family,
-        reasons=thinks and _KNOWN.answers_at_once.search(name) is None,
-        rereads=_KNOWN.rereads.match(plain or re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2])) is not None,
+        reasons=thinks and _TABLES.answers_at_once.search(name) is None,
+        rereads=_TABLES.rereads.match(plain or re.sub(r"[^a-z0-9]", "", own_name)) is not None,
     )
 
 
 def _plain(model: str) -> str:
     return model[-_MAX_NAME_CHARS:].casefold().replace("_", "-")
-
-
-def _named(name: str, *, within: Family | None) -> Family:
-    for candidate in (name.rpartition("/")[2], name):
-        for pattern, family in _KNOWN.names:
-            if pattern.search(candidate) and (within is None or within.name == family.name):
-                return family
-    return within if within is not None else _UNKNOWN
 
 
 def no_thinking_switch(model: str) -> str:
@@ -199,4 +184,4 @@ def no_thinking_switch(model: str) -> str:
         model: as LM Studio names it, with its publisher or without.
     """
     name = _plain(model)
-    return next((switch for pattern, switch in _KNOWN.switches if pattern.search(name)), "")
+    return next((switch for pattern, switch in _TABLES.no_thinking_switches if pattern.search(name)), "")

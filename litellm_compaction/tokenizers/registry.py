@@ -1,8 +1,9 @@
 """Vocabularies by name: offline, loaded once per process, for any string.
 
-Names are those of the packs inside this package, of the two files that LiteLLM ships (`cl100k_base`, `o200k_base`),
-`heuristic` for four characters per token, and `file:PATH` for the tokenizer.json that an operator has named. Safe to
-call from worker threads. The packs are built by tools/build_packs.py; NOTICE names sources and licences.
+Names are those of the packs inside this package, `heuristic` for four characters per token, and `file:PATH` for the
+tokenizer.json that an operator has named. Safe to call from worker threads. The packs are built by
+tools/build_packs.py; OpenAI's are without ranks, which are read from the files that LiteLLM ships. NOTICE names sources
+and licences.
 
 A damaged pack refuses no request and never passes for an exact count: the family is then counted by a stand-in.
 """
@@ -10,6 +11,7 @@ A damaged pack refuses no request and never passes for an exact count: the famil
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import importlib.util
 import json
@@ -42,11 +44,6 @@ from litellm_compaction.tokenizers.vocabulary import Vocabulary
 logger = logging.getLogger("litellm_compaction")
 # Before the path of an operator's tokenizer.json.
 FILE_PREFIX = "file:"
-# tiktoken stores a file under the SHA-1 of its address.
-_PUBLISHED = {
-    "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
-    "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
-}
 _CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
 _FOLDER = Path(__file__).parent / "packs"
 _loaded: dict[str, Vocabulary] = {}
@@ -108,8 +105,6 @@ def _load_once(name: str) -> Vocabulary:
 def _load(name: str) -> Vocabulary:
     if name == "heuristic":
         return Vocabulary(CharactersEncoder())
-    if name in _PUBLISHED:
-        return Vocabulary(TiktokenEncoder(_published(name)))
     if name.startswith(FILE_PREFIX):
         return read_tokenizer_json(Path(name.removeprefix(FILE_PREFIX)))
     head, body = _read_pack(name)
@@ -135,44 +130,34 @@ def _read_pack(name: str) -> tuple[dict[str, Any], bytes]:
 
 
 def _encoder(name: str, head: dict[str, Any], body: bytes) -> Encoder:
-    like = head.get("like", "")
-    if like in _PUBLISHED:
-        ranks = _published(like)._mergeable_ranks
+    if not head["pattern"]:
+        tokenizer = Tokenizer.from_buffer(body)
+        by_words = "words" in head
+        return WordsEncoder(tokenizer, head["words"], head["across"]) if by_words else TokenizersEncoder(tokenizer)
+    # One that differs from another in its special tokens alone has no ranks of its own.
+    whole, body = _read_pack(head["like"]) if "like" in head else (head, body)
+    if "file" in whole:
+        rows = (line.split() for line in _published(whole["file"]).splitlines() if line)
+        ranks = {base64.b64decode(token): int(rank) for token, rank in rows}
     else:
-        body = _read_pack(like)[1] if like else body
-        if not head["pattern"]:
-            tokenizer = Tokenizer.from_buffer(body)
-            by_words = "words" in head
-            return WordsEncoder(tokenizer, head["words"], head["across"]) if by_words else TokenizersEncoder(tokenizer)
         ranks = {token.encode("latin-1"): rank for rank, token in enumerate(json.loads(body))}
-    made = tiktoken.Encoding(name, pat_str=head["pattern"], mergeable_ranks=ranks, special_tokens={})
-    return TiktokenEncoder(made)
+    encoding = tiktoken.Encoding(name, pat_str=head["pattern"], mergeable_ranks=ranks, special_tokens={})
+    return TiktokenEncoder(encoding)
 
 
-def _published(name: str) -> tiktoken.Encoding:
-    before = os.environ.get(_CACHE_VARIABLE)
-    os.environ[_CACHE_VARIABLE] = str(_folder(name))
-    try:
-        return tiktoken.get_encoding(name)
-    finally:
-        if before is None:
-            del os.environ[_CACHE_VARIABLE]
-        else:
-            os.environ[_CACHE_VARIABLE] = before
-
-
-def _folder(name: str) -> Path:
+def _published(name: str) -> bytes:
+    """One of tiktoken's files, which it calls by the SHA-1 of their addresses."""
     folders = [Path(os.environ[_CACHE_VARIABLE])] if os.environ.get(_CACHE_VARIABLE) else []
     # Looked up without importing LiteLLM, which takes seconds and belongs to the edges.
     spec = importlib.util.find_spec("litellm")
     places = (spec.submodule_search_locations or ()) if spec is not None else ()
     folders += [Path(place) / "litellm_core_utils" / "tokenizers" for place in places]
     for folder in folders:
-        if (folder / _PUBLISHED[name]).is_file():
-            return folder
+        if (folder / name).is_file():
+            return (folder / name).read_bytes()
     raise CompactionError(
-        f"The vocabulary {name} is not in {' or '.join(map(str, folders)) or 'LiteLLM'}: "
-        f"reinstall LiteLLM, or point {_CACHE_VARIABLE} to a folder with tiktoken's file {_PUBLISHED[name]}."
+        f"tiktoken's file {name} is not in {' or '.join(map(str, folders)) or 'LiteLLM'}: reinstall LiteLLM, or point "
+        f"{_CACHE_VARIABLE} to a folder with it."
     )
 
 

@@ -75,14 +75,28 @@ class KeyRefused(NotThisApi):
     """A server answered, and wants another key, or one at all."""
 
 
-async def get_json(
-    http: httpx.AsyncClient, url: str, api_key: str | None, timeout_s: float, *, api: str = "LM Studio's API"
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that shows a key; none for a placeholder of clients and LiteLLM."""
+    return {} if api_key is None or api_key in _PLACEHOLDER_KEYS else {"Authorization": f"Bearer {api_key}"}
+
+
+async def fetch_json(
+    http: httpx.AsyncClient,
+    url: str,
+    api_key: str | None,
+    timeout_s: float,
+    *,
+    asked: object = None,
+    api: str = "LM Studio's API",
 ) -> object:
     """The parsed body of a 2xx answer.
 
     Args:
+        http: the client to use.
+        url: of the question.
         api_key: sent as bearer token unless it is a placeholder.
         timeout_s: limit for the whole exchange, body included.
+        asked: sent as JSON by a POST; None asks by a GET.
         api: the expected one, for errors.
 
     Raises:
@@ -90,36 +104,9 @@ async def get_json(
         NotThisApi: the answer is not JSON, larger than 4 MiB, or nothing but structure.
         Unreached: the server took no connection.
         ServerUnavailable: timeout, or a server that says that it cannot answer now (429, 5xx).
-    """
-    return await _exchange(http, "GET", url, api_key, None, timeout_s, api)
-
-
-async def post_json(
-    http: httpx.AsyncClient, url: str, api_key: str | None, asked: object, timeout_s: float, *, api: str
-) -> object:
-    """The same for a question of more than an address, which is sent as JSON.
-
-    Raises:
         ValueError, RecursionError: `asked` cannot be written as JSON.
-        KeyRefused, NotThisApi, Unreached, ServerUnavailable: as `get_json`.
     """
-    return await _exchange(http, "POST", url, api_key, json.dumps(asked).encode(), timeout_s, api)
-
-
-def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that shows a key; none for a placeholder of clients and LiteLLM."""
-    return {} if api_key is None or api_key in _PLACEHOLDER_KEYS else {"Authorization": f"Bearer {api_key}"}
-
-
-async def _exchange(
-    http: httpx.AsyncClient,
-    method: str,
-    url: str,
-    api_key: str | None,
-    content: bytes | None,
-    timeout_s: float,
-    api: str,
-) -> object:
+    method, content = ("GET", None) if asked is None else ("POST", json.dumps(asked).encode())
     headers = [(b"Accept", b"application/json"), (b"Accept-Encoding", ACCEPTED_ENCODINGS.encode())]
     if content is not None:
         headers.append((b"Content-Type", b"application/json"))
@@ -135,6 +122,10 @@ async def _exchange(
         raise Unreached(f"{where}: no connection ({exc})") from exc
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise ServerUnavailable(f"{where}: no usable answer ({type(exc).__name__}: {exc})") from exc
+    return _parsed(status, body, where, api)
+
+
+def _parsed(status: int, body: bytes | None, where: str, api: str) -> object:
     if status in (401, 403):
         raise KeyRefused(f"{where}: HTTP {status}, the API key was refused")
     if status == 429 or status >= 500:

@@ -9,19 +9,32 @@ docs, "ttl-and-auto-evict").
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeAlias
 
 import httpx
-from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
-from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, get_json
+from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, fetch_json
 
 # The address of LM Studio's server by default (LM Studio docs, "Running LM Studio as a server").
 DEFAULT_ADDRESS = "http://127.0.0.1:1234"
 # So many take about 5 ms.
 _MANY_ROWS = 200
+# The versions of the API, and where each lists its models.
+Api: TypeAlias = Literal["v1", "v0"]
+_ROWS: Mapping[Api, str] = {"v1": "models", "v0": "data"}
 DEFAULT_API_BASE = f"{DEFAULT_ADDRESS}/v1"
 
 
@@ -91,6 +104,19 @@ class ListedModel(BaseModel):
     )
     file_format: _Format = Field("", validation_alias="format")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_newer(cls, row: object) -> object:
+        """A row as it was before 0.4, in the newer shape; its requests queue, one at a time.
+
+        `loaded_context_length` is undocumented, so optional (zed pull request 25606).
+        """
+        if not isinstance(row, dict) or row.get("state") not in ("loaded", "not-loaded"):
+            return row
+        copy = {"id": row.get("id"), "context_length": row.get("loaded_context_length")}
+        newer = {"key": row.get("id"), "architecture": row.get("arch"), "format": row.get("compatibility_type")}
+        return {**row, **newer, "loaded_instances": [copy] if row["state"] == "loaded" else []}
+
     @property
     def kind(self) -> Literal["llm", "embedding"]:
         """`llm` if it answers chats."""
@@ -125,7 +151,7 @@ class _OlderModel(BaseModel):
 class Listing:
     """All models that a server has, and the version of the API that listed them."""
 
-    api: Literal["v1", "v0"]
+    api: Api
     models: tuple[ListedModel, ...]
 
 
@@ -148,22 +174,34 @@ async def list_models(
         ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx).
     """
     root = server_root(api_base)
-    try:
-        return await _parsed(_parse_v1, await get_json(http, f"{root}/api/v1/models", api_key, timeout_s))
-    except NotThisApi as first:
+    refusals: list[NotThisApi] = []
+    for api in _ROWS:
         try:
-            return await _parsed(_parse_v0, await get_json(http, f"{root}/api/v0/models", api_key, timeout_s))
-        except NotThisApi as second:
-            is_refused = isinstance(first, KeyRefused) or isinstance(second, KeyRefused)
-            raise (KeyRefused if is_refused else NotThisApi)(f"{first}; {second}") from second
+            answer = await fetch_json(http, f"{root}/api/{api}/models", api_key, timeout_s)
+            # One of thousands of models takes a second to read, so others go on meanwhile.
+            lists = [value for value in answer.values() if isinstance(value, list)] if isinstance(answer, dict) else []
+            is_long = sum(map(len, lists)) > _MANY_ROWS
+            return await asyncio.to_thread(parse_list, api, answer) if is_long else parse_list(api, answer)
+        except NotThisApi as refusal:  # noqa: PERF203 - two
+            refusals.append(refusal)
+    is_refused = any(isinstance(each, KeyRefused) for each in refusals)
+    raise (KeyRefused if is_refused else NotThisApi)("; ".join(map(str, refusals)))
 
 
-async def _parsed(parse: Callable[[object], Listing], answer: object) -> Listing:
-    """The listing in an answer; one of thousands of models takes a second to read, so others go on meanwhile."""
-    lists = [value for value in answer.values() if isinstance(value, list)] if isinstance(answer, dict) else []
-    if sum(map(len, lists)) <= _MANY_ROWS:
-        return parse(answer)
-    return await asyncio.to_thread(parse, answer)
+def parse_list(api: Api, answer: object) -> Listing:
+    """The listing in an answer. One odd row must not hide the others, only odd rows are another API.
+
+    Raises:
+        NotThisApi: it has another shape.
+    """
+    rows = answer.get(_ROWS[api]) if isinstance(answer, dict) else None
+    models: list[ListedModel] = []
+    for row in rows if isinstance(rows, list) else ():
+        with contextlib.suppress(ValidationError):
+            models.append(ListedModel.model_validate(row))
+    if not isinstance(rows, list) or (rows and not models):
+        raise NotThisApi(f"/api/{api}/models: not LM Studio's API, the answer has another shape")
+    return Listing(api=api, models=tuple(models))
 
 
 async def answers_as_lmstudio(
@@ -175,7 +213,7 @@ async def answers_as_lmstudio(
         ServerUnavailable: nothing answered, so it is not known.
     """
     try:
-        greeting = await get_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key, timeout_s)
+        greeting = await fetch_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key, timeout_s)
     except NotThisApi:
         greeting = None
     if isinstance(greeting, dict) and greeting.get("lmstudio") is True:
@@ -194,8 +232,7 @@ def match(listing: Listing, model: str) -> tuple[ListedModel, Instance | None] |
     instance id wins; otherwise the smallest instance, since LM Studio sends a key to its canonical instance even if
     a larger one is loaded (openclaw issue 141357). The instance is None when the model is not loaded.
     """
-    found = _match(listing, model, lambda name: name)
-    return found if found is not None else _match(listing, model, str.casefold)
+    return _match(listing, model, str) or _match(listing, model, str.casefold)
 
 
 def _match(listing: Listing, model: str, fold: Callable[[str], str]) -> tuple[ListedModel, Instance | None] | None:
@@ -212,8 +249,7 @@ def _match(listing: Listing, model: str, fold: Callable[[str], str]) -> tuple[Li
         lambda listed: _without_publisher(_without_quant(fold(listed.key))) == _without_publisher(bare),
     )
     for step in steps:
-        found = [listed for listed in listing.models if step(listed)]
-        if found:
+        if found := [listed for listed in listing.models if step(listed)]:
             return _smallest(found)
     return None
 
@@ -232,48 +268,3 @@ def _without_quant(name: str) -> str:
 
 def _without_publisher(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _parse_v1(answer: object) -> Listing:
-    path = "/api/v1/models"
-    return Listing(api="v1", models=tuple(_entries(_valid(answer, _V1Listing, path).models, ListedModel, path)))
-
-
-def _parse_v0(answer: object) -> Listing:
-    path = "/api/v0/models"
-    rows = _entries(_valid(answer, _V0Listing, path).data, _OlderModel, path)
-    return Listing(api="v0", models=tuple(row.as_listed() for row in rows))
-
-
-class _V1Listing(BaseModel):
-    models: list[object]
-
-
-class _V0Listing(BaseModel):
-    data: list[object]
-
-
-_Entry = TypeVar("_Entry", bound=BaseModel)
-
-
-def _entries(rows: list[object], shape: type[_Entry], path: str) -> Iterator[_Entry]:
-    """The rows that have the shape: one odd row must not hide the others, only odd rows are another API."""
-    failure: NotThisApi | None = None
-    found = False
-    for row in rows:
-        try:
-            entry = _valid(row, shape, path)
-        except NotThisApi as exc:  # noqa: PERF203 - tens of rows, every few seconds
-            failure = exc
-        else:
-            found = True
-            yield entry
-    if failure is not None and not found:
-        raise failure
-
-
-def _valid(answer: object, shape: type[_Entry], path: str) -> _Entry:
-    try:
-        return shape.model_validate(answer)
-    except ValidationError as exc:
-        raise NotThisApi(f"{path}: not LM Studio's API, the answer has another shape") from exc

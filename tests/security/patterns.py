@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import regex
+from pydantic import BaseModel
 
 if sys.version_info >= (3, 11):
     import re._constants as sre_constants
@@ -67,14 +68,14 @@ SEEN_CHARS = {
     ),  # _SLICE_CHARS
     **dict.fromkeys((f"core.secrets._{name}" for name in ("SIGNED", "COMMAND", "FORM", "BROKEN", "HIDDEN")), 32_768),
     "core.continuation.joiner._DIALOGUE": 8_000,  # the end of an answer (_SCENE_CHARS)
-    "tokenizers.families._KNOWN": 256,  # a model's name (_MAX_NAME_CHARS)
+    "tokenizers.families._TABLES": 256,  # a model's name (_MAX_NAME_CHARS)
     **dict.fromkeys((f"core.identity._{name}" for name in ("NOTE", "WORD", "AMOUNT", "DIGIT", "MARK")), 480),
     "core.identity._ENDING": 300,  # the end of a text (_MOST_ENDING_CHARS)
 }
 # Those of them that see one such text a request or a continuation, not a long one in pieces.
 SEEN_ONCE = frozenset(
     {
-        "tokenizers.families._KNOWN",
+        "tokenizers.families._TABLES",
         *_FIRST_LINE,
     }
 )
@@ -123,6 +124,8 @@ def _inside(value: Any) -> Iterator[re.Pattern[str]]:
     elif isinstance(value, Mapping):
         for each in value.values():
             yield from _inside(each)
+    elif isinstance(value, BaseModel):
+        yield from _inside(vars(value))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from _inside(getattr(value, field.name))

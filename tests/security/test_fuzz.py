@@ -28,7 +28,7 @@ from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.stores.store import decode
 from litellm_compaction.windows.fetch import NotThisApi
-from litellm_compaction.windows.lmstudio import Listing, _parse_v0, _parse_v1, answers_as_lmstudio, list_models, match
+from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models, match, parse_list
 from litellm_compaction.windows.other_servers import (
     SERVERS,
     Served,
@@ -149,8 +149,8 @@ _ALL_LISTED = _near(*_LISTED.values())
 @given(_ALL_LISTED, st.sampled_from(["k", "K", "k@q4", "p/k", "", "k:latest"]))
 def test_listings(answer: object, name: str) -> None:
     """Of LM Studio, llama.cpp, vLLM and Ollama: models, or another API; a name finds one, or none."""
-    for parse in (_parse_v1, _parse_v0):
-        listing = _bounded(lambda parse=parse: parse(answer), NotThisApi)  # type: ignore[misc]
+    for api in ("v1", "v0"):
+        listing = _bounded(lambda api=api: parse_list(api, answer), NotThisApi)  # type: ignore[misc]
         if isinstance(listing, Listing):
             _bounded(lambda listing=listing: match(listing, name))  # type: ignore[misc]
     for server in SERVERS.values():

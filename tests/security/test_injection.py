@@ -87,7 +87,7 @@ async def test_a_hostile_summary_stays_a_users_data(summary: str) -> None:
     assert len(text) < 40_000
 
 
-_RENDERED = {family.template: family for family in families._KNOWN.families.values() if family.template}
+_RENDERED = {family.template: family for family in families._TABLES.families.values() if family.template}
 
 
 @pytest.mark.slow
