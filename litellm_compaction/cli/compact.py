@@ -24,7 +24,7 @@ from litellm_compaction.core.strategies import STRATEGIES, chooses
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import CompactionEvent, Event, harmless
-from litellm_compaction.library.context import offline_context
+from litellm_compaction.library.model import Model
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
 from litellm_compaction.stores import memory_store
 from litellm_compaction.tokens.counter import TokenCounter
@@ -35,7 +35,6 @@ Fate: TypeAlias = Literal["kept", "edited", "summarized", "dropped", "offered"]
 
 _PROGRESS_S = 1.0
 _STORE_BYTES = 1 << 30
-_TEMPERATURE = 0.3
 _Result = TypeVar("_Result")
 
 _DONE = {
@@ -229,14 +228,7 @@ async def _compacted(
     store = memory_store(ttl_s=settings.store_ttl_s, max_bytes=_STORE_BYTES)
     windows = Windows(cache_s=settings.window_cache_s)
     compactor = Compactor(windows=windows, counter=TokenCounter(), store=store, observers=(events.append,))
-    context = offline_context(
-        model,
-        window_tokens,
-        settings,
-        server.completion(settings.summary_timeout_s),
-        temperature=_TEMPERATURE,
-        summary_calls=settings.max_summary_calls,
-    )
+    context = Model(model, server.completion(settings.summary_timeout_s)).context(window_tokens, settings)
     report = partial(Report, model=model, window_tokens=window_tokens, dry_run=dry_run)
     try:
         needed = await _shown(compactor.prepare(request, context), f"counting for {model}")

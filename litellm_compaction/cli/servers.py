@@ -12,7 +12,7 @@ import httpx
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Request, parse_message
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.library.context import Completion
+from litellm_compaction.library.model import Completion
 from litellm_compaction.proxy.config_check import Finding, note, problem
 from litellm_compaction.tokenizers.sources import TokenizerSource
 from litellm_compaction.tokens.counter import Count, TokenCounter

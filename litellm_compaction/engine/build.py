@@ -1,7 +1,6 @@
 """Makes a new compaction: a summary if a pruning model gives one, the ledger either way; then stores it.
 
-Called by the compactor, once for all requests that need the same compaction at the same time, and by the library, which
-decides by bounds of its caller's.
+Called by the compactor, once for all requests that need the same compaction at the same time.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import Verbatim, verbatim
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, TASK_WINDOW_RATIO, Edit, Level, Prune, Summarize
-from litellm_compaction.core.portable import bases_of
-from litellm_compaction.core.record import ledger_messages
+from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
@@ -97,8 +95,6 @@ class CompactionBuilder:
     """Makes compactions from plans, and stores them.
 
     Args:
-        quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
-        earlier_quotes: quotes of an earlier record's ledger, which the messages carried.
         originals: keeps the messages that a stored compaction covers, if the settings say so; None for nowhere.
         recaller: says if a request's model has a tool that takes handles of originals; None for no such tool.
     """
@@ -108,15 +104,11 @@ class CompactionBuilder:
         *,
         summary_client: SummaryClient,
         store: CompactionStore,
-        quoted: Callable[[Message], Message] = lambda message: message,
-        earlier_quotes: Sequence[Message] = (),
         originals: Originals | None = None,
         recaller: Recaller | None = None,
     ) -> None:
         self._summary_client = summary_client
         self._store = store
-        self._quoted = quoted
-        self._earlier_quotes = earlier_quotes
         self._originals = originals
         self._recaller = recaller
 
@@ -337,7 +329,7 @@ class CompactionBuilder:
         `sources` reads `read`, in a thread if long.
         """
         redact, bases = redact_of(measured), _portable_bases(measured)
-        earlier_quotes = ledger_messages(bases[0].ledger) if bases else self._earlier_quotes
+        earlier_quotes = ledger_messages(bases[0].ledger) if bases else []
 
         def write() -> Verbatim:
             hidden, known, stub_tokens = sources()
@@ -350,7 +342,7 @@ class CompactionBuilder:
             task = None if earlier_quotes else measured.conversation.task
             places = {at: place for place, at in positions.items()}
             found = verbatim(
-                [*earlier_quotes, *map(self._quoted, hidden.values())],
+                [*earlier_quotes, *hidden.values()],
                 budget_tokens=budget_tokens,
                 count=measured.count_text,
                 known=known,
@@ -462,7 +454,4 @@ def _spare(decision: Summarize, summary: str, count: Callable[[str], int]) -> in
     """Room that the summary leaves to the ledger if it needs less, or did not come; below 0 if it needed more."""
     if decision.provisional and decision.base is not None and decision.base.segments:
         return 0
-    spare_tokens = decision.summary_tokens - count(summary) if summary else decision.summary_tokens
-    if decision.ledger_max_tokens is None:
-        return spare_tokens
-    return min(spare_tokens, decision.ledger_max_tokens - decision.ledger_tokens)
+    return decision.summary_tokens - count(summary) if summary else decision.summary_tokens
