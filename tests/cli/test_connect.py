@@ -19,9 +19,9 @@ import yaml
 from litellm_compaction.cli.app import main
 from litellm_compaction.cli.connect import CLIENTS, Place, filled, sections
 from litellm_compaction.cli.shells import content_of, quoted, variable
-from litellm_compaction.simulator import Address, Simulator
 from tests.cli.conftest import GPT_OSS, NOWHERE, QWEN
 from tests.integration.plain_server import PlainServer
+from tests.lmstudio_double import Address, Simulator
 
 KEY = "sk-connect-0123456789abcdefghij"
 Connect = Callable[..., tuple[int, str, str]]

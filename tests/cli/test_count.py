@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.simulator import Address
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.cli.conftest import GPT_OSS, QWEN, Run
+from tests.lmstudio_double import Address
 from tests.tokenizers.gguf_writer import bpe_fields, gguf
 
 CASES = json.loads((Path(__file__).parents[1] / "tokens" / "golden" / "prompts.json").read_text("utf-8"))["cases"]

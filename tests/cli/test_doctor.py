@@ -16,10 +16,10 @@ from litellm_compaction.cli.running import Running, told
 from litellm_compaction.events import event_to_json
 from litellm_compaction.proxy.config_check import note
 from litellm_compaction.proxy.litellm_router import LACKS
-from litellm_compaction.simulator import Address, Model, Simulator, serve
 from litellm_compaction.stores import open_store
 from tests.cli.conftest import GPT_OSS, QWEN, Report, at, config, deployment, messages
 from tests.integration.plain_server import PlainServer
+from tests.lmstudio_double import Address, Model, Simulator, serve
 from tests.test_events import event
 
 pytestmark = pytest.mark.usefixtures("without_lm_studio")

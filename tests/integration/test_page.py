@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from litellm_compaction.config import LIVE
-from litellm_compaction.simulator import Model, Simulator
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, answers
 from tests.integration.harness import Proxy, lm_studio, write_config
@@ -33,6 +32,7 @@ from tests.integration.page_forms import (
     save,
     send,
 )
+from tests.lmstudio_double import Model, Simulator
 
 # Of Anna's team; of nobody's.
 TEAM_MATES = [f"sk-page-{name}" for name in ("reader", "team")]

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Fault, Model, Reply, Simulator, Tokenizer, summary_of_facts
 from tests.builders import prose, tool_round, tools
 from tests.integration.app import proxy, serve
 from tests.integration.bench import is_question, is_summary_call, overrun
 from tests.integration.harness import Proxy, lm_studio, write_config
 from tests.integration.validity import problems, searchable
+from tests.lmstudio_double import ChatCall, Fault, Model, Reply, Simulator, Tokenizer, summary_of_facts
 
 FOLDER = Path(os.environ.get("COMPACTION_TRANSCRIPTS") or Path(__file__).parents[3] / "shared" / "transcripts")
 

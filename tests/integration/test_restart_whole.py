@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from litellm_compaction.simulator import Reply
 from tests.builders import talk, tools
 from tests.integration.restart_bench import (
     TEXTS,
@@ -14,6 +13,7 @@ from tests.integration.restart_bench import (
     both_carriers,
     calls,
 )
+from tests.lmstudio_double import Reply
 
 
 def _choice(answer: Any) -> dict[str, Any]:

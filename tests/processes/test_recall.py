@@ -15,11 +15,11 @@ import httpx
 import pytest
 
 from litellm_compaction.cli import main
-from litellm_compaction.simulator import Model, Simulator, serve
 from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import KEY, answers
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
 from tests.integration.page_forms import ANNA, ARNO, BERT, KEYS
+from tests.lmstudio_double import Model, Simulator, serve
 
 _LIMIT_S = 60
 
