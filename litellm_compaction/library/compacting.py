@@ -181,10 +181,12 @@ def _result(
             break
         # Also with `null` content, as it came.
         raw[-behind] = theirs.raw
-    # The hardest compaction, which no store keeps, covers all before the end of the conversation.
-    covered = record.replaced_messages if record else len(own) - len(sent) + 1
-    pinned, dropped = (record.pinned, record.dropped) if record else ((), ())
-    gone = {prefix + at for at in ({*range(covered)} - {*pinned}).union(dropped)}
+    if record is not None:
+        gone = {prefix + at for at in ({*range(record.replaced_messages)} - {*record.pinned}).union(record.dropped)}
+    else:
+        # The hardest compaction, which no store keeps, covers all but the user's words and the conversation's end.
+        covered = range(prefix, prefix + len(own) - len(sent) + 1 if prepared.round else prefix)
+        gone = {at for at in covered if own[at].role != "user" or own[at].text not in sent[prefix].text}
     replaced = tuple(sorted({places[at] for at in gone} - {place for at, place in enumerate(places) if at not in gone}))
     event = CompactionEvent(
         round=prepared.round,

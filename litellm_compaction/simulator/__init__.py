@@ -5,7 +5,7 @@ witness the project's requests.
 """
 
 from .catalog import Instance, Model
-from .rendering import Tokenizer, count_by
+from .rendering import count_by
 from .script import ChatCall, Reply, RequestRecord
 from .server import Address, serve
 from .simulator import Simulator
@@ -18,7 +18,6 @@ __all__ = [
     "Reply",
     "RequestRecord",
     "Simulator",
-    "Tokenizer",
     "count_by",
     "serve",
 ]

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from litellm_compaction.simulator.messages import JsonObject
-from litellm_compaction.simulator.rendering import Segment, Tokenizer
+from litellm_compaction.simulator.rendering import Segment
 
 ModelType = Literal["llm", "vlm", "embeddings"]
 
@@ -40,12 +40,8 @@ class Model:
     params_string: str = "8B"
 
     def __post_init__(self) -> None:
-        if self.parallel < 1 or self.max_context_length < 1 or self.counting.factor <= 0:
-            raise ValueError("parallel and max_context_length must be at least 1, the tokenizer's factor above 0")
-
-    @property
-    def counting(self) -> Tokenizer:
-        return Tokenizer()
+        if self.parallel < 1 or self.max_context_length < 1:
+            raise ValueError("parallel and max_context_length must be at least 1")
 
     def all_variants(self) -> tuple[str, ...]:
         """The names with quantization; by default the one that is downloaded."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from .answer import Connection, Envelope, Piece, event, pieces, reasoning_tokens, reply_tokens, visible_reply
 from .catalog import Instance
 from .messages import ChatRequest, JsonObject, Refusal, parse_chat, parse_completion
-from .rendering import Prompt, answer_segments, render_chat, render_text, rolling_window
+from .rendering import Prompt, answer_segments, render_chat, render_text, with_newest
 from .script import ChatCall, Reply, RequestRecord, default_reply
 from .simulator import Simulator
 
@@ -48,23 +47,21 @@ class Inference:
 
     def _prompt(self, request: ChatRequest, instance: Instance) -> Prompt:
         """The rest of the prompt in the window: one that is as long overflows, too, as no token of an answer fits."""
-        record, counting = self.record, instance.model.counting
+        record = self.record
         record.model, record.instance_id = instance.model.key, instance.id
         record.context_length = instance.context_length
         whole = render_text(request.messages[0].text) if self.is_text else render_chat(request.messages, request.tools)
         kept = whole
-        record.prompt_tokens = record.kept_tokens = counting.prompt(whole)
+        record.prompt_tokens = record.kept_tokens = whole.count_tokens()
         if record.prompt_tokens >= instance.context_length:
-            kept = rolling_window(whole, instance.context_length, counting)
-            record.truncated, record.kept_tokens = True, counting.prompt(kept)
+            kept = with_newest(whole, instance.context_length)
+            record.truncated, record.kept_tokens = True, kept.count_tokens()
         # A final assistant message is part of the opening, not of a block.
         last = request.messages[-1]
         begun = last.text if last.role == "assistant" else ""
         record.seen_text = "\n".join(filter(None, (kept.text(), begun)))
         record.sent_text = "\n".join(filter(None, (whole.text(), begun)))
-        raw_tokens = kept.count_tokens()
-        cached_tokens = instance.take(kept.segments(), raw_tokens)
-        record.cached_tokens = record.kept_tokens * cached_tokens // max(1, raw_tokens)
+        record.cached_tokens = instance.take(kept.segments(), record.kept_tokens)
         record.computed_tokens = record.kept_tokens - record.cached_tokens
         return kept
 
@@ -91,25 +88,22 @@ class Inference:
     async def _answer(self, request: ChatRequest, instance: Instance, reply: Reply) -> None:
         record, prefix = self.record, "cmpl-" if self.is_text else "chatcmpl-"
         envelope = Envelope(id=self.simulator.new_id(prefix), model=instance.id, is_text=self.is_text)
-        factor = instance.model.counting.factor
         room_tokens = instance.context_length - record.kept_tokens
         most = room_tokens if request.max_tokens is None else min(request.max_tokens, room_tokens)
-        limit = max(0, math.floor(most / factor))
-        total = reply_tokens(reply)
         record.finish_reason = reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
-        if total > limit:
+        if reply_tokens(reply) > most:
             record.finish_reason = "length"
         if request.stream:
             await self.connection.start_stream()
         delta: JsonObject = {"role": "assistant"}
-        for piece in self._pieces(reply, limit):
+        for piece in self._pieces(reply, max(0, most)):
             await asyncio.sleep(0)
-            self._note(piece, factor)
+            self._note(piece)
             if request.stream and piece.kind != "hidden":
                 await self.connection.send_bytes(event(envelope.chunk(delta | envelope.delta(piece))))
                 delta = {}
         self.simulator.finish(record, "ok")
-        usage = self._usage(reply, factor)
+        usage = self._usage(reply)
         if not request.stream:
             await self.connection.send_json(200, envelope.whole(self._message(), record.finish_reason, usage))
             return
@@ -122,12 +116,12 @@ class Inference:
     def _pieces(self, reply: Reply, limit: int) -> Iterator[Piece]:
         return pieces(reply, self.simulator.chunk_tokens, limit, self.simulator.new_id)
 
-    def _note(self, piece: Piece, factor: float) -> None:
+    def _note(self, piece: Piece) -> None:
         record = self.record
         if record.first_delta_s is None:
             record.first_delta_s = time.monotonic()
             self.simulator.notify()
-        record.completion_tokens += math.ceil(piece.tokens * factor)
+        record.completion_tokens += piece.tokens
         if piece.kind == "reasoning":
             self.reasoning += piece.text
         elif piece.kind == "content":
@@ -147,7 +141,7 @@ class Inference:
         ]
         return message
 
-    def _usage(self, reply: Reply, factor: float) -> JsonObject:
+    def _usage(self, reply: Reply) -> JsonObject:
         """LM Studio's has reasoning tokens since 0.4.22 (bt#2335), and never cached tokens (bt#778, bt#2390)."""
         record = self.record
         counts: JsonObject = {
@@ -156,6 +150,6 @@ class Inference:
             "total_tokens": record.prompt_tokens + record.completion_tokens,
         }
         if reply.reasoning:
-            thoughts = min(math.ceil(reasoning_tokens(reply) * factor), record.completion_tokens)
+            thoughts = min(reasoning_tokens(reply), record.completion_tokens)
             counts["completion_tokens_details"] = {"reasoning_tokens": thoughts}
         return counts

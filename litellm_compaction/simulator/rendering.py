@@ -88,27 +88,6 @@ class Prompt:
         return "\n".join(block.text for block in self.blocks if block.text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tokenizer:
-    """How many tokens a server's model makes of a text: `factor` times those of the vocabulary."""
-
-    factor: float = 1.0
-
-    def text(self, text: str) -> int:
-        return math.ceil(self.pieces([Segment(text)]))
-
-    def blocks(self, blocks: Iterable[Block]) -> float:
-        return sum(self.pieces(block.segments) for block in blocks)
-
-    def pieces(self, segments: Iterable[Segment]) -> float:
-        """Returns the tokens of pieces of a turn, or of the opening of an answer."""
-        return sum(segment.count_tokens() for segment in segments) * self.factor
-
-    def prompt(self, prompt: Prompt) -> int:
-        """Returns the tokens of a prompt, as `usage` says."""
-        return math.ceil(self.blocks(prompt.blocks) + self.pieces(prompt.opening))
-
-
 def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject]) -> Prompt:
     """The prompt of a conversation; a final assistant message is continued instead of closed (bt#2041)."""
     blocks: list[Block] = []
@@ -209,39 +188,35 @@ def _tool_results(messages: Sequence[Message]) -> Block:
 
 # A truncated prompt leaves this share of the window for the answer (simplification; LM Studio's share is not known).
 _ANSWER_SHARE = 8
-_MOST_TOKEN_CHARS = 128
 
 
-def rolling_window(prompt: Prompt, window_tokens: int, tokenizer: Tokenizer) -> Prompt:
-    """The prompt with the oldest messages dropped, the system message among the first."""
-    return with_newest(prompt, (), window_tokens, tokenizer)
+def with_newest(prompt: Prompt, window_tokens: int, head: tuple[Block, ...] = (), factor: float = 1.0) -> Prompt:
+    """`head` and the newest messages that fit, if each token counts as `factor`; the very newest loses its front.
 
-
-def with_newest(prompt: Prompt, head: tuple[Block, ...], window_tokens: int, tokenizer: Tokenizer) -> Prompt:
-    """`head` and the newest messages that fit; the very newest loses its front if it does not."""
-    fixed = tokenizer.prompt(Prompt(head, prompt.opening))
-    budget = max(window_tokens - window_tokens // _ANSWER_SHARE, fixed + 1)
+    Without a head the oldest messages are dropped first, the system message among them: a rolling window.
+    """
+    fixed = math.ceil(Prompt(head, prompt.opening).count_tokens() * factor)
+    room_tokens = int((max(window_tokens - window_tokens // _ANSWER_SHARE, fixed + 1) - fixed) / factor)
     kept: list[Block] = []
-    remaining: float = budget - fixed
     for block in reversed(prompt.blocks[len(head) :]):
-        size = tokenizer.blocks([block])
-        if size > remaining:
+        size = block.count_tokens()
+        if size > room_tokens:
             if not kept:
-                kept.append(_end_of(block, remaining - size + tokenizer.pieces(block.segments), tokenizer))
+                kept.append(_end_of(block, room_tokens))
             break
         kept.append(block)
-        remaining -= size
+        room_tokens -= size
     return Prompt((*head, *reversed(kept)), prompt.opening)
 
 
-def _end_of(block: Block, limit_tokens: float, tokenizer: Tokenizer) -> Block:
+def _end_of(block: Block, limit_tokens: int) -> Block:
     *body, closing = block.segments[1:]
-    room_tokens = max(0.0, limit_tokens - tokenizer.pieces([closing]))
-    text = "".join(segment.text for segment in body if not segment.is_image)
-    # No token has more characters than this, and a longer text would only be counted more often.
-    text = text[-int(room_tokens * _MOST_TOKEN_CHARS) - 1 :] if room_tokens else ""
-    while text and (size := tokenizer.pieces([Segment(text)])) > room_tokens:
-        text = text[max(1, int(len(text) * (1 - room_tokens / size) / 2)) :]
+    room_tokens = max(0, limit_tokens - closing.count_tokens())
+    tokens = [token for segment in body if not segment.is_image for token in segment.tokens()]
+    text = decode(array("I", tokens[max(len(tokens) - room_tokens, 0) :]))
+    # A cut inside a character or before a space can add a token, so the front gives way until it fits.
+    while text and count(text) > room_tokens:
+        text = text[max(1, len(text) // 100) :]
     return Block(block.role, (Segment(text), closing), text)
 
 

@@ -6,6 +6,7 @@ That is its slots, a failure that hits all of them, and its KV cache.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Literal
 from litellm_compaction.simulator import catalog as simulated
 from litellm_compaction.simulator.catalog import common_prefix_tokens
 from litellm_compaction.simulator.messages import JsonObject
-from litellm_compaction.simulator.rendering import Segment, Tokenizer
+from litellm_compaction.simulator.rendering import Prompt, Segment
 
 from .messages import TemplateRule
 from .rendering import TEMPLATE
@@ -27,20 +28,19 @@ from .rendering import TEMPLATE
 class Model(simulated.Model):
     """A downloaded model, loaded as LM Studio does by itself: 4 slots over one context, 4,096 tokens by JIT.
 
-    `tokens_factor` scales true token counts (1.2: 20 % more than o200k_base), or a `tokenizer` does.
+    `tokens_factor` scales true token counts (1.2: 20 % more than o200k_base).
     `goes_back` False is a model with sliding windows or running states, whose cache only goes on after its end.
     `strict_template` None means the simulator's. `default_context_length` is for JIT loading.
     """
 
     _: KW_ONLY
     tokens_factor: float = 1.0
-    tokenizer: Tokenizer | None = None
     goes_back: bool = True
     strict_template: TemplateRule | None = None
 
-    @property
-    def counting(self) -> Tokenizer:
-        return self.tokenizer or Tokenizer(factor=self.tokens_factor)
+    def count(self, prompt: Prompt) -> int:
+        """Returns the tokens of a prompt, as `usage` says."""
+        return math.ceil(prompt.count_tokens() * self.tokens_factor)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -77,7 +77,7 @@ class Generation:
 
     @property
     def _factor(self) -> float:
-        return self.instance.model.counting.factor
+        return self.instance.model.tokens_factor
 
     def completion_tokens(self) -> int:
         """The tokens generated so far, as the server counts them."""
@@ -326,7 +326,7 @@ class Answer:
             "total_tokens": prompt_tokens + record.completion_tokens,
         }
         if reply.reasoning and self.simulator.api == "v1":
-            thoughts = math.ceil(reasoning_tokens(reply) * self.instance.model.counting.factor)
+            thoughts = math.ceil(reasoning_tokens(reply) * self.instance.model.tokens_factor)
             counts["completion_tokens_details"] = {"reasoning_tokens": min(thoughts, record.completion_tokens)}
         if self.simulator.reports_cached:
             counts["prompt_tokens_details"] = {"cached_tokens": record.cached_tokens}

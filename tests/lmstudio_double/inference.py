@@ -94,7 +94,7 @@ def meet_window(
     if simulator.overflow == "truncate_middle":
         kept = _truncate(prompt, simulator, instance)
         record.truncated = True
-        record.kept_tokens = instance.model.counting.prompt(kept)
+        record.kept_tokens = instance.model.count(kept)
         return kept, None
     record.kept_tokens = 0
     message = does_not_fit(sent_tokens, window_tokens)
@@ -108,11 +108,11 @@ def meet_window(
 
 
 def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Prompt:
-    tokenizer, window_tokens = instance.model.counting, instance.context_length
-    keep = keep_tokens(prompt, tokenizer)
+    factor, window_tokens = instance.model.tokens_factor, instance.context_length
+    keep = keep_tokens(prompt, factor)
     if keep >= window_tokens:
         raise n_keep_too_long(keep, window_tokens, simulator.n_keep_wording)
-    return truncate_middle(prompt, window_tokens, tokenizer)
+    return truncate_middle(prompt, window_tokens, factor)
 
 
 # Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s, 2026-11).
@@ -169,7 +169,7 @@ class Inference:
             prompt = render_chat(request.messages, request.tools)
         if sum(len(segment.text) for segment in prompt.segments()) > _THREAD_ABOVE_CHARS:
             await asyncio.to_thread(prompt.count_tokens)
-        record.prompt_tokens = record.kept_tokens = model.counting.prompt(prompt)
+        record.prompt_tokens = record.kept_tokens = model.count(prompt)
         return prompt
 
     async def _serve_in_seat(self, request: ChatRequest, seat: Seat, prompt: Prompt) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Literal
 
 from litellm_compaction.simulator.rendering import (
@@ -10,7 +11,6 @@ from litellm_compaction.simulator.rendering import (
     TOOLS_BEFORE,
     Block,
     Prompt,
-    Tokenizer,
     count,
     decode,
     encode,
@@ -72,17 +72,17 @@ TEMPLATE = """\
 """.replace("BEFORE", json.dumps(TOOLS_BEFORE)).replace("AFTER", json.dumps(TOOLS_AFTER))
 
 
-def keep_tokens(prompt: Prompt, tokenizer: Tokenizer) -> int:
+def keep_tokens(prompt: Prompt, factor: float) -> int:
     """The tokens that middle truncation never drops: system, first user message, opening of the answer."""
-    return tokenizer.prompt(Prompt(_head(prompt), prompt.opening))
+    return math.ceil(Prompt(_head(prompt), prompt.opening).count_tokens() * factor)
 
 
-def truncate_middle(prompt: Prompt, window_tokens: int, tokenizer: Tokenizer) -> Prompt:
+def truncate_middle(prompt: Prompt, window_tokens: int, factor: float) -> Prompt:
     """The prompt with the middle dropped: system, first user message, and the newest messages that fit.
 
-    The newest message loses its front if it does not fit. `keep_tokens(prompt, tokenizer) < window_tokens` must hold.
+    The newest message loses its front if it does not fit. `keep_tokens(prompt, factor) < window_tokens` must hold.
     """
-    return with_newest(prompt, _head(prompt), window_tokens, tokenizer)
+    return with_newest(prompt, window_tokens, _head(prompt), factor)
 
 
 def _head(prompt: Prompt) -> tuple[Block, ...]:

@@ -14,7 +14,7 @@ from typing import Literal
 from litellm_compaction.simulator import catalog as simulated_catalog
 from litellm_compaction.simulator import simulator as simulated
 from litellm_compaction.simulator.messages import ErrorShape, JsonObject, model_not_found, no_models_loaded, parse_chat
-from litellm_compaction.simulator.rendering import Prompt, render_chat
+from litellm_compaction.simulator.rendering import Prompt, render_chat, render_text
 
 from .catalog import Instance, Model, find_target
 from .messages import MODEL_UNLOADED, NKeepWording, TemplateRule
@@ -117,13 +117,12 @@ class Simulator(simulated.Simulator):
     def count_chat(self, instance: Instance, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = ()) -> int:
         """Returns `usage.prompt_tokens` of a chat request at an instance, without sending it; from any thread."""
         request = parse_chat({"messages": list(messages), **({"tools": list(tools)} if tools else {})})
-        counting = instance.model.counting
-        return counting.prompt(render_chat(request.messages, request.tools))
+        return instance.model.count(render_chat(request.messages, request.tools))
 
     def count_text(self, model: Model, text: str) -> int:
         """Returns the tokens of a text, as the server counts; may be called from any thread."""
         prompt = self._formatted.get(text)
-        return model.counting.text(text) if prompt is None else model.counting.prompt(prompt)
+        return model.count(render_text(text) if prompt is None else prompt)
 
     def is_pool_full(self, instance: Instance) -> bool:
         """Returns True if the requests that share an instance's window have more tokens than it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.lmstudio_double import Model, Reply, Tokenizer
+from tests.lmstudio_double import Model, Reply
 from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, long_chat, system, tool_round, user
 
 CALL = {"id": "1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
@@ -94,7 +94,7 @@ def test_strict_templates(bench: BenchFactory, rule: str, messages: list[Any], e
 @pytest.mark.parametrize("factor", [2.0, 0.7])
 def test_it_cuts_by_its_own_count(bench: BenchFactory, factor: float) -> None:
     """Silently, with 200: what is left is inside the window as this server counts, and fills what it may."""
-    served = bench(1000, models=[Model(KEY, tokenizer=Tokenizer(factor=factor))], script=lambda call: Reply("ok"))
+    served = bench(1000, models=[Model(KEY, tokens_factor=factor)], script=lambda call: Reply("ok"))
     assert served.chat(*long_chat(30)).status_code == 200
     assert served.last.truncated
     assert 500 < served.last.kept_tokens <= 875
