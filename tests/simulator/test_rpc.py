@@ -47,19 +47,14 @@ class Raw:
         self.send(**message, **({"parameter": parameter} if parameter else {}))
         return self.read()
 
-    def ask_of(self, identifier: str, endpoint: str, **parameter: Any) -> Any:
-        """The same for an endpoint of one instance."""
-        return self.ask(endpoint, specifier={"type": "query", "query": {"identifier": identifier}}, **parameter)
-
-    def format(self, history: Any, tools: Any = None, identifier: str = KEY) -> Any:
+    def format(self, history: Any, tools: Any = None) -> Any:
         """The answer to `applyPromptTemplate`."""
         opts = {} if tools is None else {"toolDefinitions": tools}
+        specifier = {"type": "query", "query": {"identifier": KEY}}
         stack = {"layers": []}
-        return self.ask_of(identifier, "applyPromptTemplate", history=history, predictionConfigStack=stack, opts=opts)
-
-    def count(self, text: str, identifier: str = KEY) -> Any:
-        """The answer to `countTokens`."""
-        return self.ask_of(identifier, "countTokens", inputString=text)
+        return self.ask(
+            "applyPromptTemplate", specifier=specifier, history=history, predictionConfigStack=stack, opts=opts
+        )
 
 
 @contextmanager
