@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from litellm_compaction import CompactionConfig, Compactor, DoesNotFit
+from litellm_compaction import CompactionConfig, Compactor, Model
 
 SYSTEM = "You are an agent. Use the tools until the task is done, then answer in one sentence."
 LIST_FILES = {
@@ -30,8 +30,8 @@ LIST_FILES = {
 
 async def run_agent(
     task: str,
+    model: Model,
     config: CompactionConfig,
-    acompletion: Callable[..., Awaitable[Any]],
     tools: Mapping[str, Callable[..., str]],
     schemas: list[dict[str, Any]],
     *,
@@ -41,17 +41,17 @@ async def run_agent(
 
     Args:
         task: what the user wants.
-        config: the model, its window, and how much of the conversation stays as it is.
-        acompletion: called like `litellm.acompletion`, for the steps and for the summaries.
+        model: its function is called like `litellm.acompletion`, for the steps and for the summaries.
+        config: its window, and how much of the conversation stays as it is.
         tools: name → function; what it returns is the result that the model reads.
         schemas: of the tools.
         max_steps: after which the loop gives up.
     """
-    compactor = Compactor(config, acompletion)
+    compactor = Compactor(model, config)
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]
     for _ in range(max_steps):
         messages = await prepare_step(compactor, messages, schemas)
-        response = await acompletion(model=config.model, messages=messages, tools=schemas)
+        response = await model.complete(model=model.name, messages=messages, tools=schemas)
         answer = response.choices[0].message
         if not answer.tool_calls:
             return str(answer.content)
@@ -70,14 +70,13 @@ async def prepare_step(
 ) -> list[dict[str, Any]]:
     """The messages of the next step: as they are, or with a summary in place of the older ones."""
     result = await compactor(messages, tools=schemas)
-    if isinstance(result.error, DoesNotFit):
+    if result.error:
         # A server would cut the prompt, or refuse it.
         raise result.error
-    if result.compacted:
-        print(f"compacted, round {result.round}: {result.tokens_before:,} → {result.tokens_after:,} tokens")
-    elif result.error:
-        print(f"not compacted: {result.error}")
-    return result.messages
+    event = result.compaction_event
+    if event:
+        print(f"compacted, round {event.round}: {event.tokens_before:,} → {event.tokens_after:,} tokens")
+    return [*map(dict, result.compacted_messages)]
 
 
 def name(call: Any) -> str:
@@ -103,8 +102,9 @@ async def main(model: str, window_tokens: str, task: str) -> None:
     from openai import AsyncOpenAI
 
     client = AsyncOpenAI(base_url="http://127.0.0.1:1234/v1", api_key="lm-studio")
-    config = CompactionConfig(model=model, context_window_tokens=int(window_tokens))
-    print(await run_agent(task, config, client.chat.completions.create, {"list_files": list_files}, [LIST_FILES]))
+    config = CompactionConfig(model_context_limit=int(window_tokens))
+    writer = Model(model, client.chat.completions.create)
+    print(await run_agent(task, writer, config, {"list_files": list_files}, [LIST_FILES]))
 
 
 if __name__ == "__main__":

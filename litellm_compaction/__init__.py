@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from litellm_compaction.errors import ConfigError, DoesNotFit, SummaryFailed, WindowUnknown
-    from litellm_compaction.library import (
-        CompactionConfig,
-        CompactionResult,
-        CompactionSelection,
-        Compactor,
-        compact,
-        count_tokens,
+    from litellm_compaction.library.compacting import Compactor, compact, generate_summary, safe_compact
+    from litellm_compaction.library.model import Model
+    from litellm_compaction.library.tokens import (
         estimate_messages_tokens,
         estimate_tokens,
-        generate_summary,
-        loaded_window,
-        safe_compact,
-        select_messages,
+        select_messages_to_compact,
         should_compact,
+    )
+    from litellm_compaction.library.types import (
+        CompactionConfig,
+        CompactionEvent,
+        CompactionResult,
+        CompactionSelection,
     )
     from litellm_compaction.proxy.callback import CompactionHandler
 
@@ -34,27 +33,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CompactionConfig",
+    "CompactionEvent",
     "CompactionResult",
     "CompactionSelection",
     "Compactor",
     "ConfigError",
     "DoesNotFit",
+    "Model",
     "SummaryFailed",
     "WindowUnknown",
     "__version__",
     "compact",
-    "count_tokens",
     "estimate_messages_tokens",
     "estimate_tokens",
     "generate_summary",
     "handler",
-    "loaded_window",
     "safe_compact",
-    "select_messages",
+    "select_messages_to_compact",
     "should_compact",
 ]
 
-_ERRORS = ("ConfigError", "DoesNotFit", "SummaryFailed", "WindowUnknown")
+# The names above are theirs; one is loaded no earlier than it is asked for.
+_HOMES = ("errors", "library.types", "library.tokens", "library.model", "library.compacting")
 
 
 def __getattr__(name: str) -> object:
@@ -65,7 +65,8 @@ def __getattr__(name: str) -> object:
 
         loaded: object = load_handler()
     else:
-        loaded = getattr(import_module(f"litellm_compaction.{'errors' if name in _ERRORS else 'library'}"), name)
+        homes = (import_module(f"{__name__}.{home}") for home in _HOMES)
+        loaded = next(getattr(home, name) for home in homes if hasattr(home, name))
     globals()[name] = loaded
     return loaded
 

@@ -22,7 +22,7 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
 from litellm_compaction.core.plan import Compact, CompactionOptions, Keep, Level, Refuse, Reuse, plan
-from litellm_compaction.simulator.rendering import count as simulated_tokens
+from tests.lmstudio_double.rendering import count as simulated_tokens
 
 JsonDict = dict[str, Any]
 Planned: TypeAlias = Keep | Reuse | Level | Refuse

@@ -25,11 +25,11 @@ from litellm_compaction.config import settings_from
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.engine import Attempts, Compactor, RequestContext
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.simulator import Model, Simulator, serve
 from litellm_compaction.stores import memory_store
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Target, Windows
+from tests.lmstudio_double import Model, Simulator, serve
 
 KNOWN, STRANGE, WINDOW = "qwen/qwen3-8b", "acme/strange-7b", 32_768
 

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from litellm_compaction.engine.background import QUIET_S
-from litellm_compaction.simulator import ChatCall, Reply
 from tests.builders import prose, talk
 from tests.integration.bench import Bench, Group, is_summary_call, open_bench
 from tests.integration.harness import CHAT
+from tests.lmstudio_double import ChatCall, Reply
 
 _GROUP = Group("idle", 8192, slots=1, simulator={"prompt_tokens_per_second": 4000.0, "tokens_per_second": 100.0})
 _SHORT_TOKENS, _FILLED_TOKENS = 3000, 5200

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from litellm_compaction.simulator import ChatCall, Model, Reply, Simulator, serve
 from tests.builders import prose
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
 from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
+from tests.lmstudio_double import ChatCall, Model, Reply, Simulator, serve
 
 _WINDOW_TOKENS, _WORDS = 8192, 150
 _ROWS = {

@@ -23,11 +23,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from litellm_compaction.core.messages import START_NOTICE
-from litellm_compaction.simulator import Gate, Reply
 from tests.builders import talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, open_bench
 from tests.integration.harness import CHAT
 from tests.integration.restart_bench import LONG, Teller, asked
+from tests.lmstudio_double import Gate, Reply
 
 _GROUP = Group("middle", 4096, simulator={"chunk_tokens": 16})
 # A server that is slower than the proxy, so that none is a buffer ahead of the other.

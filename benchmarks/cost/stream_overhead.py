@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from litellm_compaction.simulator import Model, Reply, Simulator, numbered_words, serve
 from tests.integration.harness import CHAT, Proxy, lm_studio, proxy, write_config
+from tests.lmstudio_double import Model, Reply, Simulator, numbered_words, serve
 
 _KEY = "qwen2.5-7b-instruct"
 _HAND_ON = """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from benchmarks.lib.measuring import count
-from litellm_compaction.simulator import summary_of_facts
+from tests.lmstudio_double import summary_of_facts
 
 Kind = Literal["ideal", "lossy", "dead", "lying", "inventing", "extractive"]
 KINDS: tuple[Kind, ...] = ("ideal", "lossy", "dead", "lying", "inventing")

@@ -33,9 +33,9 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from litellm_compaction.simulator import ChatCall, Reply, numbered_words
 from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
 from tests.integration.harness import CHAT
+from tests.lmstudio_double import ChatCall, Reply, numbered_words
 
 _GROUPS = (Group("small", 4096, simulator={"chunk_tokens": 8}), Group("wide", 16384, simulator={"chunk_tokens": 8}))
 _SHORT_GROUPS = (

@@ -39,10 +39,10 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from litellm_compaction.simulator import ChatCall, Model, Reply, Simulator, serve
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, is_question, is_summary_call, overrun
 from tests.integration.harness import CHAT, Proxy, lm_studio, proxy, write_config
+from tests.lmstudio_double import ChatCall, Model, Reply, Simulator, serve
 from tests.stores.servers import any_program, running
 
 _GROUP, _KEY = "load", "glm-4-9b-0414"

@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import anthropic
 import openai
 
-from litellm_compaction.simulator import ChatCall, Model, Reply, Simulator, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
 from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, proxy, write_config
+from tests.lmstudio_double import ChatCall, Model, Reply, Simulator, serve
 
 JsonDict = dict[str, Any]
 

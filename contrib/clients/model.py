@@ -12,11 +12,11 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from litellm_compaction.simulator import ChatCall, Gate, Reply
-from litellm_compaction.simulator.rendering import count
 from tests.builders import prose
 from tests.integration.bench import SUMMARY, is_question, is_summary_call
 from tests.integration.restart_bench import text_of
+from tests.lmstudio_double import ChatCall, Gate, Reply
+from tests.lmstudio_double.rendering import count
 
 Name = Literal["task", "results", "long", "unfit", "cancel", "own"]
 Call = tuple[str, str]

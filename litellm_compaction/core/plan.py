@@ -54,6 +54,8 @@ _GOOD_SUMMARY_TOKENS = 150
 # In a small window a twentieth of it has to do, three headings and some sixty words: restarts at 2,048 had no room for
 # more (2026-11).
 _LEAST_SUMMARY_WINDOW_RATIO, _LEAST_SUMMARY_TOKENS = 0.05, 96
+# Recent messages may stay up to this share of the trigger's line where the caller says when to compact.
+_STAYING_RATIO = 0.85
 # "Last request from user was: " in any vocabulary, however the words around it are counted.
 _LEAD_IN_TOKENS = 12
 
@@ -85,7 +87,6 @@ class Summarize:
         summary_tokens: bound on the new segment, or on the one that goes on.
         ledger_tokens: bound on the ledger.
         ledger_min_tokens: the ledger's least if a summary is longer than planned.
-        ledger_max_tokens: the ledger's most if the summary leaves room; None is all of that room.
         predicted_tokens: the prompt afterwards, at most.
         ahead: True if it is written before it is needed.
         images: of the covered messages, those that travel with the record.
@@ -100,7 +101,6 @@ class Summarize:
     ledger_tokens: int
     ledger_min_tokens: int
     predicted_tokens: int
-    ledger_max_tokens: int | None = None
     strategy: str = "summary"
     ahead: bool = False
     images: tuple[ImagePlace, ...] = ()
@@ -140,7 +140,6 @@ class Prune:
         base: the compaction that it continues.
         now_tokens: the prompt without it.
         summary_tokens: bound on the words about the messages that go.
-        earlier_tokens: of an earlier record, which is said besides.
         ledger_tokens: bound on their ledger.
         predicted_tokens: the prompt that is aimed at.
     """
@@ -151,7 +150,6 @@ class Prune:
     summary_tokens: int
     ledger_tokens: int
     predicted_tokens: int
-    earlier_tokens: int = 0
     strategy: str = "prune"
 
     @property
@@ -191,6 +189,8 @@ class CompactionOptions:
         rereads: True if the server reads all of a prompt again after any change of it, so that changes are to be rare
             and an edit may as well take all that it can.
         keep_images: how many images stay if there is room for them, those of the kept messages among them.
+        writes_whole_records: an earlier record is written anew with what is new; a compaction that is wanted covers
+            everything before the recent messages if what stays then is below the trigger.
     """
 
     keep_recent_messages: int
@@ -199,6 +199,7 @@ class CompactionOptions:
     rereads: bool = False
     edits: bool = True
     strategy: Strategy = STRATEGIES["summary"]
+    writes_whole_records: bool = False
 
 
 def plan(conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]) -> Plan:
@@ -353,6 +354,7 @@ class Planner:
         summary_tokens = self._summary_tokens(rest)
         frozen_tokens = count(base.summary) if base else 0
         integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - summary_tokens)
+        integrates = integrates or (options.writes_whole_records and base is not None)
         if base is not None:
             beyond = tuple(cut for cut in cuts if cut > base.replaced_messages)
             # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
@@ -388,8 +390,13 @@ class Planner:
         # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
         first = bisect_left(cuts, True, key=lambda cut: total(cut) <= target)
         cut = cuts[min(first, len(cuts) - 1)]
+        if options.writes_whole_records and budget.is_wanted:
+            # The recent messages stay where nothing has to be compacted again at once.
+            recent = max((each for each in cuts if each <= self._recent_start), default=cut)
+            cut = recent if total(recent) <= max(target, int(_STAYING_RATIO * budget.line_tokens)) else cut
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
+        has_spare = not (provisional or options.writes_whole_records)
+        spare = min(max(target - total(cut), 0), ledger_tokens) if has_spare else 0
         pinned = conversation.pinned(cut, *doubted)
         least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))
         return Summarize(

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from litellm_compaction.core.compaction import Compaction, kept_messages
-from litellm_compaction.core.messages import Message, system_prefix_length, user_message
+from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, OPERATOR_HEAD, WORDS_HEAD
+from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 
 # What a client goes on from stands for good: of its history nothing else is left.
 _ANY_WINDOW_TOKENS = 2**31
@@ -107,3 +108,29 @@ def bases_of(rest: Sequence[Message], hashes: Sequence[str], bases: Sequence[Com
     """
     known = [each for each in bases if each.covered_messages < len(hashes) and rest[0].text == each.record]
     return [replace(each, covered_hash=hashes[each.covered_messages]) for each in known]
+
+
+def ledger_messages(ledger: str) -> list[Message]:
+    """A ledger's quotations as messages that a new ledger is made from: users' words, system messages', then the rest.
+
+    Those come back as a tool's, so that they give way to newer ones; names as the assistant's, who had them in use.
+    """
+    # Of several ledgers each has its own heads.
+    words: list[str] = []
+    lines: list[str] = []
+    names: list[str] = []
+    orders: list[str] = []
+    heads = {WORDS_HEAD: words, OPERATOR_HEAD: orders, ANCHORS_HEAD: lines, NAMES_HEAD: names}
+    items = words
+    for line in ledger.split("\n"):
+        if line in heads:
+            items = heads[line]
+        elif line.startswith("- "):
+            items.append(line.removeprefix("- "))
+        elif items:
+            items[-1] += f"\n{line}"
+    others = (("system", "\n".join(orders)), ("tool", "\n".join(lines)), ("assistant", ", ".join(names)))
+    return [
+        *map(user_message, words),
+        *(parse_message({"role": role, "content": content}) for role, content in others if content),
+    ]

@@ -90,21 +90,19 @@ def filled(prompt: str, values: Mapping[str, int]) -> str:
     return _PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), prompt)
 
 
-def frame(summary: str, ledger: str, *, round_number: int, headed: bool = False) -> str:
+def frame(summary: str, ledger: str, *, round_number: int) -> str:
     """The leading text of the first user message after a compaction: record between markers, then a blank line.
 
     Args:
         summary: a model's, "" for none.
         ledger: "" for none.
         round_number: how many compactions this conversation has seen.
-        headed: the summary's title comes first of all, where `record.py` finds it again.
     """
-    title = [SUMMARY_TITLE.format(round=round_number)]
-    body = [*(title if headed else ()), FRAME_BEGIN, FRAME_NOTE]
+    body = [FRAME_BEGIN, FRAME_NOTE]
     if summary and round_number > 1:
         body.append(INCORPORATES.format(rounds=round_number - 1))
     if summary:
-        body += ["", *(() if headed else title), defused(summary)]
+        body += ["", SUMMARY_TITLE.format(round=round_number), defused(summary)]
     if ledger:
         body += ["", LEDGER_TITLE, defused(ledger)]
     return "\n".join([*body, FRAME_END, "", ""])

@@ -477,5 +477,4 @@ def _compaction(
         return None
     compaction, summary = decided
     said = "\n\n".join(filter(None, (base.omissions, summary)))
-    most_tokens = decision.summary_tokens + decision.earlier_tokens
-    return replace(compaction, omissions=excerpt(said, most_tokens, measured.count_text))
+    return replace(compaction, omissions=excerpt(said, decision.summary_tokens, measured.count_text))

@@ -1,7 +1,6 @@
 """Makes a new compaction: a summary if a pruning model gives one, the ledger either way; then stores it.
 
-Called by the compactor, once for all requests that need the same compaction at the same time, and by the library, which
-decides by bounds of its caller's.
+Called by the compactor, once for all requests that need the same compaction at the same time.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, TASK_WINDOW_RATIO, Edit, Level, Prune, Summarize
-from litellm_compaction.core.portable import bases_of
-from litellm_compaction.core.record import ledger_messages
+from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import SummaryClient
@@ -90,8 +88,6 @@ class CompactionBuilder:
     """Makes compactions from plans, and stores them.
 
     Args:
-        quoted: a message as the ledger quotes it; `core.record.listable` if a ledger is read back from the messages.
-        earlier_quotes: quotes of an earlier record's ledger, which the messages carried.
         originals: keeps the messages that a stored compaction covers, if the settings say so; None for nowhere.
     """
 
@@ -100,14 +96,10 @@ class CompactionBuilder:
         *,
         summary_client: SummaryClient,
         store: CompactionStore,
-        quoted: Callable[[Message], Message] = lambda message: message,
-        earlier_quotes: Sequence[Message] = (),
         originals: Originals | None = None,
     ) -> None:
         self._summary_client = summary_client
         self._store = store
-        self._quoted = quoted
-        self._earlier_quotes = earlier_quotes
         self._originals = originals
 
     async def find(self, measured: MeasuredRequest) -> tuple[MeasuredRequest, list[Compaction]]:
@@ -313,7 +305,7 @@ class CompactionBuilder:
         `sources` reads `read`, in a thread if long.
         """
         redact, bases = redact_of(measured), _portable_bases(measured)
-        earlier_quotes = ledger_messages(bases[0].ledger) if bases else self._earlier_quotes
+        earlier_quotes = ledger_messages(bases[0].ledger) if bases else []
 
         def write() -> str:
             hidden, known = sources()
@@ -324,7 +316,7 @@ class CompactionBuilder:
             places = {at: place for place, at in enumerate(hidden, len(earlier_quotes))}
             task = measured.conversation.task
             return ledger(
-                [*earlier_quotes, *map(self._quoted, hidden.values())],
+                [*earlier_quotes, *hidden.values()],
                 budget_tokens=budget_tokens,
                 count=measured.count_text,
                 known=known,
@@ -432,7 +424,4 @@ def _spare(decision: Summarize, summary: str, count: Callable[[str], int]) -> in
     """Room that the summary leaves to the ledger if it needs less, or did not come; below 0 if it needed more."""
     if decision.provisional and decision.base is not None and decision.base.segments:
         return 0
-    spare_tokens = decision.summary_tokens - count(summary) if summary else decision.summary_tokens
-    if decision.ledger_max_tokens is None:
-        return spare_tokens
-    return min(spare_tokens, decision.ledger_max_tokens - decision.ledger_tokens)
+    return decision.summary_tokens - count(summary) if summary else decision.summary_tokens

@@ -132,6 +132,7 @@ class RequestContext:
         carries_calls: whoever carries the answer can answer a call of it, so that the client does not see it.
         portable: the record that the client's conversation begins with (`core/portable.py`), or none.
         threshold_tokens: the client wants a longer prompt compacted, if that is below the trigger; 0 for no wish.
+        writes_whole_records: as `CompactionOptions` has it.
         may_change: False if the client wants its conversation refused rather than compacted.
         refusal: how the server has just refused the request as too long, as in events; "" if it has not.
         attempts: shared by all phases of one client request.
@@ -158,6 +159,7 @@ class RequestContext:
     carries_calls: bool = False
     portable: tuple[Compaction, ...] = ()
     threshold_tokens: int = 0
+    writes_whole_records: bool = False
     may_change: bool = True
     refusal: str = ""
 
@@ -175,6 +177,7 @@ class RequestContext:
             edits=self.settings.clear_tool_results and not self.focus,
             strategy=STRATEGIES[self.settings.strategy],
             keep_images=self.settings.keep_images,
+            writes_whole_records=self.writes_whole_records,
         )
 
     def with_room(self, room_tokens: int) -> RequestContext:

@@ -1,412 +1,207 @@
-"""The library's front door: a conversation in, the same or a shorter one out; or a summary alone.
-
-`selection` decides which messages are recent; the engine condenses the others.
-"""
+"""Compacts a conversation by the engine's own compactor; the record travels in the messages, so any call goes on."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, cast
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
-from litellm_compaction.concurrency import off_loop
-from litellm_compaction.core.budget import itemized
-from litellm_compaction.core.clearing import edited, superseded_reads
-from litellm_compaction.core.compaction import Compaction, Segment, apply
-from litellm_compaction.core.conversation import RECORD_TOKENS, kept_tokens
+from litellm_compaction import engine
+from litellm_compaction.config import Settings, settings_from
+from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Level, Prune, Summarize
-from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.core.record import Record, taken_out, write_record
-from litellm_compaction.core.refusal import protected_shares
-from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, system_prefix_length
+from litellm_compaction.core.record import headed, read_record
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine.ask import REQUEST_TOKENS
-from litellm_compaction.engine.context import Effort, MeasuredRequest
-from litellm_compaction.errors import CompactionError, DoesNotFit, ServerUnavailable, Share, SummaryFailed
-from litellm_compaction.library.config import CompactionConfig
-from litellm_compaction.library.context import Call, Completion, begin
-from litellm_compaction.library.selection import Selected, Unselected, select
-from litellm_compaction.library.tokens import parsed, prompt_tokens
-from litellm_compaction.summarizer import SummaryJob
+from litellm_compaction.engine.context import PreparedRequest
+from litellm_compaction.library.model import Model
+from litellm_compaction.library.tokens import parsed, select_messages_to_compact
+from litellm_compaction.library.types import CompactionConfig, CompactionEvent, CompactionResult
+from litellm_compaction.stores import memory_store
+from litellm_compaction.summarizer import SummaryJob, summarize
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
 
-# A pruning aims at half of the prompt, as in the proxy.
-_PRUNED_SHARE = 0.5
-_LEAST_SUMMARY_TOKENS = 64
+Messages: TypeAlias = Sequence[JsonObject]
+Tools: TypeAlias = Sequence[JsonValue]
+
+# How much too high the tokens of such a family are counted; by the middle they may be as much too low.
+_UNKNOWN, _ERRS_HIGH = "unknown", 1.2
+_STORE_S, _STORE_BYTES = 86_400.0, 1 << 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionResult:
-    """A conversation to go on with, and how it was made.
+class Compactor:
+    """Keeps a session's conversation inside the window: below the threshold it stays as it is.
 
-    Attributes:
-        messages: to be sent; the caller's own dicts unless `compacted`.
-        reason: why nothing changed, else "": as `CompactionSelection.reason`, `no_gain` if less than 10 % would
-            have been saved, `below_trigger` (if asked for), or `error` (`safe_compact` and `Compactor`).
-        strategy: the one that made it, "" if nothing changed: the configured one, `summary` after a pruning that
-            could not be used, or `truncate` if no model's text could be: the ledger stands alone.
-        round: of the summary in front, 0 for none.
-        summary: the model's text, without secrets, "" if it was not asked; a pruning's follows what earlier ones said.
-        summarized_messages: the number of messages that are not sent any more, without those of earlier rounds.
-        replaced: the positions in the given messages that the record stands for, ascending; a message that was an
-            earlier record and nothing else is one of them.
-        tokens_before: of the prompt as it came, tools included; 0 if it was not counted (`empty`, `error`).
-        tokens_after: of the prompt with `messages`.
-        error: of `safe_compact` and `Compactor`; with `truncate` the reason for it.
+    The caller goes on with what comes back, or sends the whole history again: that gets the same compaction again.
     """
 
-    messages: list[dict[str, JsonValue]] = field(repr=False)
-    compacted: bool
-    reason: Unselected | Literal["below_trigger", "no_gain", "error"] = ""
-    strategy: str = ""
-    round: int = 0
-    summary: str = field(default="", repr=False)
-    summarized_messages: int = 0
-    replaced: tuple[int, ...] = ()
-    tokens_before: int = 0
-    tokens_after: int = 0
-    error: Exception | None = None
+    def __init__(self, model: Model, config: CompactionConfig, *, session_id: str = "") -> None:
+        self._model, self._config, self._session_id = model, config, session_id
+        # The second counter never learns.
+        self._family, self._estimates = family_of("", model.name), TokenCounter()
+        store = memory_store(ttl_s=_STORE_S, max_bytes=_STORE_BYTES)
+        self._engine = engine.Compactor(windows=Windows(cache_s=_STORE_S), counter=TokenCounter(), store=store)
+
+    async def __call__(self, messages: Messages, *, tools: Tools = ()) -> CompactionResult:
+        """As `safe_compact`, if the conversation is above the threshold by the engine's own count."""
+        return await _safely(messages, self.compact(messages, tools=tools, is_wanted=False))
+
+    async def compact(self, messages: Messages, *, tools: Tools = (), is_wanted: bool = True) -> CompactionResult:
+        """As the function `compact`; what is not `is_wanted` happens only above the threshold."""
+        if len(conversation := parsed(messages)) < 2:
+            return CompactionResult(compacted_messages=[*messages])
+        found, config = read_record(conversation), self._config
+        own, places = found.unfolded(conversation) if found else ([*conversation], [*range(len(conversation))])
+        division = select_messages_to_compact(messages, config.recent_messages_to_keep)
+        context = replace(
+            self._model.context(config.model_context_limit, _settings(config, self._family.name)),
+            scope=self._session_id,
+            now=is_wanted and bool(division.messages_to_compact),
+            portable=(found.base,) if found else (),
+            measure=self._measured if self._family.name == _UNKNOWN else None,
+            writes_whole_records=True,
+        )
+        prepared = await self._engine.guard(Request(messages=tuple(own), tools=tuple(tools)), context)
+        record = prepared.compaction
+        # The record that came with the messages may stand for what it has stood for, and nothing else has changed.
+        is_known = found and record and record.record == found.base.record
+        if prepared.messages is None or (
+            is_known and record and _texts(prepared.messages) == _texts(apply(own, record))
+        ):
+            return CompactionResult(compacted_messages=[*messages])
+        return _result(messages, prepared, own, places)
+
+    async def _measured(self, request: Request, *, answer_tokens: int = 1) -> int:
+        """What a server would be asked for: of a model that is not known the middle of our estimate."""
+        return math.ceil((await self._estimates.count("", self._family, request)).tokens / _ERRS_HIGH)
+
+    async def aclose(self) -> None:
+        """Forgets the session."""
+        await self._engine.aclose()
 
 
 async def compact(
-    messages: Sequence[JsonObject],
-    config: CompactionConfig,
-    acompletion: Completion,
-    *,
-    tools: Sequence[JsonValue] = (),
-    focus: str = "",
-    above_trigger_only: bool = False,
+    messages: Messages, session_id: str, model: Model, config: CompactionConfig, *, tools: Tools = ()
 ) -> CompactionResult:
-    """Condenses everything but system messages and the recent messages, as `config.strategy` says.
+    """Condenses everything but system messages and the recent ones; `should_compact` says when that is worth it.
 
-    It compacts whenever there is something to condense; `should_compact` says when that is worth it. The record stands
-    in the first user message, framed as data: the heading `## Session Summary (round N)`, the model's text, and, copied
-    without a model, the user's own words, paths, numbers, commands and errors. A record that the messages carry already
-    is integrated (a pruning goes on from it), and its round counted up. What comes back fits the window. Above the
-    trigger a summary that fails is done without.
-
-    Args:
-        messages: n, oldest first, as in a chat completion request; neither the list nor a dict in it is changed.
-        acompletion: writes the summary; called with `model=, messages=, max_tokens=, temperature=`.
-        tools: schemas that are sent with the messages; only counted.
-        focus: a topic that is kept in more detail, "" for none; the model gets it as data.
-        above_trigger_only: leaves a prompt that is not above the trigger as it is, with `reason` "below_trigger".
+    The summary stands in the first user message, with what is copied without a model. One that the messages carry is
+    integrated. Above the threshold a summary that fails is done without; below it nothing changes then, or if little
+    would be gained. `tools` are only counted; the caller's list and dicts are never changed.
 
     Raises:
         DoesNotFit: what no compaction changes is longer than the window; says what takes how many tokens.
-        SummaryFailed: the summariser gave nothing usable, and the prompt is not above the trigger.
-        ValueError: an entry is not a message, or `focus` has more than 500 characters.
+        ValueError: an entry is not a message.
     """
-    topic = one_line_topic(focus)
-    conversation = parsed(messages)
-    if not conversation:
-        return CompactionResult(messages=[], compacted=False, reason="empty")
-    tokens_before = await prompt_tokens(conversation, config.model, tools)
-    selected = select(conversation, config, tokens=tokens_before, tools=tools)
-
-    def unchanged(reason: Unselected | Literal["below_trigger", "no_gain"]) -> CompactionResult:
-        return CompactionResult(
-            messages=_own(messages),
-            compacted=False,
-            reason=reason,
-            round=selected.earlier.round if selected.earlier else 0,
-            tokens_before=tokens_before,
-            tokens_after=tokens_before,
-        )
-
-    if above_trigger_only and tokens_before <= config.trigger_tokens:
-        return unchanged("below_trigger")
-    is_too_long = tokens_before > config.limit_tokens
-    if selected.reason and not is_too_long:
-        return unchanged(selected.reason)
-    call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic, earlier=selected.earlier)
-    # A prompt that is too long has to fit; another has to gain.
-    enough_tokens = max(int(tokens_before * (1 - MIN_GAIN_RATIO)), config.limit_tokens if is_too_long else 0)
-    if selected.reason or tokens_before - _best_gain_tokens(selected, call.measured) > enough_tokens:
-        # No model is asked for what could not be used: an agent would ask again in every step.
-        if is_too_long:
-            raise _does_not_fit(config, call.measured, tokens_before)
-        return unchanged("no_gain")
-    levels = await off_loop(selected.messages, lambda: _levels(selected, config, call.measured, tokens_before))
-    built = await _built(call, levels, selected)
-    tokens_after = await prompt_tokens(built.messages, config.model, tools)
-    is_chosen = chooses(built.compaction.level)
-    if isinstance(levels[0], Prune) and is_chosen and tokens_after > min(enough_tokens, config.trigger_tokens):
-        # Counted as it is sent it saves too little, or leaves too much: the summary's turn, as in the proxy.
-        built = await _built(call, levels[1:], selected)
-        tokens_after = await prompt_tokens(built.messages, config.model, tools)
-    if built.failure is not None and tokens_before <= config.trigger_tokens:
-        # The caller's messages say more than a record without a summary, and may stay.
-        raise built.failure
-    if tokens_after > config.limit_tokens:
-        built = await _without_words(built, selected)
-        tokens_after = await prompt_tokens(built.messages, config.model, tools)
-        if tokens_after > config.limit_tokens:
-            raise _does_not_fit(config, call.measured, tokens_before)
-    if tokens_after > enough_tokens:
-        return unchanged("no_gain")
-    compaction = built.compaction
-    logger.info(
-        "library_compaction model=%s strategy=%s round=%d messages=%d tokens_before=%d tokens_after=%d",
-        config.model,
-        compaction.level,
-        compaction.round,
-        len(built.gone),
-        tokens_before,
-        tokens_after,
-    )
-    return CompactionResult(
-        messages=[dict(message.raw) for message in built.messages],
-        compacted=True,
-        strategy=compaction.level,
-        round=compaction.round,
-        summary=compaction.model_text,
-        summarized_messages=len(built.gone),
-        replaced=selected.replaced(built.gone),
-        tokens_before=tokens_before,
-        tokens_after=tokens_after,
-        error=built.failure,
-    )
+    compactor = Compactor(model, config, session_id=session_id)
+    try:
+        return await compactor.compact(messages, tools=tools)
+    finally:
+        await compactor.aclose()
 
 
 async def safe_compact(
-    messages: Sequence[JsonObject],
-    config: CompactionConfig,
-    acompletion: Completion,
-    *,
-    tools: Sequence[JsonValue] = (),
-    focus: str = "",
-    above_trigger_only: bool = False,
+    messages: Messages, session_id: str, model: Model, config: CompactionConfig, *, tools: Tools = ()
 ) -> CompactionResult:
-    """As `compact`, but never raises: on any error the messages come back unchanged, with `reason` "error".
-
-    Cancellation passes through. `result.error` says what went wrong, and a warning names its type in the log.
-    """
-    try:
-        return await compact(
-            messages, config, acompletion, tools=tools, focus=focus, above_trigger_only=above_trigger_only
-        )
-    except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
-        logger.warning(
-            "library_compaction_failed model=%s reason=%s error=%s cause=%s",
-            config.model,
-            error.reason if isinstance(error, SummaryFailed) else "error",
-            type(error).__name__,
-            type(error.__cause__ or error).__name__,
-        )
-        return CompactionResult(messages=_own(messages), compacted=False, reason="error", error=error)
-
-
-@dataclass(frozen=True, slots=True)
-class Compactor:
-    """Counts a conversation, and compacts it if it is above the trigger. Holds no conversation; serves any number."""
-
-    config: CompactionConfig
-    acompletion: Completion = field(repr=False)
-
-    async def __call__(
-        self, messages: Sequence[JsonObject], *, tools: Sequence[JsonValue] = (), focus: str = ""
-    ) -> CompactionResult:
-        """As `safe_compact`, with `reason` "below_trigger" for a prompt that needs nothing."""
-        return await safe_compact(
-            messages, self.config, self.acompletion, tools=tools, focus=focus, above_trigger_only=True
-        )
+    """As `compact`, but any failure is logged, and the messages come back unchanged; cancellation passes through."""
+    return await _safely(messages, compact(messages, session_id, model, config, tools=tools))
 
 
 async def generate_summary(
-    messages: Sequence[JsonObject],
-    config: CompactionConfig,
-    acompletion: Completion,
+    messages: Messages,
+    previous_summary: str,
+    original_task: str,
+    round: int,  # noqa: A002 - the name of its specification
+    model: Model,
     *,
-    earlier: str = "",
-    request: str = "",
-    round_number: int = 1,
-    focus: str = "",
+    window_tokens: int = 128_000,
 ) -> str:
-    """A summary of the messages, without any framing; one call, or several if they do not fit the window at once.
+    """A summary of the messages; one call, or several if they do not fit the window at once.
 
-    Args:
-        messages, config, acompletion, focus: as of `compact`.
-        earlier: a summary that the new one integrates, "" for none.
-        request: the user's present request, for orientation, "" for none.
-        round_number: of the compaction, from 1.
+    `previous_summary` ("" for none) is integrated, not repeated; `original_task` is the request being worked on.
 
     Raises:
-        SummaryFailed: no usable summary; `reason` says why in one word, and `__cause__` what `acompletion` raised.
-        ValueError: an entry is not a message, or `focus` has more than 500 characters.
+        SummaryFailed: no usable summary; `reason` says why in one word, `__cause__` what the model's function raised.
     """
-    topic = one_line_topic(focus)
-    conversation = parsed(messages)
-    call = await begin(conversation, config, acompletion, focus=topic)
-
-    def job() -> SummaryJob:
-        # Of repeated reads the newest says all: the room is better spent on the rest.
-        earlier_quotes, fresh = taken_out(edited(conversation, superseded_reads(conversation)))
-        strategy = strategy_of(writer_of(config.strategy))
-        return SummaryJob(
-            messages=strategy.history(fresh),
-            earlier="\n\n".join(filter(None, (earlier, earlier_quotes.summary if earlier_quotes else ""))),
-            request=excerpt(request, REQUEST_TOKENS, call.measured.count_text),
-            summary_tokens=config.summary_tokens,
-            prompt_limit_tokens=0,
-            round_number=round_number,
-            strategy=strategy,
-            focus=topic,
-        )
-
-    effort = Effort()
-    summary = await call.summary_client.written(call.measured, await off_loop(conversation, job), effort)
-    if not summary:
-        raise effort.failure or SummaryFailed(effort.reason)
-    return summary
-
-
-def _best_gain_tokens(selected: Selected, measured: MeasuredRequest) -> int:
-    """The gain of the shortest summary; an earlier record makes room for the new one."""
-    sizes = measured.conversation.sizes[len(selected.system) :]
-    return sum(sizes[position] for position in selected.fresh_at) - (0 if selected.earlier else RECORD_TOKENS)
-
-
-def _levels(
-    selected: Selected, config: CompactionConfig, measured: MeasuredRequest, tokens_before: int
-) -> tuple[Level, ...]:
-    """The engine's order: the planner weighs budgets (`core.plan`), here the caller's bounds decide."""
-    earlier = selected.earlier
-    covered_messages = len(selected.covered)
-    kept = kept_tokens(measured.conversation, covered_messages, selected.pinned)
-    room_tokens = max(config.limit_tokens - kept - RECORD_TOKENS, 0)
-    summary_tokens, ledger_tokens = min(config.summary_tokens, room_tokens), config.ledger_tokens
-    if tokens_before > config.trigger_tokens:
-        spare_tokens = config.target_tokens(tokens_before) - kept - RECORD_TOKENS - summary_tokens
-        ledger_tokens = min(ledger_tokens, max(spare_tokens, config.least_ledger_tokens))
-    ledger_tokens = min(ledger_tokens, room_tokens - summary_tokens)
-    summarize = Summarize(
-        covered_messages=covered_messages,
-        pinned=selected.pinned,
-        base=_base(earlier, measured) if earlier else None,
-        integrates=earlier is not None,
-        # A summary of a few words says nothing.
-        provisional=summary_tokens < _LEAST_SUMMARY_TOKENS,
-        summary_tokens=summary_tokens,
-        ledger_tokens=ledger_tokens,
-        ledger_max_tokens=ledger_tokens,
-        ledger_min_tokens=ledger_tokens // 2,
-        predicted_tokens=kept + RECORD_TOKENS + summary_tokens + ledger_tokens,
-        strategy=writer_of(config.strategy),
+    strategy, settings = STRATEGIES["summary"], settings_from(None)
+    count, tokens = TokenCounter().text_counter(model.name, family_of("", model.name)), settings.summary_max_tokens
+    job = SummaryJob(
+        messages=strategy.history(parsed(messages)),
+        earlier=previous_summary,
+        request=excerpt(original_task, REQUEST_TOKENS, count),
+        summary_tokens=tokens,
+        prompt_limit_tokens=max(window_tokens - 2 * tokens, window_tokens // 2),
+        round_number=round,
+        strategy=strategy,
     )
-    said_tokens = measured.count_text(earlier.summary) if earlier else 0
-    if not STRATEGIES[config.strategy].chooses or said_tokens > config.summary_tokens:
-        # A record that has grown over its bound becomes a summary.
-        return (summarize,)
-    prune = Prune(
-        compaction=Compaction(
-            covered_messages=covered_messages,
-            covered_hash=measured.conversation.hashes[covered_messages],
-            pinned=selected.pinned,
-            round=summarize.round,
-            segments=(),
-            ledger="",
-            level=config.strategy,
-            window_tokens=config.context_window_tokens,
-            edited_from=0,
-            omissions=earlier.summary if earlier else "",
-        ),
-        base=None,
-        now_tokens=tokens_before,
-        summary_tokens=config.summary_tokens,
-        earlier_tokens=said_tokens,
-        ledger_tokens=config.ledger_tokens,
-        predicted_tokens=int(_PRUNED_SHARE * tokens_before),
-        strategy=config.strategy,
+    text = await summarize(job, model.ask, count, timeout_s=settings.summary_timeout_s)
+    return f"### Session Summary (Compaction Round {round})\n\n{text}"
+
+
+def _settings(config: CompactionConfig, family: str) -> Settings:
+    defaults = settings_from(None)
+    doubt_tokens = math.ceil(config.model_context_limit * (1 - 1 / _ERRS_HIGH)) if family == _UNKNOWN else 0
+    answer_tokens = max(defaults.answer_min_tokens, doubt_tokens)
+    update = {
+        "pre_request_ratio": config.threshold_percent,
+        "target_ratio": min(defaults.target_ratio, config.threshold_percent / 2),
+        "safety_buffer_tokens": config.reserved_tokens,
+        # Room for the answer is what the caller reserves.
+        "output_buffer_ratio": 0.0,
+        "output_buffer_min_tokens": 0,
+        "answer_min_tokens": answer_tokens,
+        "reasoning_answer_min_tokens": answer_tokens,
+        "keep_recent_messages": config.recent_messages_to_keep,
+        "strategy": config.strategy,
+        # The messages are all there is: of a stub no later summary could read the result.
+        "clear_tool_results": False,
+    }
+    return defaults.model_copy(update=update)
+
+
+def _texts(messages: Sequence[Message]) -> list[str]:
+    return [message.text for message in messages]
+
+
+def _result(
+    messages: Messages, prepared: PreparedRequest, own: Sequence[Message], places: Sequence[int]
+) -> CompactionResult:
+    sent, record, prefix = prepared.messages or (), prepared.compaction, system_prefix_length(own)
+    raw: list[JsonObject] = [each.raw for each in sent]
+    raw[prefix : prefix + 1] = [headed(each, prepared.round).raw for each in sent[prefix : prefix + 1]]
+    for behind, (theirs, ours) in enumerate(zip(reversed(own), reversed(sent), strict=False), 1):
+        if (theirs.role, theirs.text, theirs.calls) != (ours.role, ours.text, ours.calls):
+            break
+        # Also with `null` content, as it came.
+        raw[-behind] = theirs.raw
+    if record is not None:
+        gone = {prefix + at for at in ({*range(record.replaced_messages)} - {*record.pinned}).union(record.dropped)}
+    else:
+        # The hardest compaction, which no store keeps, covers all but the user's words and the conversation's end.
+        covered = range(prefix, prefix + len(own) - len(sent) + 1 if prepared.round else prefix)
+        gone = {at for at in covered if own[at].role != "user" or own[at].text not in sent[prefix].text}
+    replaced = tuple(sorted({places[at] for at in gone} - {place for at, place in enumerate(places) if at not in gone}))
+    event = CompactionEvent(
+        round=prepared.round,
+        tokens_before=prepared.tokens_before,
+        tokens_after=prepared.count.tokens,
+        summary_content=record.model_text if record else "",
+        compacted_message_ids=tuple(str(messages[at].get("id", at)) for at in replaced),
     )
-    return (prune, summarize)
+    return CompactionResult(compacted_messages=raw, compaction_event=event, replaced=replaced)
 
 
-def _base(earlier: Record, measured: MeasuredRequest) -> Compaction:
-    """The record that the caller's messages carried, as the compaction that a new summary goes on from."""
-    return Compaction(
-        covered_messages=0,
-        covered_hash=measured.conversation.hashes[0],
-        pinned=(),
-        round=earlier.round,
-        segments=(Segment(text=earlier.summary, round=earlier.round, covered_messages=0),),
-        ledger=earlier.ledger,
-        level="summary",
-    )
-
-
-class _Built(NamedTuple):
-    """A compaction, the conversation with it, and the positions of covered messages that are not sent any more.
-
-    `failure` says why it has no model's text.
-    """
-
-    compaction: Compaction
-    messages: tuple[Message, ...]
-    gone: Collection[int]
-    failure: CompactionError | None = None
-
-
-async def _built(call: Call, levels: Sequence[Level], selected: Selected) -> _Built:
-    compaction, _, effort = await call.builder.make(call.measured, levels)
-    failure = None
-    if compaction.level == "truncate":
-        failure = effort.failure or SummaryFailed(effort.reason)
-        if isinstance(failure, ServerUnavailable):
-            # To be put right, not to be gone round.
-            raise failure
-    if isinstance(levels[0], Prune) and not chooses(compaction.level) and effort.reason != "no_gain":
-        logger.warning(
-            "library_pruning_failed model=%s reason=%s; a summary is made", effort.pruning_model, effort.reason
-        )
-    gone = compaction.dropped if chooses(compaction.level) else selected.fresh_at
-    messages = await off_loop(selected.messages, lambda: _sent(selected, compaction))
-    return _Built(compaction, messages, gone, failure)
-
-
-async def _without_words(built: _Built, selected: Selected) -> _Built:
-    """The same with a record that says nothing: all that may go is gone."""
-    bare = replace(built.compaction, segments=(), ledger="", level="truncate")
-    messages = await off_loop(selected.messages, lambda: _sent(selected, bare))
-    return _Built(bare, messages, selected.fresh_at, built.failure or SummaryFailed("no_room"))
-
-
-def _does_not_fit(config: CompactionConfig, measured: MeasuredRequest, tokens_before: int) -> DoesNotFit:
-    shares = protected_shares(measured.conversation, measured.count.tools_tokens)
-    tokens = sum(share.tokens for share in shares)
-    if tokens <= config.limit_tokens:
-        # Too little else has come for a new record.
-        shares = (*shares, Share("earlier record and short messages", tokens_before - tokens))
-        tokens = tokens_before
-    reserved_tokens = config.context_window_tokens - config.limit_tokens
-    needed_tokens = math.ceil((tokens + reserved_tokens) / 256) * 256
-    return DoesNotFit(
-        f"{config.model}'s context length is {config.context_window_tokens} tokens, of which a prompt may have "
-        f"{config.limit_tokens}, and {tokens} tokens of the messages cannot be compacted (context_length_exceeded). "
-        f"They are: {itemized(shares)}. Shorten them, or load the model with {needed_tokens} tokens or more.",
-        shares=shares,
-        window_tokens=config.context_window_tokens,
-        needed_tokens=needed_tokens,
-    )
-
-
-def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
-    """The shorter conversation, with a record that a later compaction reads back: there is no store.
-
-    Recent messages stay as they came, `null` content included.
-    """
-    record = Record(summary=compaction.model_text, ledger=compaction.ledger, round=compaction.round)
-    shown = apply(selected.messages, compaction, record=write_record(record, lead_in=lead_in(compaction.level)))
-    # A user message that opens the tail may carry the record.
-    as_they_came = selected.tail[1:] if selected.tail[0].role == "user" else selected.tail
-    return (*shown[: len(shown) - len(as_they_came)], *as_they_came)
-
-
-def _own(messages: Sequence[JsonObject]) -> list[dict[str, JsonValue]]:
-    """The caller's messages in a list of their own; an entry that is no mapping stays as it is."""
-    own = (dict(each) if isinstance(each, Mapping) and not isinstance(each, dict) else each for each in messages)
-    return cast("list[dict[str, JsonValue]]", list(own))
+async def _safely(messages: Messages, compacting: Awaitable[CompactionResult]) -> CompactionResult:
+    try:
+        return await compacting
+    except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
+        cause = type(error.__cause__ or error).__name__
+        logger.warning("library_compaction_failed error=%s cause=%s", type(error).__name__, cause)
+        return CompactionResult(compacted_messages=[*messages], error=error)

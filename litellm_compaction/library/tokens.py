@@ -1,155 +1,64 @@
-"""Measures a conversation, by estimate or with the model's own vocabulary, and a window."""
+"""Estimates a conversation, and divides it: pure, at once, no model is asked."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 
-import httpx
+from litellm_compaction.core.cut_points import legal_cuts
+from litellm_compaction.core.messages import JsonObject, Message, parse_message, system_prefix_length
+from litellm_compaction.core.record import read_record
+from litellm_compaction.library.types import CompactionConfig, CompactionSelection
 
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
-from litellm_compaction.errors import ModelNotLoaded, WindowUnknown, WindowUnread
-from litellm_compaction.library.config import CompactionConfig
-from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Target, Windows
-
-# English prose and code have about four characters to a token; other scripts have fewer, so this errs low there.
-_TOKEN_CHARS = 4
-# An image, a sound, a file: what OpenAI's vision models take for a large picture, rounded up (1105 tokens, 2024-05).
+_ROLE_TOKENS = 2
+# An image, a sound, a file: what OpenAI's vision models take for a large picture, rounded up.
 _PART_TOKENS = 1200
-# A client made for one question; nothing is read a second time.
-_CACHE_S = 60.0
-_TOOL_PARTS = ("tool-call", "tool-result")
 
 
 def estimate_tokens(text: object) -> int:
-    """ceil(characters / 4): 30 % too low for code and numbers, far too low for Chinese; `count_tokens` is exact.
-
-    0 for anything that is not a string: a message that only calls tools has `content` None.
-    """
-    return -(-len(text) // _TOKEN_CHARS) if isinstance(text, str) else 0
+    """ceil(characters / 4), 0 for anything that is no text; about 30 % too low for code and numbers."""
+    return -(-len(text) // 4) if isinstance(text, str) else 0
 
 
 def estimate_messages_tokens(messages: Sequence[JsonObject]) -> int:
-    """The sum of `estimate_tokens` over the messages' words: role, text, reasoning, and calls with their arguments.
+    """For each message 2 for its role, its text, its calls and results (as JSON); 1,200 for any other part."""
+    return sum(map(_message_tokens, parsed(messages)))
 
-    The template's own tokens are not in it. Content parts `tool-call` and `tool-result` (Vercel's AI SDK) count by
-    their texts; any other part that is not text counts as 1,200 tokens.
 
-    Raises:
-        ValueError: an entry is not a message.
+def should_compact(messages: Sequence[JsonObject], config: CompactionConfig) -> bool:
+    """Returns True from `config.threshold_tokens` on; False for no more than `recent_messages_to_keep + 1` messages."""
+    is_short = len(messages) <= config.recent_messages_to_keep + 1
+    return not is_short and estimate_messages_tokens(messages) >= config.threshold_tokens
+
+
+def select_messages_to_compact(messages: Sequence[JsonObject], keep_last: int = 10) -> CompactionSelection:
+    """Divides a conversation before its last `keep_last` messages, or further back: never between call and result.
+
+    Leading system messages stay, and so does a previous summary, which is not compacted again.
     """
-    return sum(map(message_estimate, parsed(messages)))
-
-
-def should_compact(
-    messages: Sequence[JsonObject],
-    config: CompactionConfig,
-    *,
-    tokens: int | None = None,
-    tools: Sequence[JsonValue] = (),
-) -> bool:
-    """Returns True if the prompt is above `config.trigger_ratio` of the window.
-
-    Args:
-        messages: n, oldest first; not changed.
-        tokens: the prompt's size as `count_tokens` gives it, or the last answer's `usage` and what came since. Without
-            it the estimate decides, which may come too late: leave room by a lower `trigger_ratio`.
-        tools: schemas that are sent too; counted in the estimate.
-
-    Raises:
-        ValueError: an entry is not a message.
-    """
-    if tokens is None:
-        tokens = estimate_messages_tokens(messages) + tools_estimate(tools)
-    return tokens > config.trigger_tokens
-
-
-async def count_tokens(messages: Sequence[JsonObject], *, model: str, tools: Sequence[JsonValue] = ()) -> int:
-    """The prompt's tokens, as the model's chat template renders it; long texts are counted in a thread.
-
-    Exact for the families whose vocabulary and template we hold (docs/limits.md); for others it errs high.
-
-    Args:
-        messages: n, oldest first; not changed.
-        model: its name, with or without provider.
-        tools: schemas that are sent with them.
-
-    Raises:
-        ValueError: an entry is not a message.
-    """
-    return await prompt_tokens(parsed(messages), model, tools)
-
-
-async def loaded_window(
-    model: str, *, api_base: str, api_key: str | None = None, http: httpx.AsyncClient | None = None
-) -> int:
-    """Tokens of context that a model of LM Studio's is loaded with, as its own API says now (`/api/v1/models`).
-
-    Args:
-        model: as LM Studio lists it, without a provider's prefix.
-        api_base: of the server, such as `http://127.0.0.1:1234/v1`.
-        http: the client to use; None makes one.
-
-    Raises:
-        WindowUnknown: the server does not answer, does not list the model, or has not loaded it; says what to change.
-    """
-    target = Target(key=model, model=model, api_base=api_base, api_key=api_key, context_length=None)
-    windows = Windows(cache_s=_CACHE_S, http=http)
-    try:
-        return (await windows.resolve(target)).tokens
-    except (ModelNotLoaded, WindowUnknown) as error:
-        tried = "LM Studio names no context length of it; correct `model` (`lms ps` lists what is loaded) or `api_base`"
-        if isinstance(error, ModelNotLoaded):
-            tried = f"LM Studio has not loaded it; load it (`lms load {model}`) and ask again"
-        elif isinstance(error, WindowUnread):
-            tried = "its server does not answer; start it (`lms server start`) or correct `api_base`"
-        raise WindowUnknown(model, tried=tried) from error
-    finally:
-        await windows.aclose()
-
-
-async def prompt_tokens(messages: Sequence[Message], model: str, tools: Sequence[JsonValue]) -> int:
-    request = Request(messages=tuple(messages), tools=tuple(tools))
-    return (await counter().count(model, family_of("", model), request)).tokens
+    conversation = parsed(messages)
+    record, start = read_record(conversation), system_prefix_length(conversation)
+    if record is not None and record.at == start and record.rest is None:
+        start += 1
+    newest = len(conversation) - keep_last
+    cut = max((each for each in legal_cuts(conversation) if start < each <= newest), default=start)
+    kept = [*messages[:start], *messages[cut:]]
+    return CompactionSelection([*messages[start:cut]], kept, record.base.summary if record else "")
 
 
 def parsed(messages: Sequence[JsonObject]) -> tuple[Message, ...]:
-    """The messages as the core knows them.
-
-    Raises:
-        ValueError: an entry is not a message; says which one.
-    """
+    """The messages as the core knows them; a ValueError says which entry is none."""
     for index, raw in enumerate(messages):
         if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
             raise ValueError(f"messages[{index}]: expected an object with a role")  # noqa: TRY004 - as all bad shapes
     return tuple(map(parse_message, messages))
 
 
-def tools_estimate(tools: Sequence[JsonValue]) -> int:
-    return sum(estimate_tokens(json.dumps(tool, ensure_ascii=False, default=str)) for tool in tools)
-
-
-def message_estimate(message: Message) -> int:
-    called = sum(len(call.name) + len(call.arguments) for call in message.calls)
-    said = [json.dumps(part, ensure_ascii=False, default=str) for part in _tool_parts(message)]
-    chars = len(message.role) + len(message.text) + len(message.reasoning) + called + sum(map(len, said))
-    return -(-chars // _TOKEN_CHARS) + _PART_TOKENS * (len(message.other_parts) - len(said))
-
-
-def _tool_parts(message: Message) -> list[JsonValue]:
+def _message_tokens(message: Message) -> int:
     content = message.raw.get("content")
-    parts = content if isinstance(content, list | tuple) else ()
-    return [
-        {name: value for name, value in part.items() if name != "type"}
-        for part in parts
-        if isinstance(part, Mapping) and part.get("type") in _TOOL_PARTS
-    ]
-
-
-@cache
-def counter() -> TokenCounter:
-    """The process's own: what has been counted is not counted again. The usage of summaries corrects it."""
-    return TokenCounter()
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    said = [part for part in parts if part.get("type") in ("tool-call", "tool-result")]
+    said += [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+    texts = [message.text, message.reasoning, *(json.dumps(each, ensure_ascii=False, default=str) for each in said)]
+    others = sum(kind not in ("tool-call", "tool-result") for kind in message.other_parts)
+    return _ROLE_TOKENS + sum(map(estimate_tokens, texts)) + _PART_TOKENS * others

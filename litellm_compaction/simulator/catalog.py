@@ -1,35 +1,27 @@
-"""Lists models, those that are loaded, and the instance that a request's `model` means.
+"""Lists a simulated server's models, and finds the instance that a request's `model` means.
 
-The listings are those of the three generations of LM Studio's API. Requests to one instance share its slots, a failure
-that hits all of them, and its KV cache: the beginning that a new prompt shares with a slot's last is there.
+The listings are those of LM Studio's API. Of a new prompt the beginning that a slot's last one shares is in its cache.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from litellm_compaction.simulator.messages import JsonObject, TemplateRule
-from litellm_compaction.simulator.rendering import Segment, Tokenizer
+from litellm_compaction.simulator.messages import JsonObject
+from litellm_compaction.simulator.rendering import Segment
 
 ModelType = Literal["llm", "vlm", "embeddings"]
+
+# A slot that shares less of a prompt is not taken for it.
+_MINIMUM_SIMILARITY_RATIO = 0.1
 
 
 @dataclass(frozen=True)
 class Model:
-    """A downloaded model, loaded as LM Studio does by itself: 4 slots over one context, 4,096 tokens by JIT.
-
-    `tokens_factor` scales true token counts (1.2: this tokenizer gives 20 % more than o200k_base); a `tokenizer` says
-    more than that, and then stands alone.
-    `goes_back` False is a model with sliding windows or running states, whose cache only goes on after its end.
-    `strict_template` None means the simulator's. `default_context_length` is for JIT loading.
-    """
+    """A downloaded model, loaded as LM Studio does by itself: 4 slots over one context, 4,096 tokens."""
 
     key: str
     _: KW_ONLY
@@ -40,24 +32,16 @@ class Model:
     format: Literal["gguf", "mlx"] = "gguf"
     quantization: str = "Q4_K_M"
     parallel: int = 4
-    tokens_factor: float = 1.0
-    tokenizer: Tokenizer | None = None
-    goes_back: bool = True
     type: ModelType = "llm"
     variants: tuple[str, ...] = ()
     tool_use: bool = True
     reasoning: bool = False
     size_bytes: int = 5_027_783_488
     params_string: str = "8B"
-    strict_template: TemplateRule | None = None
 
     def __post_init__(self) -> None:
-        if self.parallel < 1 or self.max_context_length < 1 or self.counting.factor <= 0:
-            raise ValueError("parallel and max_context_length must be at least 1, the tokenizer's factor above 0")
-
-    @property
-    def counting(self) -> Tokenizer:
-        return self.tokenizer or Tokenizer(factor=self.tokens_factor)
+        if self.parallel < 1 or self.max_context_length < 1:
+            raise ValueError("parallel and max_context_length must be at least 1")
 
     def all_variants(self) -> tuple[str, ...]:
         """The names with quantization; by default the one that is downloaded."""
@@ -66,59 +50,37 @@ class Model:
 
 @dataclass(eq=False, kw_only=True)
 class Instance:
-    """A loaded model; `ttl_s` None stays until it is unloaded. `flights` are the requests being generated.
-
-    `chats_in_app` is how many conversations in LM Studio's own window wait for an answer of it.
-    """
+    """A loaded model, and the prompts that its slots hold, the newest last."""
 
     id: str
     model: Model
     context_length: int
     parallel: int
-    is_jit: bool = False
-    ttl_s: float | None = None
     last_used_s: float = field(default_factory=time.monotonic)
-    flights: list[Flight] = field(default_factory=list)
-    chats_in_app: int = 0
-    reference: str = field(default_factory=lambda: uuid.uuid4().hex)
-    queue: SlotQueue = field(init=False)
-    cache: KvCache = field(init=False)
+    held: list[tuple[Segment, ...]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.queue = SlotQueue(self.parallel)
-        self.cache = KvCache(self.parallel, goes_back=self.model.goes_back)
+    def take(self, segments: tuple[Segment, ...], prompt_tokens: int) -> int:
+        """Returns the number of a prompt's tokens (unscaled) that the most similar slot holds already."""
+        shared = [(common_prefix_tokens(each, segments), each) for each in self.held]
+        cached_tokens, slot = max(shared, key=lambda item: item[0], default=(0, ()))
+        if cached_tokens < _MINIMUM_SIMILARITY_RATIO * prompt_tokens:
+            cached_tokens, slot = 0, self.held[0] if len(self.held) == self.parallel else ()
+        self.held = [each for each in self.held if each is not slot]
+        return cached_tokens
 
-    def pool_tokens(self) -> int:
-        """Prompt and generated tokens of all in flight; one that shifts its context never holds more than that."""
-        return sum(min(flight.used_tokens, self.context_length) for flight in self.flights)
-
-    def fail_all(self, message: str, outcome: Literal["error", "pool_overflow"]) -> None:
-        for flight in list(self.flights):
-            flight.fail(message, outcome)
-
-    def has_expired(self, now_s: float) -> bool:
-        return self.ttl_s is not None and not self.flights and now_s - self.last_used_s > self.ttl_s
+    def give_back(self, segments: tuple[Segment, ...]) -> None:
+        """The slot holds prompt and answer from now on."""
+        self.held = [*self.held, segments][-self.parallel :]
 
 
 def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model]) -> Instance | Model | None:
-    """The instance that `name` addresses, or the download to load for it; None if there is neither.
-
-    Both are tried by each rule before the next, so that an exact download goes before a loose instance.
-    """
-    loaded, downloaded = list(instances), list(models)
-    for match in _MATCHES:
-        for instance in loaded:
-            if match(name, instance.model, instance.id):
-                return instance
-        for model in downloaded:
-            if match(name, model, model.key):
-                return model
-    return None
+    """The instance that `name` addresses, else the download; None if there is neither."""
+    loaded = next((instance for instance in instances if name in (instance.id, instance.model.key)), None)
+    return loaded or find_model(name, models)
 
 
 def find_model(name: str, models: Iterable[Model]) -> Model | None:
-    target = find_target(name, (), models)
-    return target if isinstance(target, Model) else None
+    return next((model for model in models if name == model.key or name in model.all_variants()), None)
 
 
 def free_instance_id(key: str, instances: Iterable[Instance]) -> str:
@@ -130,83 +92,13 @@ def free_instance_id(key: str, instances: Iterable[Instance]) -> str:
     return instance_id
 
 
-def _without_quantization(name: str) -> str:
-    return name.partition("@")[0]
-
-
-def _bare(name: str) -> str:
-    return _without_quantization(name).rpartition("/")[2]
-
-
-# Each rule is tried on all candidates before the next: (name asked for, model, its id).
-_MATCHES: tuple[Callable[[str, Model, str], bool], ...] = (
-    lambda name, model, own_id: name == own_id,
-    lambda name, model, own_id: name == model.key,
-    lambda name, model, own_id: name in model.all_variants(),
-    lambda name, model, own_id: _without_quantization(name) == _without_quantization(model.key),
-    lambda name, model, own_id: bool(_bare(name)) and _bare(name) == _bare(model.key),
-    lambda name, model, own_id: name.lower() == own_id.lower(),
-    lambda name, model, own_id: bool(_bare(name)) and _bare(name).lower() == _bare(model.key).lower(),
-)
-
-
-def openai_models(models: Sequence[Model], instances: Sequence[Instance], jit: bool) -> JsonObject:
-    """`GET /v1/models`: no window of any kind (bt#2139); with JIT every download, else the loaded models."""
-    ids = [model.key for model in models] if jit else []
-    ids += [instance.id for instance in instances if instance.id not in ids]
+def openai_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObject:
+    """`GET /v1/models`: every download, and no window of any kind (bt#2139)."""
+    ids = dict.fromkeys([*(model.key for model in models), *(instance.id for instance in instances)])
     return {
         "object": "list",
         "data": [{"id": model_id, "object": "model", "owned_by": "organization_owner"} for model_id in ids],
     }
-
-
-def llama_props(instance: Instance) -> JsonObject:
-    """`GET /props` of llama.cpp's server: one slot's context, and the number of slots (tools/server/README.md)."""
-    return {
-        "default_generation_settings": {"id": 0, "n_ctx": instance.context_length},
-        "total_slots": instance.parallel,
-        "chat_template": "",
-    }
-
-
-def llama_models(instances: Sequence[Instance], *, tells_whole: bool) -> JsonObject:
-    """`GET /v1/models` of llama.cpp's server; newer builds name the context of all slots together in `meta`."""
-    return {
-        "object": "list",
-        "data": [
-            {"id": instance.id, "object": "model", "meta": {"n_ctx": instance.context_length} if tells_whole else None}
-            for instance in instances
-        ],
-    }
-
-
-def v0_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObject:
-    """`GET /api/v0/models`: one entry per instance, or one per model that is not loaded."""
-    entries: list[JsonObject] = []
-    for model in models:
-        loaded = [instance for instance in instances if instance.model.key == model.key]
-        entries += [v0_model(model, instance) for instance in loaded] or [v0_model(model, None)]
-    return {"object": "list", "data": entries}
-
-
-def v0_model(model: Model, instance: Instance | None) -> JsonObject:
-    """One entry of it; `loaded_context_length` is there only for a loaded model (zed PR#25606)."""
-    entry: JsonObject = {
-        "id": instance.id if instance else model.key,
-        "object": "model",
-        "type": model.type,
-        "publisher": model.publisher,
-        "arch": model.architecture,
-        "compatibility_type": model.format,
-        "quantization": model.quantization,
-        "state": "loaded" if instance else "not-loaded",
-        "max_context_length": model.max_context_length,
-    }
-    if instance:
-        entry["loaded_context_length"] = instance.context_length
-    if model.tool_use and model.type != "embeddings":
-        entry["capabilities"] = ["tool_use"]
-    return entry
 
 
 def v1_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObject:
@@ -258,239 +150,6 @@ def _v1_model(model: Model, instances: Sequence[Instance]) -> JsonObject:
         "variants": variants,
         "selected_variant": variants[0],
     }
-
-
-def sdk_model(instance: Instance) -> JsonObject:
-    """One entry of the SDK's `listLoaded` (ModelInfoBase.ts, LLMModelInfo.ts of lmstudio-js 6ec11db)."""
-    model = instance.model
-    idle_s = time.monotonic() - instance.last_used_s
-    entry: JsonObject = {
-        "type": "embedding" if model.type == "embeddings" else "llm",
-        "modelKey": model.key,
-        "format": "safetensors" if model.format == "mlx" else "gguf",
-        "displayName": model.key.rpartition("/")[2].replace("-", " ").title(),
-        "publisher": model.publisher,
-        "path": f"{model.publisher}/{model.key.rpartition('/')[2]}",
-        "sizeBytes": model.size_bytes,
-        "indexedModelIdentifier": model.key,
-        "deviceIdentifier": None,
-        "paramsString": model.params_string,
-        "architecture": model.architecture,
-        "identifier": instance.id,
-        "instanceReference": instance.reference,
-        "ttlMs": None if instance.ttl_s is None else round(instance.ttl_s * 1000),
-        "lastUsedTime": round((time.time() - idle_s) * 1000),
-        "maxContextLength": model.max_context_length,
-        "contextLength": instance.context_length,
-    }
-    if model.type == "embeddings":
-        return entry
-    return entry | {"vision": model.type == "vlm", "trainedForToolUse": model.tool_use}
-
-
-def sdk_load_config(instance: Instance) -> JsonObject:
-    """The SDK's `getLoadConfig`: fields of lms-kv-config's schema."""
-    return _fields(
-        {
-            "llm.load.contextLength": instance.context_length,
-            "llm.load.numParallelSessions": instance.parallel,
-            "llm.load.llama.flashAttention": True,
-            "llm.load.llama.evalBatchSize": 512,
-        }
-    )
-
-
-def sdk_base_config(instance: Instance, overflow_policy: str) -> JsonObject:
-    """The SDK's `getBasePredictionConfig`, with the template that this server's prompts are made by."""
-    template = {
-        "type": "jinja",
-        "jinjaPromptTemplate": {"template": instance.model.counting.jinja_template},
-        "stopStrings": [],
-    }
-    return _fields(
-        {
-            "llm.prediction.contextOverflowPolicy": overflow_policy,
-            "llm.prediction.promptTemplate": template,
-            "llm.prediction.reasoning.parsing": {
-                "enabled": instance.model.reasoning,
-                "startString": "<think>",
-                "endString": "</think>",
-            },
-            "llm.prediction.systemPrompt": "",
-        }
-    )
-
-
-def sdk_state(instance: Instance, loop_s: float) -> JsonObject:
-    """The SDK's `getInstanceProcessingState`; `loop_s` is the time of the event loop."""
-    queued = len(instance.flights) + instance.queue.waiting + instance.chats_in_app
-    is_reading = any(flight.prefill_ends_s > loop_s for flight in instance.flights)
-    status = "processingPrompt" if is_reading else "generating" if queued else "idle"
-    return {"status": status, "queued": queued}
-
-
-def _fields(values: JsonObject) -> JsonObject:
-    return {"fields": [{"key": key, "value": value} for key, value in values.items()]}
-
-
-FailureOutcome = Literal["error", "pool_overflow"]
-
-
-class FlightFailed(Exception):
-    """The request was ended from outside: a pool overflow, a crash, or an unload."""
-
-    def __init__(self, message: str, outcome: FailureOutcome) -> None:
-        super().__init__(message)
-        self.message = message
-        self.outcome: FailureOutcome = outcome
-
-
-class Flight:
-    """A request that occupies a slot; `used_tokens` is its prompt plus its generated tokens."""
-
-    def __init__(self, used_tokens: int, client_left: asyncio.Event) -> None:
-        self.used_tokens = used_tokens
-        self._client_left = client_left
-        self.prefill_ends_s = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._failed = asyncio.Event()
-        self._failure: FlightFailed | None = None
-
-    def fail(self, message: str, outcome: FailureOutcome) -> None:
-        """Make the request fail at its next step; may be called from any thread."""
-        if self._failure is None:
-            self._failure = FlightFailed(message, outcome)
-            self._loop.call_soon_threadsafe(self._failed.set)
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait, at least one turn of the event loop.
-
-        Raises:
-            FlightFailed: at once when the request is made to fail.
-        """
-        if seconds <= 0:
-            await asyncio.sleep(0)
-        else:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._failed.wait(), seconds)
-        self.check()
-
-    async def sleep_until(self, moment_s: float) -> None:
-        await self.sleep(moment_s - self._loop.time())
-
-    async def hang(self) -> None:
-        """Wait until the request is made to fail, cancelled, or left by its client.
-
-        A server that really hangs does so for longer; here it would take a slot from all later tests.
-        """
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self._failed, self._client_left)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waiting:
-                each.cancel()
-        self.check()
-        raise asyncio.CancelledError
-
-
-class SlotQueue:
-    """First come, first served admission to the parallel slots of an instance; the rest wait."""
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._taken = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    async def acquire(self) -> None:
-        if self._taken < self._slots and not self._waiting:
-            self._taken += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release()
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
-            raise
-
-    def release(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._taken -= 1
-
-    def reset(self) -> None:
-        """Forget the holders of slots and those who wait, when the event loop they belong to is gone."""
-        self._taken = 0
-        self._waiting.clear()
-
-
-_MINIMUM_SIMILARITY_RATIO = 0.1
-
-
-@dataclass(eq=False)
-class Slot:
-    """One sequence in the KV cache; `busy` while a request computes in it."""
-
-    segments: tuple[Segment, ...] = ()
-    last_used: int = 0
-    busy: bool = False
-
-
-class KvCache:
-    """The slots of one instance; without `goes_back` a slot only serves a prompt that goes on after all of it."""
-
-    def __init__(self, parallel: int, *, goes_back: bool = True) -> None:
-        self._goes_back = goes_back
-        self._slots = [Slot() for _ in range(parallel)]
-        self._clock = 0
-
-    def take(self, segments: tuple[Segment, ...], prompt_tokens: int) -> tuple[Slot, int]:
-        """Returns the slot for a prompt, and the number of its tokens (unscaled) that it already holds.
-
-        The caller makes sure that one is free.
-        """
-        free = [slot for slot in self._slots if not slot.busy]
-        shared = [(common_prefix_tokens(slot.segments, segments), slot) for slot in free]
-        cached_tokens, slot = max(shared, key=lambda item: item[0])
-        if cached_tokens < _MINIMUM_SIMILARITY_RATIO * prompt_tokens:
-            cached_tokens, slot = min(shared, key=lambda item: item[1].last_used)
-        if not self._goes_back and cached_tokens < sum(segment.count_tokens() for segment in slot.segments):
-            cached_tokens = 0
-        slot.busy = True
-        slot.segments = segments
-        self._touch(slot)
-        return slot, cached_tokens
-
-    def give_back(self, slot: Slot, segments: tuple[Segment, ...]) -> None:
-        slot.segments = segments
-        slot.busy = False
-        self._touch(slot)
-
-    def clear(self) -> None:
-        for slot in self._slots:
-            slot.segments = ()
-
-    def free_all(self) -> None:
-        for slot in self._slots:
-            slot.busy = False
-
-    def _touch(self, slot: Slot) -> None:
-        self._clock += 1
-        slot.last_used = self._clock
 
 
 def common_prefix_tokens(first: Sequence[Segment], second: Sequence[Segment]) -> int:

@@ -1,132 +1,18 @@
-"""Serves one inference request, from its body to its last byte.
-
-It takes its place in an instance (a slot, a share of the pool, a KV slot); a prompt that does not fit the window meets
-one of LM Studio's reactions.
-"""
+"""Serves one inference request of a simulated server, from its body to its last byte."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from litellm_compaction.simulator.catalog import Flight, FlightFailed, Instance, Slot
-from litellm_compaction.simulator.generation import Answer, Connection, Ending, Envelope, Generation, visible_reply
-from litellm_compaction.simulator.messages import (
-    CRASHED,
-    MODEL_UNLOADED,
-    POOL_EXCEEDED,
-    ChatRequest,
-    JsonObject,
-    Refusal,
-    does_not_fit,
-    error_body,
-    n_keep_too_long,
-    parse_chat,
-    parse_completion,
-    template_error,
-    template_failed,
-)
-from litellm_compaction.simulator.rendering import (
-    Prompt,
-    Segment,
-    answer_segments,
-    keep_tokens,
-    render_chat,
-    render_text,
-    rolling_window,
-    truncate_middle,
-)
-from litellm_compaction.simulator.script import ChatCall, Fault, Reply, RequestRecord, default_reply
-from litellm_compaction.simulator.simulator import Simulator
-
-
-class Seat:
-    """The place of one request, after it has waited for one in the instance's queue."""
-
-    def __init__(self, instance: Instance, client_left: asyncio.Event) -> None:
-        self.instance = instance
-        self.flight = Flight(used_tokens=0, client_left=client_left)
-        self._slot: Slot | None = None
-        self._segments: tuple[Segment, ...] = ()
-        self._is_left = False
-        instance.flights.append(self.flight)
-
-    def start(self, segments: tuple[Segment, ...], raw_tokens: int, used_tokens: int) -> int:
-        """Begin computing a prompt; returns the number of its tokens (unscaled) that the cache already holds."""
-        self.flight.used_tokens = used_tokens
-        self._segments = segments
-        self._slot, cached_tokens = self.instance.cache.take(segments, raw_tokens)
-        return cached_tokens
-
-    def leave(self, answer: tuple[str, str, Sequence[tuple[str, str]]]) -> None:
-        """Give the place back; the slot then holds the prompt and `answer` (reasoning, content, calls).
-
-        A client that leaves during prompt processing frees the place only after that, as in LM Studio (bt#1143).
-        """
-        if self._is_left:
-            return
-        self._is_left = True
-        self._segments += answer_segments(*answer)
-        loop = asyncio.get_running_loop()
-        if loop.time() < self.flight.prefill_ends_s:
-            loop.call_at(self.flight.prefill_ends_s, self._free)
-        else:
-            self._free()
-
-    def _free(self) -> None:
-        if self._slot is not None:
-            self.instance.cache.give_back(self._slot, self._segments)
-        if self.flight in self.instance.flights:
-            self.instance.flights.remove(self.flight)
-        self.instance.queue.release()
-
-
-def meet_window(
-    prompt: Prompt, simulator: Simulator, instance: Instance, record: RequestRecord
-) -> tuple[Prompt, Ending | None]:
-    """Returns the rest of a prompt in the window, and the ending if there is no answer; notes a truncation in `record`.
-
-    A prompt as long as the window overflows too, since no token of an answer would fit.
-
-    Raises:
-        Refusal: the overflow is answered with HTTP 400.
-    """
-    sent_tokens, window_tokens = record.prompt_tokens, instance.context_length
-    if sent_tokens < window_tokens:
-        return prompt, None
-    if simulator.overflow in ("truncate_middle", "rolling"):
-        kept = _truncate(prompt, simulator, instance)
-        record.truncated = True
-        record.kept_tokens = instance.model.counting.prompt(kept)
-        return kept, None
-    record.kept_tokens = 0
-    message = does_not_fit(sent_tokens, window_tokens)
-    if simulator.overflow == "error_400_string":
-        raise n_keep_too_long(sent_tokens, window_tokens, simulator.n_keep_wording)
-    if simulator.overflow == "error_400_object":
-        raise Refusal(400, error_body(message, "object"), outcome="overflow")
-    if simulator.overflow == "crash":
-        instance.cache.clear()
-        instance.fail_all(CRASHED, "error")
-        return prompt, Ending("error", "overflow", message=CRASHED, status=400)
-    if simulator.overflow == "empty":
-        return prompt, Ending("empty", "overflow")
-    return prompt, Ending("error", "overflow", message=message)
-
-
-def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Prompt:
-    tokenizer, window_tokens = instance.model.counting, instance.context_length
-    if simulator.overflow == "rolling":
-        return rolling_window(prompt, window_tokens, tokenizer)
-    keep = keep_tokens(prompt, tokenizer)
-    if keep >= window_tokens:
-        raise n_keep_too_long(keep, window_tokens, simulator.n_keep_wording)
-    return truncate_middle(prompt, window_tokens, tokenizer)
-
-
-# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s, 2026-11).
-_THREAD_ABOVE_CHARS = 200_000
+from .answer import Connection, Envelope, Piece, event, pieces, reasoning_tokens, reply_tokens, visible_reply
+from .catalog import Instance
+from .messages import ChatRequest, JsonObject, Refusal, parse_chat, parse_completion
+from .rendering import Prompt, answer_segments, render_chat, render_text, with_newest
+from .script import ChatCall, Reply, RequestRecord, default_reply
+from .simulator import Simulator
 
 
 @dataclass(kw_only=True)
@@ -136,175 +22,134 @@ class Inference:
     record: RequestRecord
     body: JsonObject
     is_text: bool
-    _generation: Generation | None = field(default=None, init=False)
+    reasoning: str = field(default="", init=False)
+    calls: list[list[str]] = field(default_factory=list, init=False)
 
     async def serve(self) -> None:
+        record = self.record
         try:
-            takes_ids = self.simulator.api == "llama.cpp"
-            request = parse_completion(self.body, takes_ids=takes_ids) if self.is_text else parse_chat(self.body)
-            self.record.streamed = request.stream
-            instance = await self.simulator.resolve(request.model, request.ttl_s)
-            prompt = await self._render(request, instance)
-            await instance.queue.acquire()
-            seat = Seat(instance, self.connection.client_left)
-            try:
-                if instance not in self.simulator.instances:
-                    raise Refusal(400, error_body(MODEL_UNLOADED, self.simulator.error_shape))
-                await self._serve_in_seat(request, seat, prompt)
-            finally:
-                self._note_generated()
-                seat.leave(self._answer())
+            request = parse_completion(self.body) if self.is_text else parse_chat(self.body)
+            record.streamed = request.stream
+            instance = await self.simulator.resolve(request.model)
+            prompt = self._prompt(request, instance)
+            reply = self._reply(request, prompt, instance)
         except Refusal as refusal:
-            await self._refuse(refusal)
-        except FlightFailed as failure:
-            body = error_body(failure.message, self.simulator.error_shape)
-            await self._refuse(Refusal(400, body, outcome=failure.outcome))
-
-    async def _render(self, request: ChatRequest, instance: Instance) -> Prompt:
-        model, record = instance.model, self.record
-        record.model, record.instance_id = model.key, instance.id
-        record.context_length = instance.context_length
-        if self.is_text:
-            prompt = render_text(request.messages[0].text, request.ids)
-        else:
-            rule = model.strict_template or self.simulator.strict_template
-            if reason := template_error(request.messages, rule):
-                raise template_failed(reason, self.simulator.error_shape)
-            prompt = render_chat(request.messages, request.tools, model.counting)
-        if sum(len(segment.text) for segment in prompt.segments()) > _THREAD_ABOVE_CHARS:
-            await asyncio.to_thread(prompt.count_tokens)
-        record.prompt_tokens = record.kept_tokens = model.counting.prompt(prompt)
-        return prompt
-
-    async def _serve_in_seat(self, request: ChatRequest, seat: Seat, prompt: Prompt) -> None:
-        instance, record = seat.instance, self.record
-        call_index = self.simulator.take_call_index()
-        queued_fault = self.simulator.take_fault()
-        kept, preset = meet_window(prompt, self.simulator, instance, record)
-        reply, fault = Reply(), None
-        if preset is None:
-            reply = self._ask_script(self._call(request, instance, prompt, kept, call_index))
-            fault = queued_fault or reply.fault
-            self._account_prompt(seat, kept)
-            if await self._answered_at_once(reply, fault, seat):
-                return
-        self._generation = generation = Generation(
-            simulator=self.simulator,
-            record=record,
-            reply=visible_reply(reply, request.stop, self.simulator.reasoning_field),
-            fault=fault,
-            preset=preset,
-            instance=instance,
-            flight=seat.flight,
-            max_tokens=request.max_tokens,
-        )
-        envelope = Envelope(
-            id=self.simulator.new_id("cmpl-" if self.is_text else "chatcmpl-"),
-            model=instance.id,
-            is_text=self.is_text,
-            reasoning_field=self.simulator.reasoning_field,
-        )
-        answer = Answer(
-            simulator=self.simulator,
-            connection=self.connection,
-            record=record,
-            instance=instance,
-            generation=generation,
-            envelope=envelope,
-            include_usage=request.include_usage,
-            echo=self._echo(request),
-            release=lambda ending: self._release(seat, ending),
-        )
-        if self.body.get("reasoning_control") is True:
-            self.simulator.thoughts[envelope.id] = generation.end_thought
+            record.status, record.error = refusal.status, str(refusal)
+            self.simulator.finish(record, refusal.outcome)
+            await self.connection.send_json(refusal.status, refusal.body)
+            return
+        record.status = 200
         try:
-            await (answer.stream() if request.stream else answer.send())
+            await self._answer(request, instance, visible_reply(reply, request.stop))
         finally:
-            self.simulator.thoughts.pop(envelope.id, None)
+            said = [(name, arguments) for _, name, arguments in self.calls]
+            instance.give_back((*prompt.segments(), *answer_segments(self.reasoning, record.content, said)))
 
-    def _call(self, request: ChatRequest, instance: Instance, prompt: Prompt, kept: Prompt, index: int) -> ChatCall:
-        said = self._text(request, prompt)
-        self.record.seen_text = said if kept is prompt else self._text(request, kept)
-        return ChatCall(
+    def _prompt(self, request: ChatRequest, instance: Instance) -> Prompt:
+        """The rest of the prompt in the window: one that is as long overflows, too, as no token of an answer fits."""
+        record = self.record
+        record.model, record.instance_id = instance.model.key, instance.id
+        record.context_length = instance.context_length
+        whole = render_text(request.messages[0].text) if self.is_text else render_chat(request.messages, request.tools)
+        kept = whole
+        record.prompt_tokens = record.kept_tokens = whole.count_tokens()
+        if record.prompt_tokens >= instance.context_length:
+            kept = with_newest(whole, instance.context_length)
+            record.truncated, record.kept_tokens = True, kept.count_tokens()
+        # A final assistant message is part of the opening, not of a block.
+        last = request.messages[-1]
+        begun = last.text if last.role == "assistant" else ""
+        record.seen_text = "\n".join(filter(None, (kept.text(), begun)))
+        record.sent_text = "\n".join(filter(None, (whole.text(), begun)))
+        record.cached_tokens = instance.take(kept.segments(), record.kept_tokens)
+        record.computed_tokens = record.kept_tokens - record.cached_tokens
+        return kept
+
+    def _reply(self, request: ChatRequest, prompt: Prompt, instance: Instance) -> Reply:
+        record, script = self.record, self.simulator.script
+        call = ChatCall(
             body=self.body,
             messages=[] if self.is_text else list(self.body["messages"]),
             model=request.model,
             instance_id=instance.id,
-            prompt_text=self.record.seen_text,
-            sent_text=said,
-            prompt_tokens=self.record.prompt_tokens,
+            prompt_text=record.seen_text,
+            sent_text=record.sent_text,
+            prompt_tokens=record.prompt_tokens,
             context_length=instance.context_length,
-            truncated=self.record.truncated,
-            index=index,
+            truncated=record.truncated,
+            index=self.simulator.take_call_index(),
             stream=request.stream,
         )
-
-    def _text(self, request: ChatRequest, prompt: Prompt) -> str:
-        # A final assistant message is part of the opening, not of a block.
-        last = request.messages[-1]
-        return "\n".join(text for text in (prompt.text(), last.text if last.role == "assistant" else "") if text)
-
-    def _ask_script(self, call: ChatCall) -> Reply:
-        script = self.simulator.script
         try:
-            reply = script(call) if script is not None else None
+            return (script(call) if script is not None else None) or default_reply(call)
         except Exception as error:
-            self.record.error = f"the script failed: {error!r}"
-            raise Refusal(500, {"error": self.record.error}) from error
-        return reply if reply is not None else default_reply(call)
+            raise Refusal(500, {"error": f"the script failed: {error!r}"}) from error
 
-    def _account_prompt(self, seat: Seat, kept: Prompt) -> None:
-        record, raw_tokens = self.record, kept.count_tokens()
-        cached_tokens = seat.start(kept.segments(), raw_tokens, record.kept_tokens)
-        record.cached_tokens = record.kept_tokens * cached_tokens // max(1, raw_tokens)
-        record.computed_tokens = record.kept_tokens - record.cached_tokens
-        if self.simulator.is_pool_full(seat.instance):
-            seat.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
+    async def _answer(self, request: ChatRequest, instance: Instance, reply: Reply) -> None:
+        record, prefix = self.record, "cmpl-" if self.is_text else "chatcmpl-"
+        envelope = Envelope(id=self.simulator.new_id(prefix), model=instance.id, is_text=self.is_text)
+        room_tokens = instance.context_length - record.kept_tokens
+        most = room_tokens if request.max_tokens is None else min(request.max_tokens, room_tokens)
+        record.finish_reason = reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+        if reply_tokens(reply) > most:
+            record.finish_reason = "length"
+        if request.stream:
+            await self.connection.start_stream()
+        delta: JsonObject = {"role": "assistant"}
+        for piece in self._pieces(reply, max(0, most)):
+            await asyncio.sleep(0)
+            self._note(piece)
+            if request.stream and piece.kind != "hidden":
+                await self.connection.send_bytes(event(envelope.chunk(delta | envelope.delta(piece))))
+                delta = {}
+        self.simulator.finish(record, "ok")
+        usage = self._usage(reply)
+        if not request.stream:
+            await self.connection.send_json(200, envelope.whole(self._message(), record.finish_reason, usage))
+            return
+        tail = event(envelope.chunk(delta | ({"content": ""} if delta else {}), record.finish_reason))
+        if request.include_usage:
+            tail += event(envelope.body("chat.completion.chunk", choices=[], usage=usage))
+        await self.connection.send_bytes(tail + event(b"[DONE]"))
+        await self.connection.end_stream()
 
-    async def _answered_at_once(self, reply: Reply, fault: Fault | None, seat: Seat) -> bool:
-        """Returns True if the answer was a plain response or a dropped connection instead of a generation."""
-        if reply.status is not None or reply.raw_body is not None:
-            status = reply.status or 200
-            body = {"error": reply.content} if reply.raw_body is None else reply.raw_body
-            raise Refusal(status, body, outcome="ok" if status < 400 else "error")
-        if fault is None or fault.at != "before_first_delta" or fault.kind not in ("500", "drop"):
-            return False
-        await seat.flight.sleep(reply.delay_ms / 1000)
-        if fault.kind == "500":
-            raise Refusal(fault.status, error_body(fault.message, self.simulator.error_shape), outcome="fault")
-        self._release(seat, Ending("drop", "fault"))
-        await self.connection.drop()
-        return True
+    def _pieces(self, reply: Reply, limit: int) -> Iterator[Piece]:
+        return pieces(reply, self.simulator.chunk_tokens, limit, self.simulator.new_id)
 
-    def _echo(self, request: ChatRequest) -> str:
-        last = request.messages[-1]
-        is_prefill = not self.is_text and last.role == "assistant" and not last.tool_calls
-        return last.text if is_prefill and self.simulator.echoes_prefill else ""
+    def _note(self, piece: Piece) -> None:
+        record = self.record
+        if record.first_delta_s is None:
+            record.first_delta_s = time.monotonic()
+            self.simulator.notify()
+        record.completion_tokens += piece.tokens
+        if piece.kind == "reasoning":
+            self.reasoning += piece.text
+        elif piece.kind == "content":
+            record.content += piece.text
+        elif piece.kind == "tool_start":
+            self.calls.append([piece.call_id, piece.text, ""])
+        elif piece.kind == "tool_arguments":
+            self.calls[piece.call_index][2] += piece.text
 
-    def _release(self, seat: Seat, ending: Ending) -> None:
-        self._note_generated()
-        self.record.finish_reason = ending.finish_reason
-        self.record.error = ending.message
-        seat.leave(self._answer())
-        self.simulator.finish(self.record, ending.outcome)
+    def _message(self) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": self.record.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for call_id, name, arguments in self.calls
+        ]
+        return message
 
-    def _note_generated(self) -> None:
-        if self._generation is not None:
-            self.record.completion_tokens = self._generation.completion_tokens()
-            self.record.content = self._generation.content
-
-    def _answer(self) -> tuple[str, str, list[tuple[str, str]]]:
-        if self._generation is None:
-            return "", "", []
-        calls = [(call.name, call.arguments) for call in self._generation.calls]
-        return self._generation.reasoning, self._generation.content, calls
-
-    async def _refuse(self, refusal: Refusal) -> None:
-        self.record.status = refusal.status
-        self.record.error = self.record.error or str(refusal)
-        self.simulator.finish(self.record, refusal.outcome)
-        if isinstance(refusal.body, (str, bytes)):
-            body = refusal.body.encode() if isinstance(refusal.body, str) else refusal.body
-            await self.connection.send_whole(refusal.status, body, b"text/plain; charset=utf-8")
-        else:
-            await self.connection.send_json(refusal.status, refusal.body)
+    def _usage(self, reply: Reply) -> JsonObject:
+        """LM Studio's has reasoning tokens since 0.4.22 (bt#2335), and never cached tokens (bt#778, bt#2390)."""
+        record = self.record
+        counts: JsonObject = {
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "total_tokens": record.prompt_tokens + record.completion_tokens,
+        }
+        if reply.reasoning:
+            thoughts = min(reasoning_tokens(reply), record.completion_tokens)
+            counts["completion_tokens_details"] = {"reasoning_tokens": thoughts}
+        return counts

@@ -1,8 +1,8 @@
-"""Renders the prompt that the model sees, in countable pieces, and cuts or refuses one that exceeds the window.
+"""Renders the prompt that a simulated model sees, in countable pieces, and cuts one that exceeds the window.
 
-Messages and tools are rendered like Qwen3's ChatML template. A prompt that is too long is cut silently, or refused, in
-one of LM Studio's ways. Tokens are o200k_base's with Qwen's added ones, read from the copy that LiteLLM ships; LiteLLM
-itself is never imported, since that takes seconds.
+Messages and tools are rendered like Qwen3's ChatML template. A prompt that is too long is cut silently. Tokens are
+o200k_base's with Qwen's added ones, read from the copy that LiteLLM ships; LiteLLM itself is never imported, since that
+takes seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import tiktoken
 
@@ -26,65 +26,15 @@ from litellm_compaction.simulator.messages import Image, JsonObject, Message
 IMAGE_TOKENS = 1000
 _FIRST_IMAGE_ID = 1_000_000
 
-_TOOLS_BEFORE = (
+TOOLS_BEFORE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
-_TOOLS_AFTER = (
+TOOLS_AFTER = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
-
-# The same template as LM Studio would hold it.
-_JINJA = """\
-{%- set ns = namespace(last_user=-1) -%}
-{%- for message in messages -%}
-  {%- if message.role == 'user' -%}{%- set ns.last_user = loop.index0 -%}{%- endif -%}
-{%- endfor -%}
-{%- set has_system = messages[0].role == 'system' -%}
-{%- if tools or has_system or ADDED -%}
-  {{- '<|im_start|>system\\n' + ADDED + ('\\n\\n' if ADDED and has_system else '') -}}
-  {{- messages[0].content if has_system else '' -}}
-  {%- if tools -%}
-    {{- ('\\n\\n' if has_system or ADDED else '') + BEFORE -}}
-    {%- for tool in tools -%}{{- '\\n' + tool | tojson -}}{%- endfor -%}
-    {{- AFTER -}}
-  {%- endif -%}
-  {{- '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- for message in messages -%}
-  {%- if message.role == 'system' and loop.first -%}
-  {%- elif message.role == 'tool' -%}
-    {%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
-    {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
-    {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
-  {%- elif message.role == 'assistant' -%}
-    {%- set keeps = loop.last or loop.index0 > ns.last_user -%}
-    {%- set said = message.content or '' -%}
-    {%- if not keeps and '</think>' in said -%}
-      {%- set said = said.split('</think>')[-1].lstrip('\\n') -%}
-    {%- endif -%}
-    {{- '<|im_start|>assistant\\n' -}}
-    {%- if keeps and message.reasoning_content -%}
-      {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' -}}
-    {%- endif -%}
-    {{- said -}}
-    {%- for call in message.tool_calls or [] -%}
-      {%- set function = call.function or call -%}
-      {{- '\\n' if said or not loop.first -}}
-      {{- '<tool_call>\\n{"name": ' + function.name | tojson + ', "arguments": ' -}}
-      {{- function.arguments if function.arguments is string else function.arguments | tojson -}}
-      {{- '}\\n</tool_call>' -}}
-    {%- endfor -%}
-    {{- '' if loop.last else '<|im_end|>\\n' -}}
-  {%- else -%}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
-  {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt and messages[-1].role != 'assistant' -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-""".replace("BEFORE", json.dumps(_TOOLS_BEFORE)).replace("AFTER", json.dumps(_TOOLS_AFTER))
-_JINJA_WITHOUT_TOOLS = "{%- set tools = [] -%}\n"
 
 
 class Segment(NamedTuple):
@@ -138,54 +88,8 @@ class Prompt:
         return "\n".join(block.text for block in self.blocks if block.text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tokenizer:
-    """A server's tokenizer and template, as far as they are not o200k_base and Qwen3's.
-
-    `factor` multiplies the tokens of all text, `wide_factor` those of Chinese, Japanese and Korean once more.
-    `message_tokens` and `prompt_tokens` are added for each turn and for each prompt. `added_system` stands before the
-    client's own system message, as in templates that bring one; with `ignores_tools` the template renders none.
-    """
-
-    factor: float = 1.0
-    wide_factor: float = 1.0
-    message_tokens: int = 0
-    prompt_tokens: int = 0
-    added_system: str = ""
-    ignores_tools: bool = False
-
-    @property
-    def jinja_template(self) -> str:
-        """The template of its prompts, as text; the tokens that are only added stand in no text."""
-        template = _JINJA.replace("ADDED", json.dumps(self.added_system))
-        return (_JINJA_WITHOUT_TOOLS if self.ignores_tools else "") + template
-
-    def text(self, text: str) -> int:
-        return math.ceil(self.pieces([Segment(text)]))
-
-    def blocks(self, blocks: Iterable[Block]) -> float:
-        return sum(self.pieces(block.segments) + self.message_tokens for block in blocks)
-
-    def pieces(self, segments: Iterable[Segment]) -> float:
-        """Returns the tokens of pieces of a turn, or of the opening of an answer."""
-        return sum(map(self._segment, segments))
-
-    def prompt(self, prompt: Prompt) -> int:
-        """Returns the tokens of a prompt, as `usage` says."""
-        return math.ceil(self.blocks(prompt.blocks) + self.pieces(prompt.opening)) + self.prompt_tokens
-
-    def _segment(self, segment: Segment) -> float:
-        tokens: float = segment.count_tokens()
-        if self.wide_factor != 1.0 and not segment.is_image:
-            tokens += (self.wide_factor - 1.0) * count_wide(segment.text)
-        return tokens * self.factor
-
-
-def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject], tokenizer: Tokenizer | None = None) -> Prompt:
+def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject]) -> Prompt:
     """The prompt of a conversation; a final assistant message is continued instead of closed (bt#2041)."""
-    if tokenizer is not None:
-        tools = () if tokenizer.ignores_tools else tools
-        messages = _with_system(messages, tokenizer.added_system)
     blocks: list[Block] = []
     position = 0
     if tools:
@@ -241,14 +145,6 @@ def normal_json(text: str) -> str:
         return text
 
 
-def _with_system(messages: Sequence[Message], added: str) -> Sequence[Message]:
-    if not added:
-        return messages
-    if messages[0].role != "system":
-        return (Message(role="system", parts=(added,)), *messages)
-    return (Message(role="system", parts=(f"{added}\n\n", *messages[0].parts)), *messages[1:])
-
-
 def _header(role: str) -> Segment:
     return Segment(f"<|im_start|>{role}\n")
 
@@ -279,7 +175,7 @@ def _assistant(message: Message, *, keep_reasoning: bool) -> tuple[Segment, ...]
 
 def _tools_segment(tools: Sequence[JsonObject], *, after_text: bool) -> Segment:
     lines = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return Segment(("\n\n" if after_text else "") + _TOOLS_BEFORE + lines + _TOOLS_AFTER)
+    return Segment(("\n\n" if after_text else "") + TOOLS_BEFORE + lines + TOOLS_AFTER)
 
 
 def _tool_results(messages: Sequence[Message]) -> Block:
@@ -290,66 +186,37 @@ def _tool_results(messages: Sequence[Message]) -> Block:
     return Block("tool", tuple(segments), "\n".join(message.text for message in messages))
 
 
-Overflow = Literal[
-    "truncate_middle", "rolling", "error_400_string", "error_400_object", "error_event", "empty", "crash"
-]
-MidOverflow = Literal["length", "error", "drop", "stop", "shift"]
-
 # A truncated prompt leaves this share of the window for the answer (simplification; LM Studio's share is not known).
 _ANSWER_SHARE = 8
 
 
-def keep_tokens(prompt: Prompt, tokenizer: Tokenizer) -> int:
-    """The tokens that middle truncation never drops: system, first user message, opening of the answer."""
-    return tokenizer.prompt(Prompt(_head(prompt), prompt.opening))
+def with_newest(prompt: Prompt, window_tokens: int, head: tuple[Block, ...] = (), factor: float = 1.0) -> Prompt:
+    """`head` and the newest messages that fit, if each token counts as `factor`; the very newest loses its front.
 
-
-def truncate_middle(prompt: Prompt, window_tokens: int, tokenizer: Tokenizer) -> Prompt:
-    """The prompt with the middle dropped: system, first user message, and the newest messages that fit.
-
-    The newest message loses its front if it does not fit. `keep_tokens(prompt, tokenizer) < window_tokens` must hold.
+    Without a head the oldest messages are dropped first, the system message among them: a rolling window.
     """
-    return _with_newest(prompt, _head(prompt), window_tokens, tokenizer)
-
-
-def rolling_window(prompt: Prompt, window_tokens: int, tokenizer: Tokenizer) -> Prompt:
-    """The prompt with the oldest messages dropped, the system message among the first."""
-    return _with_newest(prompt, (), window_tokens, tokenizer)
-
-
-def _head(prompt: Prompt) -> tuple[Block, ...]:
-    for index, block in enumerate(prompt.blocks):
-        if block.role == "user":
-            return prompt.blocks[: index + 1]
-    return prompt.blocks[:1]
-
-
-def _with_newest(prompt: Prompt, head: tuple[Block, ...], window_tokens: int, tokenizer: Tokenizer) -> Prompt:
-    fixed = tokenizer.prompt(Prompt(head, prompt.opening))
-    budget = max(window_tokens - window_tokens // _ANSWER_SHARE, fixed + 1)
+    fixed = math.ceil(Prompt(head, prompt.opening).count_tokens() * factor)
+    room_tokens = int((max(window_tokens - window_tokens // _ANSWER_SHARE, fixed + 1) - fixed) / factor)
     kept: list[Block] = []
-    remaining: float = budget - fixed
     for block in reversed(prompt.blocks[len(head) :]):
-        size = tokenizer.blocks([block])
-        if size > remaining:
+        size = block.count_tokens()
+        if size > room_tokens:
             if not kept:
-                kept.append(_end_of(block, remaining - tokenizer.message_tokens, tokenizer))
+                kept.append(_end_of(block, room_tokens))
             break
         kept.append(block)
-        remaining -= size
+        room_tokens -= size
     return Prompt((*head, *reversed(kept)), prompt.opening)
 
 
-def _end_of(block: Block, limit_tokens: float, tokenizer: Tokenizer) -> Block:
+def _end_of(block: Block, limit_tokens: int) -> Block:
     *body, closing = block.segments[1:]
-    room_tokens = max(0.0, limit_tokens - tokenizer.pieces([closing]))
+    room_tokens = max(0, limit_tokens - closing.count_tokens())
     tokens = [token for segment in body if not segment.is_image for token in segment.tokens()]
-    # At least as many as fit: no token counts for less than `factor`, or for less than one Chinese one does.
-    most = math.ceil(room_tokens / (tokenizer.factor * min(1.0, tokenizer.wide_factor)))
-    text = decode(array("I", tokens[len(tokens) - most :] if most < len(tokens) else tokens))
+    text = decode(array("I", tokens[max(len(tokens) - room_tokens, 0) :]))
     # A cut inside a character or before a space can add a token, so the front gives way until it fits.
-    while text and (size := tokenizer.pieces([Segment(text)])) > room_tokens:
-        text = text[max(1, int(len(text) * (1 - room_tokens / size) / 2)) :]
+    while text and count(text) > room_tokens:
+        text = text[max(1, len(text) // 100) :]
     return Block(block.role, (Segment(text), closing), text)
 
 
@@ -371,8 +238,6 @@ _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL
 # See `count_by`.
 _load_other: Callable[[], tiktoken.Encoding | None] | None = None
 
-_WIDE = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]+")
-
 # tiktoken 0.14 panics on 1,000,000 equal characters and passes 800,000 (measured 2026-11), so long runs are split.
 _SLICE_CHARS = 100_000
 _CACHED_TEXTS = 16_384
@@ -380,11 +245,6 @@ _CACHED_TEXTS = 16_384
 
 def count(text: str) -> int:
     return len(encode(text))
-
-
-def count_wide(text: str) -> int:
-    """The number of tokens of its Chinese, Japanese and Korean passages, each taken by itself."""
-    return 0 if text.isascii() else sum(count(passage) for passage in _WIDE.findall(text))
 
 
 def token_bytes(token_id: int) -> bytes:

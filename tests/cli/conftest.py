@@ -14,8 +14,8 @@ import yaml
 
 from litellm_compaction.cli.app import main
 from litellm_compaction.cli.doctor import doctor
-from litellm_compaction.simulator import Address, Model, Simulator, serve
 from tests.integration.plain_server import PlainServer, serve_plain
+from tests.lmstudio_double import Address, Model, Simulator, serve
 
 QWEN = "qwen/qwen3-8b"
 GPT_OSS = "openai/gpt-oss-20b"

@@ -15,10 +15,10 @@ from litellm_compaction.cli.running import Running, told
 from litellm_compaction.events import event_to_json
 from litellm_compaction.proxy.config_check import note, problem
 from litellm_compaction.proxy.litellm_inside.seam import LACKS
-from litellm_compaction.simulator import Address, Model, Simulator, serve
 from litellm_compaction.stores import open_store
 from tests.cli.conftest import GPT_OSS, QWEN, Check, at, config, deployment
 from tests.integration.plain_server import PlainServer
+from tests.lmstudio_double import Address, Model, Simulator, serve
 from tests.test_events import event
 
 pytestmark = pytest.mark.usefixtures("without_lm_studio")

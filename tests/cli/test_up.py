@@ -22,8 +22,8 @@ from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.cli.running import RUNNING_FILE, running_up
 from litellm_compaction.cli.up import SIMULATED_MODEL, _upstream
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.simulator import Address
 from tests.cli.conftest import NOWHERE, QWEN, config, deployment
+from tests.lmstudio_double import Address
 
 _LIMIT_S = 300.0
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply
-from litellm_compaction.core.messages import chain
-from litellm_compaction.core.portable import Portable, bases_of, portable, unfolded
-from tests.builders import assistant, calls, chat, parsed, result, system, user
+from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD, ledger
+from litellm_compaction.core.messages import chain, user_message
+from litellm_compaction.core.portable import Portable, bases_of, ledger_messages, portable, unfolded
+from tests.builders import assistant, calls, chat, count, parsed, result, system, user
 
 COMPACTION = Compaction(
     covered_messages=4,
@@ -65,3 +66,22 @@ def test_a_conversation_without_the_placeholder_stays() -> None:
     """Nothing is put anywhere by guess."""
     messages = parsed(chat(2))
     assert unfolded(messages, portable(parsed(RAW), COMPACTION), "#") == (messages, ())
+
+
+def test_a_ledger_is_read_back_as_messages() -> None:
+    """The user's words one by one, over several lines too; the other lines as a tool's."""
+    words = ["The task:\n  never touch /etc.", "Second thoughts."]
+    covered = [*map(user_message, words), *parsed([assistant("The port is 8080 in src/a.py.")])]
+    quoted = ledger(covered, budget_tokens=500, count=count)
+    back = ledger_messages(quoted)
+    assert [message.text for message in back] == [*words, "The port is 8080 in src/a.py."]
+    assert [message.role for message in back] == ["user", "user", "tool"]
+    assert ledger(back, budget_tokens=500, count=count) == quoted
+
+
+def test_ledgers_of_several_records_are_all_read() -> None:
+    """Each begins with its own heads."""
+    one, two = f"{WORDS_HEAD}\n- a\n{ANCHORS_HEAD}\n- /x", f"{WORDS_HEAD}\n- b"
+    assert [message.text for message in ledger_messages(f"{one}\n{two}")] == ["a", "b", "/x"]
+    assert ledger_messages("") == []
+    assert ledger_messages("nothing of ours") == []

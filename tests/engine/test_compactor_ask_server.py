@@ -15,12 +15,12 @@ import pytest
 from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.simulator import Model, Simulator, serve
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Windows
 from tests.builders import JsonDict, calls, parsed, result, system, talk, user
 from tests.engine.bench import Bench
+from tests.lmstudio_double import Model, Simulator, serve
 
 WINDOW = 8192
 UNKNOWN, KNOWN = "acme/strange-7b", "qwen/qwen3-8b"

@@ -9,8 +9,8 @@ import pytest
 
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine import PruningModel
-from litellm_compaction.simulator import numbered_words
 from tests.builders import JsonDict, chat, conversation, parsed, talk
+from tests.lmstudio_double import numbered_words
 from tests.proxy.scripted import Scene, Turn, goes_on, summarized
 
 

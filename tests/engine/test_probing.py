@@ -10,10 +10,10 @@ import pytest
 from litellm_compaction.core.messages import Message, Request, system_prefix_length
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.simulator.rendering import count
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.builders import parsed, prose
 from tests.engine.bench import Bench
+from tests.lmstudio_double.rendering import count
 
 WINDOW = 4096
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import RequestRecord
 from tests.goldens.scenes import Scene, scenes, shown, work
 from tests.integration.bench import Bench, open_bench
 from tests.integration.harness import Streamed
+from tests.lmstudio_double import RequestRecord
 
 _FOLDER = Path(__file__).parent
 _SCENES = {scene.name: scene for scene in scenes()}

@@ -31,11 +31,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from litellm_compaction.simulator import Address, Simulator
-from litellm_compaction.simulator.rendering import load_vocabulary
-from litellm_compaction.simulator.server import Application
 from tests.integration.harness import BROWSER, MASTER_KEY, Proxy
 from tests.integration.network import Network
+from tests.lmstudio_double import Address, Simulator
+from tests.lmstudio_double.rendering import load_vocabulary
+from tests.lmstudio_double.server import Application
 
 T = TypeVar("T")
 _LOGGERS = ("litellm_compaction", "LiteLLM", "LiteLLM Proxy", "LiteLLM Router")

@@ -14,10 +14,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
 from tests.integration import app
 from tests.integration.harness import CHAT, Proxy, proxy, write_config
 from tests.integration.validity import problems
+from tests.lmstudio_double import ChatCall, Model, Reply, RequestRecord, Simulator, serve
 
 KEY = "glm-4-9b-0414"
 # Models that think need more room for an answer.

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from litellm_compaction.simulator.rendering import count
 from tests.integration.plain_server import Listener
+from tests.lmstudio_double.rendering import count
 
 MODEL = "qwen3:8b"
 JsonDict = dict[str, Any]

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from litellm_compaction.simulator import Model, Simulator
-from litellm_compaction.simulator.rendering import load_vocabulary
-from litellm_compaction.simulator.server import Application
 from tests.integration.app import NETWORK, in_loop
 from tests.integration.bench import KEY
 from tests.integration.harness import CHAT, Proxy
+from tests.lmstudio_double import Model, Simulator
+from tests.lmstudio_double.rendering import load_vocabulary
+from tests.lmstudio_double.server import Application
 
 PATHS = {"chat": CHAT, "messages": "/v1/messages", "responses": "/v1/responses"}
 TOOL = {"type": "object", "properties": {"path": {"type": "string"}}}

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
-from litellm_compaction.simulator import ChatCall, Gate, Reply, Simulator, numbered_words
 from tests.builders import prose
 from tests.integration.bench import SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
+from tests.lmstudio_double import ChatCall, Gate, Reply, Simulator, numbered_words
 
 RESTARTED = f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 WINDOW = 2048

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Fault, Reply
 from tests.builders import ONE_ROUND, answered, prose, talk
 from tests.integration.bench import Bench, answers
 from tests.integration.rows import Rows
+from tests.lmstudio_double import Fault, Reply
 
 _CANARY = "YELLOW-CANARY-0815"
 

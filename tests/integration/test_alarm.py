@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from litellm_compaction.simulator import Model, Reply
 from tests.builders import talk
 from tests.integration.bench import KEY, Bench, answers, is_question
+from tests.lmstudio_double import Model, Reply
 
 _HOW = [pytest.param(False, id="plain"), pytest.param(True, id="stream")]
 

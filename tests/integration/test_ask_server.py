@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import SDK_MODES, SdkMode
 from tests.builders import talk
 from tests.integration.bench import Bench, Group, Watch, open_bench
+from tests.lmstudio_double import SDK_MODES, SdkMode
 
 WINDOW = 8192
 FACTORS = (0.8, 1.0, 1.2)

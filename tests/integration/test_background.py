@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import START_NOTICE
-from litellm_compaction.simulator import Gate, Reply
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, answers, open_bench
 from tests.integration.rows import Rows
+from tests.lmstudio_double import Gate, Reply
 
 _WINDOW = 8192
 # Of 8,192: over 60 %, and under the trigger with a short turn more.

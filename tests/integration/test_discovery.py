@@ -14,9 +14,9 @@ import openai
 import pytest
 import yaml
 
-from litellm_compaction.simulator import Address, Model, Simulator
 from tests.integration.app import proxy, serve
 from tests.integration.harness import MASTER_KEY, Proxy, free_port
+from tests.lmstudio_double import Address, Model, Simulator
 
 SHIPPED = Path(__file__).parents[2] / "config.yaml"
 QWEN, QUANT, COLD = "qwen/qwen3-8b", "google/gemma-3-4b@q4_k_m", "qwen/qwen3-4b"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Reply, numbered_words
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import Bench
 from tests.integration.forms import END, ROUTES, TALKS, ask
 from tests.integration.validity import text_of
+from tests.lmstudio_double import ChatCall, Reply, numbered_words
 
 _NOTHING_TOLD = {"user-agent": "program"}
 _streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

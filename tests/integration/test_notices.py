@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from litellm_compaction.simulator import Gate, Reply
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.forms import END, PATHS, ask, form, read
 from tests.integration.restart_bench import TEXTS, Restarting, Teller, asked
+from tests.lmstudio_double import Gate, Reply
 
 TOLD = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 PROGRAM = {"user-agent": "OpenAI/Python 3.3.0"}

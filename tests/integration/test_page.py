@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import Model, Simulator
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, Bench, answers
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, write_config
@@ -31,6 +30,7 @@ from tests.integration.page_forms import (
     reset,
     save,
 )
+from tests.lmstudio_double import Model, Simulator
 
 # Of Anna's team; of nobody's.
 TEAM_MATES = [f"sk-page-{name}" for name in ("reader", "team")]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Fault, Gate, Reply
 from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.bench import LATE, SUMMARY, Bench, answers, is_summary_call
 from tests.integration.validity import problems, text_of
+from tests.lmstudio_double import ChatCall, Fault, Gate, Reply
 
 WINDOW = 8192
 REFUSALS = [

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from litellm_compaction.simulator import Reply, numbered_words
 from tests.builders import agent_conversations, broken_promises, parsed, raw_conversations, talk
 from tests.integration.bench import Bench, Group, answers, open_bench
 from tests.integration.harness import CHAT
 from tests.integration.restart_bench import STYLES, Style, Teller, asked, changed, stream_problems, without_restarts
+from tests.lmstudio_double import Reply, numbered_words
 
 _FACTORS = (0.7, 1.0, 1.4, 2.0)
 _GUARDED = [

@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from litellm_compaction.recall import BEGIN, END
-from litellm_compaction.simulator import Model, Simulator
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, is_summary_call
 from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
 from tests.integration.page_forms import ANNA, BERT, KEYS
 from tests.integration.test_recall_tool import NAMES, TOOL, conversation, question, script
+from tests.lmstudio_double import Model, Simulator
 
 
 @dataclass

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
 from tests.integration.forms import END, form, read
 from tests.integration.harness import CHAT, NOTHING_AHEAD, Proxy, lm_studio, write_config
 from tests.integration.restart_bench import Carrier, both_carriers
+from tests.lmstudio_double import ChatCall, Gate, Model, Reply, RequestRecord, Simulator, numbered_words
 
 _ANIMALS = [f"{size} {kind}" for size in ("small", "large", "old", "young") for kind in (
     "walrus", "otter", "seal", "crab", "heron", "turtle", "newt", "ray", "eel", "toad", "gull", "shrimp", "squid",

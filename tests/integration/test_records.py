@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import Model, Simulator
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, Watch, answers
 from tests.integration.harness import Proxy, Streamed, lm_studio, write_config
 from tests.integration.page_forms import ADMIN, ANNA, ARNO, BERT, KEYS
 from tests.integration.restart_bench import Carrier, both_carriers
+from tests.lmstudio_double import Model, Simulator
 
 _LIMIT_S = 60
 _PREFIX = "x-litellm-compaction-"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Fault, Reply
 from tests.builders import prose
 from tests.integration.bench import KEY, Bench, Group, open_bench
 from tests.integration.forms import PATHS, ROUTES, ask
 from tests.integration.harness import free_port
 from tests.integration.plain_server import PlainServer
+from tests.lmstudio_double import Fault, Reply
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Fault, Model, Reply, Simulator, Tokenizer, summary_of_facts
 from tests.builders import prose, tool_round, tools
 from tests.integration.app import proxy, serve
 from tests.integration.bench import is_question, is_summary_call, overrun
 from tests.integration.harness import Proxy, lm_studio, write_config
 from tests.integration.validity import problems, searchable
+from tests.lmstudio_double import ChatCall, Fault, Model, Reply, Simulator, summary_of_facts
 
 FOLDER = Path(os.environ.get("COMPACTION_TRANSCRIPTS") or Path(__file__).parents[3] / "shared" / "transcripts")
 
@@ -203,7 +203,7 @@ class Cell:
 
     name: str
     window: int
-    tokenizer: Tokenizer
+    factor: float
     key: str = _GLM
     _: KW_ONLY
     kind: str = "ideal"
@@ -215,7 +215,7 @@ class Cell:
     def simulator(self) -> Simulator:
         """A server that counts so."""
         publisher, architecture = _MODELS[self.key]
-        model = Model(self.key, publisher=publisher, architecture=architecture, tokenizer=self.tokenizer)
+        model = Model(self.key, publisher=publisher, architecture=architecture, tokens_factor=self.factor)
         # LiteLLM takes 3 ms of processor time for a chunk: a summary in some chunks proves as much.
         made = Simulator([model], chunk_tokens=64)
         made.load(self.key, self.window)
@@ -228,12 +228,12 @@ class Cell:
 
 
 _CELLS = [
-    Cell("4k", 4096, Tokenizer(), every=3),
-    Cell("16k", 16_384, Tokenizer(), least_facts=0.95),
-    Cell("x1.2", 8192, Tokenizer(factor=1.2), stream=True, least_facts=0.95),
-    Cell("x0.8", 8192, Tokenizer(factor=0.8), least_facts=0.95),
-    Cell("dead", 8192, Tokenizer(), stream=True, kind="dead", least_facts=0.50),
-    pytest.param(Cell("foreign", 4096, Tokenizer(factor=1.3), _HARBOR, speaks=False, every=3), marks=pytest.mark.full),
+    Cell("4k", 4096, 1.0, every=3),
+    Cell("16k", 16_384, 1.0, least_facts=0.95),
+    Cell("x1.2", 8192, 1.2, stream=True, least_facts=0.95),
+    Cell("x0.8", 8192, 0.8, least_facts=0.95),
+    Cell("dead", 8192, 1.0, stream=True, kind="dead", least_facts=0.50),
+    pytest.param(Cell("foreign", 4096, 1.3, _HARBOR, speaks=False, every=3), marks=pytest.mark.full),
 ]
 
 

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from litellm_compaction.simulator import Fault, Reply
 from tests.integration.restart_bench import (
     LONG,
     Restarting,
@@ -15,6 +14,7 @@ from tests.integration.restart_bench import (
     asked,
     without_restarts,
 )
+from tests.lmstudio_double import Fault, Reply
 
 _numbers = itertools.count()
 

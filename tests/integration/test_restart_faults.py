@@ -16,8 +16,6 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Fault, Reply
-from litellm_compaction.simulator.script import FaultKind
 from tests.builders import prose, tools
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.harness import Streamed
@@ -30,6 +28,8 @@ from tests.integration.restart_bench import (
     stream_problems,
     without_restarts,
 )
+from tests.lmstudio_double import ChatCall, Fault, Reply
+from tests.lmstudio_double.script import FaultKind
 
 KINDS: tuple[FaultKind, ...] = ("500", "drop", "hang", "empty", "error_event", "slow")
 # By models with a time limit of a second.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Reply
 from tests.builders import prose, tools
 from tests.integration.restart_bench import LONG, Carrier, Restarting, Teller, asked, calls, joined_calls, shared
+from tests.lmstudio_double import Reply
 
 # Past one window of 4,096 tokens, and behind the cut short enough to fit beside the record.
 _TEXT = LONG[: LONG.index("\n212.")]

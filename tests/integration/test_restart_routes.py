@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Reply
 from tests.builders import prose
 from tests.integration.forms import END, ROUTES, ask
 from tests.integration.restart_bench import (
@@ -19,6 +18,7 @@ from tests.integration.restart_bench import (
     asked,
     without_restarts,
 )
+from tests.lmstudio_double import Reply
 
 _numbers = itertools.count()
 _streams = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

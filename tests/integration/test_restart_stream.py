@@ -7,8 +7,6 @@ import json
 import pytest
 
 from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from litellm_compaction.simulator import Reply
-from litellm_compaction.simulator.generation import ReasoningField
 from tests.builders import prose, talk, tools
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
@@ -26,6 +24,8 @@ from tests.integration.restart_bench import (
     stream_problems,
     without_restarts,
 )
+from tests.lmstudio_double import Reply
+from tests.lmstudio_double.generation import ReasoningField
 
 
 def test_upstream_is_closed_before_the_summary(restarting: Restarting) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from litellm_compaction.simulator import Reply
 from tests.integration.restart_bench import TEXTS, Restarting, Teller, asked, both_carriers
+from tests.lmstudio_double import Reply
 
 
 @both_carriers

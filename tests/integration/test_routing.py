@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Fault, Model, Reply
 from tests.builders import ONE_ROUND, answered, prose, talk
 from tests.integration.bench import KEY, Bench, answers, is_question, is_summary_call
 from tests.integration.harness import CHAT
 from tests.integration.plain_server import PlainServer
 from tests.integration.routes import TOKEN, Servers
+from tests.lmstudio_double import Fault, Model, Reply
 
 # Where each simulated model would be cut; far above every window used here.
 _LONG = 14_000

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Reply
 from tests.builders import prose
 from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
 from tests.integration.restart_bench import without_restarts
+from tests.lmstudio_double import ChatCall, Reply
 
 _WINDOW = 4096
 _OPTED_IN = {"enabled": True}

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator
 from tests.builders import chat
 from tests.integration.app import proxy, serve
 from tests.integration.bench import KEY, SUMMARY, is_summary_call
 from tests.integration.harness import NOTHING_AHEAD, Proxy, lm_studio, write_config
 from tests.integration.page_forms import ANNA, BERT, KEYS
+from tests.lmstudio_double import ChatCall, Model, Reply, RequestRecord, Simulator
 
 RULE = "Never touch /srv/prod-4711."
 TRIGGER = {"type": "compaction_trigger"}

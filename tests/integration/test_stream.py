@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Reply
 from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import Bench, answers
+from tests.lmstudio_double import Reply
 
 NOTICE = "⚙️ Compacting conversation history...\n\n✅ Context compacted, continuing...\n\n"
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Gate, Reply, RequestRecord, Simulator, numbered_words
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.integration.bench import Bench, Group, open_bench
 from tests.integration.forms import Said, ask
+from tests.lmstudio_double import ChatCall, Gate, Reply, RequestRecord, Simulator, numbered_words
 
 _WINDOW = 4096
 _BUDGET = _WINDOW // 2

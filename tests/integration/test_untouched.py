@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Reply
 from tests.builders import talk, tool_round, tools
 from tests.integration.bench import Bench, answers
 from tests.integration.harness import CHAT
 from tests.integration.plain_server import PlainServer, RawRequest
+from tests.lmstudio_double import Reply
 
 # Of the request: connection details. Of the answer: times, ids and versions of this very call.
 _VOLATILE_SENT = {"host", "x-stainless-read-timeout", "date", "traceparent"}

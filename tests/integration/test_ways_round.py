@@ -21,12 +21,12 @@ from litellm_compaction.errors import LiteLLMChanged
 from litellm_compaction.proxy.litellm_inside.seam import Seam, missing
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, router_entries
 from litellm_compaction.proxy.seams import Seams, check_classes
-from litellm_compaction.simulator import Model, RequestRecord
 from tests.builders import talk
 from tests.integration.app import in_loop
 from tests.integration.bench import KEY, Bench, Group, open_bench
 from tests.integration.forms import ROUTES, TALKS, form
 from tests.integration.harness import CHAT
+from tests.lmstudio_double import Model, RequestRecord
 
 _WINDOW = 4096
 # A model that LiteLLM knows by its name alone, and one of a mode, which LiteLLM notes for all of its provider's.

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Reply
 from tests.builders import answered, prose, talk, tool_round
 from tests.integration.app import proxy
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, edit_plan, is_summary_call, open_bench
 from tests.integration.restart_bench import Carrier, both_carriers
 from tests.integration.validity import text_of
+from tests.lmstudio_double import ChatCall, Reply
 
 STRATEGIES = ("summary", "prune", "handoff")
 FOCUS = "the database schema"

@@ -5,38 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from litellm_compaction import CompactionConfig
+from litellm_compaction import CompactionConfig, Model
+from litellm_compaction.core.messages import Request
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import TokenCounter
+from tests.builders import parsed
 
+COUNTER = TokenCounter()
 SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."
 
 
 @dataclass
 class FakeCompletion:
-    """Gives the answers one after the other, the last one for ever.
+    """Gives the same answer for ever; an exception is raised, a function is given the prompt."""
 
-    An exception is raised, a function is given the prompt.
-    """
-
-    answers: list[Any] = field(default_factory=lambda: [SUMMARY])
+    answer: Any = SUMMARY
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     async def __call__(self, **arguments: Any) -> Any:
         self.asked.append(arguments)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, BaseException):
-            raise answer
-        if callable(answer):
-            answer = answer(self.prompts[-1])
-        return completion(answer) if isinstance(answer, str) else answer
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        text = self.answer(self.prompts[-1]) if callable(self.answer) else self.answer
+        return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
 
     @property
     def prompts(self) -> list[str]:
         return [arguments["messages"][0]["content"] for arguments in self.asked]
 
+    @property
+    def model(self) -> Model:
+        return Model("qwen/qwen3-8b", self)
 
-def completion(text: Any, **message: Any) -> dict[str, Any]:
-    return {"choices": [{"message": {"role": "assistant", "content": text, **message}, "finish_reason": "stop"}]}
+
+async def counted(messages: Any, tools: Any = ()) -> int:
+    """As Qwen's own template renders them."""
+    request = Request(messages=parsed(messages), tools=tuple(tools))
+    return (await COUNTER.count("", family_of("", "qwen/qwen3-8b"), request)).tokens
 
 
-def config(**fields: Any) -> CompactionConfig:
-    return CompactionConfig(**{"model": "qwen/qwen3-8b", "context_window_tokens": 16_384, **fields})
+def config(window_tokens: int = 16_384, **fields: Any) -> CompactionConfig:
+    return CompactionConfig(model_context_limit=window_tokens, **fields)

@@ -1,91 +1,99 @@
-"""Sizes of anything that a caller may hold, estimated or counted, and the window that is loaded."""
+"""The estimates, the threshold, the division: by the numbers of the specification."""
 
 from __future__ import annotations
 
-import httpx
+from typing import Any
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from litellm_compaction import (
-    WindowUnknown,
+    CompactionConfig,
     estimate_messages_tokens,
     estimate_tokens,
-    loaded_window,
+    select_messages_to_compact,
     should_compact,
 )
-from tests.builders import assistant, calls, image, system, user
-from tests.library.scripted import config
-from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v1_model
+from tests.builders import assistant, calls, chat, result, system, user
 
 
-def test_tool_parts_count_by_their_texts() -> None:
-    """As Vercel's AI SDK writes calls and results; a picture still costs what a large one does."""
-    call = {"type": "tool-call", "toolCallId": "a", "toolName": "read", "args": {"path": "a.py"}}
-    result = {"type": "tool-result", "toolCallId": "a", "result": "line " * 100}
-    assert estimate_messages_tokens([{"role": "assistant", "content": [call]}]) < 40
-    assert 125 <= estimate_messages_tokens([{"role": "user", "content": [result]}]) < 160
-    assert estimate_messages_tokens([{"role": "user", "content": [{"type": "image_url"}]}]) >= 1200
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("a", 1), ("abcd", 1), ("abcde", 2), (None, 0), (["x"], 0)])
+def test_a_text_is_estimated_by_its_characters(text: object, tokens: int) -> None:
+    assert estimate_tokens(text) == tokens
 
 
 @pytest.mark.parametrize(
-    ("listed", "told"),
+    ("message", "tokens"),
     [
-        (v1_model(a=4096), 4096),
-        (v1_model(), "load it"),
-        (v1_model("another", a=4096), "correct `model`"),
-        (None, "correct `api_base`"),
+        (user("abcdefgh"), 2 + 2),
+        ({"role": "user", "content": [{"type": "text", "text": "abcd"}, {"type": "image_url", "image_url": {}}]}, 1203),
+        (result("1", "abcd"), 2 + 1),
+        ({"role": "tool", "content": [{"type": "tool-result", "result": "abcd"}]}, 2 + 11),
+        ({"role": "assistant", "content": None}, 2),
+        ({"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "n", "arguments": "{}"}}]}, 2 + 8),
     ],
 )
-async def test_the_window_that_is_loaded(listed: dict[str, object] | None, told: int | str) -> None:
-    """The number of LM Studio's own API; else an error that says what to change, without the key."""
-    server = FakeLMStudio(down=httpx.ConnectError("refused") if listed is None else None)
-    if listed is not None:
-        server.list_v1(listed)
-    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
-        if isinstance(told, int):
-            assert await loaded_window("qwen/qwen3-8b", api_base=BASE, http=http) == told
-            return
-        with pytest.raises(WindowUnknown, match="qwen/qwen3-8b") as failed:
-            await loaded_window("qwen/qwen3-8b", api_base=BASE, api_key="sk-secret", http=http)
-    assert told in str(failed.value)
-    assert "sk-secret" not in str(failed.value)
+def test_a_message_is_estimated_by_its_words(message: dict[str, Any], tokens: int) -> None:
+    """Two for its role, its text, its calls and results as JSON; 1,200 for a picture."""
+    assert estimate_messages_tokens([message]) == tokens
 
 
-async def test_a_client_of_our_own_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that asks before each step would run out of sockets; a client that it gave stays open."""
-    server = FakeLMStudio()
-    server.list_v1(v1_model(a=4096))
-    made: list[httpx.AsyncClient] = []
-
-    class Client(httpx.AsyncClient):
-        def __init__(self, **options: object) -> None:
-            super().__init__(transport=httpx.MockTransport(server.handle))
-            made.append(self)
-
-    monkeypatch.setattr(httpx, "AsyncClient", Client)
-    assert await loaded_window("qwen/qwen3-8b", api_base=BASE) == 4096
-    async with Client() as given:
-        await loaded_window("qwen/qwen3-8b", api_base=BASE, http=given)
-        assert [client.is_closed for client in made] == [True, False]
+def test_the_threshold_is_a_share_of_what_the_reserves_leave() -> None:
+    assert CompactionConfig().threshold_tokens == 93_600
+    assert CompactionConfig(model_context_limit=16_384).threshold_tokens == int(0.8 * (16_384 - 11_000))
+    small = CompactionConfig(model_context_limit=4096)
+    assert (small.reserved_tokens, small.threshold_tokens) == (0, 3276)
+    wide = CompactionConfig(model_context_limit=10_000, system_reserve=0, output_reserve=0, safety_buffer=0)
+    assert wide.threshold_tokens == 8000
 
 
-@given(st.text(max_size=50))
-def test_a_token_is_four_characters(text: str) -> None:
-    """Rounded up."""
-    assert 4 * (estimate_tokens(text) - 1) < max(len(text), 1) <= 4 * max(estimate_tokens(text), 1)
+def test_a_conversation_is_compacted_from_the_threshold_on() -> None:
+    """But not if it has no more messages than are kept, and one."""
+    config = CompactionConfig(model_context_limit=1024, system_reserve=0, output_reserve=0, safety_buffer=0)
+    at_line = [*[user("a" * 4 * 60)] * 12, user("a" * 4 * (819 - 12 * 62 - 2))]
+    assert should_compact(at_line, config)
+    assert not should_compact([*at_line[:-1], user("a" * 4 * (818 - 12 * 62 - 2))], config)
+    assert not should_compact([user("a" * 9999)] * 11, config)
 
 
-def test_messages_are_estimated_by_what_they_say() -> None:
-    """Role, text, reasoning, names and arguments of calls; a fixed size for what is not text."""
-    assert estimate_messages_tokens([]) == 0
-    assert estimate_messages_tokens([user("a" * 401), system("b" * 4)]) == 102 + 3
-    assert estimate_messages_tokens([calls("1", name="run", arguments="12345")]) == 5
-    assert estimate_messages_tokens([{**assistant("a" * 4), "reasoning_content": "b" * 4}]) == 5
-    assert estimate_messages_tokens([{"role": "user", "content": [image()]}]) == 1200 + 1
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model_context_limit", 1023),
+        ("output_reserve", "4000"),
+        ("threshold_percent", 1.1),
+        ("strategy", "sumary"),
+        ("window", 8192),
+    ],
+)
+def test_a_bad_setting_is_named(name: str, value: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=name):
+        CompactionConfig(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(None, True), (13_107, False), (13_108, True), (0, False)])
-def test_the_trigger(tokens: int | None, expected: bool) -> None:
-    """80 % of the window, by the estimate or by the number that the caller knows."""
-    assert should_compact([user("a" * 4 * 13_108)], config(), tokens=tokens) is expected
+SUMMARY = assistant("## Session Summary (round 2)\nA.")
+
+
+@pytest.mark.parametrize(
+    ("raw", "keep", "compacted", "previous"),
+    [
+        ([], 10, range(0), ""),
+        (chat(5), 10, range(0), ""),
+        (chat(20), 10, range(1, 30), ""),
+        ([system(), SUMMARY, *chat(20)[1:]], 10, range(2, 31), "A."),
+        ([system(), SUMMARY, user("x"), assistant("y"), user("z")], 3, range(0), "A."),
+        # The boundary walks back from results to their call.
+        (
+            [system(), user("a"), assistant("b"), user("c"), calls("1", "2"), result("1", "ok"), result("2", "ok")],
+            1,
+            range(1, 4),
+            "",
+        ),
+        ([system(), user("a"), calls("1"), result("1", "ok"), assistant("b"), user("c")], 3, range(1, 2), ""),
+    ],
+)
+def test_a_conversation_is_divided(raw: list[Any], keep: int, compacted: range, previous: str) -> None:
+    """Leading system messages and an earlier summary stay, and no call loses its result."""
+    chosen = select_messages_to_compact(raw, keep)
+    assert chosen.messages_to_compact == [raw[at] for at in compacted]
+    assert chosen.messages_to_keep == [message for at, message in enumerate(raw) if at not in compacted]
+    assert chosen.previous_summary == previous

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from math import inf
 
-from litellm_compaction.simulator import ChatCall, Reply, RequestRecord
 from tests.integration.bench import SUMMARY, is_summary_call
+from tests.lmstudio_double import ChatCall, Reply, RequestRecord
 
 TAGS = ("alpha", "beta", "gamma", "delta")
 _WORDS = 600

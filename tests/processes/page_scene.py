@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from litellm_compaction.simulator import Model, Reply, Simulator, serve
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
+from tests.lmstudio_double import Model, Reply, Simulator, serve
 from tests.processes.browser import browse, chromium
 
 PAGE = "/compaction/"

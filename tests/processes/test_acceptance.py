@@ -23,7 +23,6 @@ import pytest
 
 from litellm_compaction.cli import main
 from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from litellm_compaction.simulator import ChatCall, Fault, Model, Reply, Simulator, serve
 from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.bench import SUMMARY, Bench, Group, answers, edit_plan, is_summary_call, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
@@ -38,6 +37,7 @@ from tests.integration.restart_bench import (
     without_restarts,
 )
 from tests.integration.validity import text_of
+from tests.lmstudio_double import ChatCall, Fault, Model, Reply, Simulator, serve
 
 pytestmark = pytest.mark.proxy
 

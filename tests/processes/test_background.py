@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from litellm_compaction.simulator import Gate, Reply
 from tests.builders import talk
 from tests.integration.bench import SUMMARY, Group, answers, open_bench
 from tests.integration.harness import proxy
+from tests.lmstudio_double import Gate, Reply
 
 _WINDOW = 8192
 # Over 60 % of it, and under the trigger.

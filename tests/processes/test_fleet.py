@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.builders import ONE_ROUND, prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, is_summary_call, open_bench
 from tests.integration.harness import CHAT, Proxy, Streamed, proxy
 from tests.integration.restart_bench import shut, stream_problems, without_restarts
+from tests.lmstudio_double import ChatCall, Gate, Reply
 from tests.processes.counting import TAGS, counting, held_tokens, words
 from tests.stores.servers import Server, any_program, running
 

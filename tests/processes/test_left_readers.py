@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Reply
 from tests.builders import prose
 from tests.integration.bench import Bench, Group, open_bench
 from tests.integration.harness import MASTER_KEY
 from tests.integration.routes import HAS_PROMETHEUS
+from tests.lmstudio_double import ChatCall, Reply
 
 pytestmark = [
     pytest.mark.proxy,

@@ -21,11 +21,11 @@ from mcp import ClientSession, StdioServerParameters, stdio_client
 
 from litellm_compaction.cli import main
 from litellm_compaction.recall import NOT_KEPT
-from litellm_compaction.simulator import Model, Simulator, serve
 from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import KEY, answers
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
 from tests.integration.page_forms import ANNA, ARNO, BERT, KEYS
+from tests.lmstudio_double import Model, Simulator, serve
 
 _LIMIT_S = 60
 

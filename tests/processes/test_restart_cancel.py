@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from litellm_compaction.core.messages import START_NOTICE
-from litellm_compaction.simulator import Gate, Reply
 from tests.builders import prose
 from tests.integration.bench import SUMMARY
 from tests.integration.harness import BROWSER
@@ -25,6 +24,7 @@ from tests.integration.restart_bench import (
     changed,
     without_restarts,
 )
+from tests.lmstudio_double import Gate, Reply
 
 pytestmark = pytest.mark.proxy
 _numbers = itertools.count()

@@ -11,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 
-from litellm_compaction.simulator import Reply
 from tests.builders import prose, tools
 from tests.integration.restart_bench import (
     TEXTS,
@@ -21,6 +20,7 @@ from tests.integration.restart_bench import (
     calls,
     shared,
 )
+from tests.lmstudio_double import Reply
 
 pytestmark = pytest.mark.proxy
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Reply
 from tests.builders import prose
 from tests.integration.restart_bench import Restarting, changed, shut, without_restarts
+from tests.lmstudio_double import ChatCall, Reply
 from tests.processes.counting import TAGS, counting, held_tokens, words
 
 pytestmark = pytest.mark.proxy

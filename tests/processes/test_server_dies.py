@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import serve
 from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.lmstudio_double import serve
 
 pytestmark = pytest.mark.proxy
 

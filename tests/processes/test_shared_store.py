@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import Model, RequestRecord, Simulator, serve
 from litellm_compaction.stores import open_existing
 from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import KEY, answers, is_summary_call, overrun
 from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
 from tests.integration.page_forms import chosen, look, save
+from tests.lmstudio_double import Model, RequestRecord, Simulator, serve
 from tests.stores.servers import Server, any_program, running
 
 pytestmark = pytest.mark.proxy

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from litellm_compaction.simulator import serve
 from tests.builders import talk
 from tests.integration.bench import KEY, Bench
 from tests.integration.harness import MASTER_KEY, proxy
 from tests.integration.page_forms import ANNA
 from tests.integration.test_standards import TRIGGER, Running, items, opened, scripted
 from tests.integration.test_ways_round import SEEN, open_ways, over
+from tests.lmstudio_double import serve
 
 __all__ = ["scripted"]
 

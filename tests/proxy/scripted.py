@@ -39,13 +39,13 @@ from litellm_compaction.proxy.answer.protocol import (
     UpstreamDropped,
     UpstreamError,
 )
-from litellm_compaction.simulator import Reply
-from litellm_compaction.simulator.generation import Envelope, pieces, reply_tokens, visible_reply
-from litellm_compaction.simulator.rendering import count
 from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
+from tests.lmstudio_double import Reply
+from tests.lmstudio_double.generation import Envelope, pieces, reply_tokens, visible_reply
+from tests.lmstudio_double.rendering import count
 
 RESTARTED = f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 IN_TEXT = Notices("content", "content", "content")

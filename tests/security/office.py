@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.simulator import ChatCall, Reply
 from tests.integration.app import NETWORK
 from tests.integration.bench import Bench, is_summary_call
 from tests.integration.harness import CHAT
+from tests.lmstudio_double import ChatCall, Reply
 
 ROUTES = (CHAT, "/v1/messages", "/v1/responses")
 # Guarded by a window of 4,096 tokens: LM Studio, and another server by each carrier.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Reply
 from tests.integration.bench import Bench, is_summary_call
+from tests.lmstudio_double import Reply
 from tests.security.office import (
     GUARDED,
     ROUTES,

@@ -20,11 +20,11 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.proxy.call import Call, Calls, ClientRequest
 from litellm_compaction.proxy.deployments import tenant_of
-from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.builders import talk
 from tests.integration.app import in_loop
 from tests.integration.bench import Bench, is_summary_call
 from tests.integration.harness import CHAT
+from tests.lmstudio_double import ChatCall, Gate, Reply
 from tests.security.beside.identities import IDENTITIES
 from tests.security.office import ROUTES, Liar, action, ask, body_of, conversation, said, seen, send, words_of
 

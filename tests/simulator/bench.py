@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.simulator import Simulator
+from tests.lmstudio_double import Simulator
 
 KEY = "qwen/qwen3-8b"
 

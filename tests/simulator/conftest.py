@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.simulator import Model, Simulator, serve
+from litellm_compaction import simulator
+from tests import lmstudio_double
 from tests.simulator.bench import KEY, Bench, BenchFactory
 
 
@@ -21,21 +22,21 @@ def bench() -> Iterator[BenchFactory]:
         def make(
             context_length: int | None = 8192,
             *,
-            models: list[Model] | None = None,
-            headers: dict[str, str] | None = None,
+            models: list[Any] | None = None,
+            module: Any = lmstudio_double,
             **settings: Any,
         ) -> Bench:
-            simulator = Simulator(models or [Model(KEY)], **settings)
+            made = module.Simulator(models or [module.Model(KEY)], **settings)
             if context_length is not None:
-                simulator.load(simulator.models[0].key, context_length)
-            address = stack.enter_context(serve(simulator))
-            client = stack.enter_context(httpx.Client(base_url=address.base_url, headers=headers, timeout=60))
-            return Bench(simulator, client, address.base_url)
+                made.load(made.models[0].key, context_length)
+            address = stack.enter_context(module.serve(made))
+            client = stack.enter_context(httpx.Client(base_url=address.base_url, timeout=60))
+            return Bench(made, client, address.base_url)
 
         yield make
 
 
-@pytest.fixture
-def served(bench: BenchFactory) -> Bench:
-    """A simulator with one model loaded."""
-    return bench()
+@pytest.fixture(params=[simulator, lmstudio_double], ids=["simulator", "double"])
+def served(bench: BenchFactory, request: pytest.FixtureRequest) -> Bench:
+    """Either of them with one model loaded."""
+    return bench(module=request.param)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from litellm_compaction.simulator import Model
-from tests.simulator.bench import KEY, BenchFactory, user
+from tests.lmstudio_double import Model
+from tests.simulator.bench import KEY, Bench, BenchFactory, user
 
 OTHER = Model("google/gemma-4-12b", publisher="google", architecture="gemma4", type="vlm")
 
@@ -27,9 +27,8 @@ def test_v0_list_has_a_loaded_window_only_when_loaded(bench: BenchFactory) -> No
     assert "loaded_context_length" not in second
 
 
-def test_load_and_unload_through_the_api(bench: BenchFactory) -> None:
+def test_load_and_unload_through_the_api(served: Bench) -> None:
     """Loading echoes its configuration on request, a second load is `key:2`, and unloading removes it."""
-    served = bench(6000)
     load = {"model": KEY, "context_length": 16384, "echo_load_config": True}
     loaded = served.client.post("/api/v1/models/load", json=load).json()
     assert (loaded["instance_id"], loaded["load_config"]["context_length"]) == (f"{KEY}:2", 16384)

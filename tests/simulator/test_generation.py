@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from litellm_compaction.simulator import Gate, Model, Reply, numbered_words, summary_of_facts
+from tests.lmstudio_double import Gate, Reply, numbered_words
 from tests.simulator.bench import KEY, Bench, BenchFactory, deltas, finish_reasons, user
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7])
-def test_stream_is_the_text_in_small_pieces(bench: BenchFactory, chunk_tokens: int) -> None:
+def test_stream_is_the_text_in_small_pieces(served: Bench, chunk_tokens: int) -> None:
     """Chunks of the configured size join to exactly the text, characters of several tokens included."""
     text = "Zażółć 🎉🏳️‍🌈 gęślą — 漢字仮名 " + numbered_words(30)
-    served = bench(chunk_tokens=chunk_tokens, script=lambda call: Reply(text))
+    served.simulator.chunk_tokens, served.simulator.script = chunk_tokens, lambda call: Reply(text)
     events = served.events(user("go"))
     assert deltas(events) == text
     assert events[0][1]["choices"][0]["delta"]["role"] == "assistant"
@@ -33,22 +33,6 @@ def test_max_tokens(served: Bench, limit: int) -> None:
     assert finish_reasons(events) == ["stop" if limit == -1 else "length"]
     if limit >= 0:
         assert served.last.completion_tokens == limit
-
-
-def test_stop_strings_end_the_text_before_them(served: Bench) -> None:
-    """Generation ends before the first stop string, with `stop`."""
-    served.simulator.script = lambda call: Reply(numbered_words(40))
-    events = served.events(user("go"), stop=["word9", "word5"])
-    assert (deltas(events), finish_reasons(events)) == ("word1 word2 word3 word4 ", ["stop"])
-
-
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_reasoning_in_its_own_field(bench: BenchFactory, field: str) -> None:
-    """Thoughts arrive before the text in the configured field, and usage counts them."""
-    served = bench(reasoning_field=field, script=lambda call: Reply("Answer.", reasoning="Hm, hm."))
-    events = served.events(user("go"), stream_options={"include_usage": True})
-    assert (deltas(events, field), deltas(events)) == ("Hm, hm.", "Answer.")
-    assert events[-2][1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
 
 
 @pytest.fixture
@@ -91,22 +75,6 @@ def test_disconnect_ends_the_generation(bench: BenchFactory) -> None:
     assert record.content
 
 
-def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> None:
-    """A client that leaves during prompt processing keeps its slot until that is done, as in LM Studio."""
-    # One slot: beside others the next request need not wait for this one.
-    served = bench(models=[Model(KEY, parallel=1)], prompt_tokens_per_second=100)
-    # It would not end by itself, however late the client comes to leave.
-    endless = Reply(TEXT, gate=Gate())
-    served.simulator.script = lambda call: endless if call.index == 0 else None
-    body = {"messages": [user(numbered_words(8))], "stream": True}
-    with served.client.stream("POST", "/v1/chat/completions", json=body):
-        pass
-    first = served.last
-    served.chat(user("next"))
-    assert first.outcome == "disconnected"
-    assert served.last.ended_s - first.started_s >= first.computed_tokens / 100
-
-
 def test_a_request_for_a_summary_gets_one_of_what_was_shown(served: Bench) -> None:
     """Behind the conversation, or with a transcript of it; a newcomer's log has no junk, and says nothing of it."""
     behind = served.chat(user("The port is 4812."), user("You write the record of a conversation."))
@@ -121,15 +89,3 @@ def test_parts_of_a_summary_are_merged(served: Bench) -> None:
     heading = "### What the user said"
     parts = f"You write the record.\n\nPART 1:\n{heading}\n- First.\n\nPART 2:\n{heading}\n- Second."
     assert served.chat(user(parts)).json()["choices"][0]["message"]["content"] == f"{heading}\n- First.\n- Second."
-
-
-def test_summary_keeps_the_facts_that_occur() -> None:
-    """A summary holds the facts that stand in the text, or a stable share of them, within its bound."""
-    facts = [f"src/module_{number}.py:{number}" for number in range(100)]
-    text = " ".join(facts[:80])
-    ideal = summary_of_facts(text, facts)
-    assert [fact in ideal for fact in facts] == [True] * 80 + [False] * 20
-    lossy = summary_of_facts(text, facts, keep_ratio=0.5)
-    assert 20 < sum(f"- {fact}\n" in lossy for fact in facts) < 60
-    assert lossy == summary_of_facts(text, facts, keep_ratio=0.5)
-    assert len(summary_of_facts(text, facts, max_chars=600)) <= 600

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Gate, Model, Reply, numbered_words
+from litellm_compaction import simulator
+from tests.lmstudio_double import ChatCall, Gate, Model, Reply, numbered_words
 from tests.simulator.bench import (
     Bench,
     BenchFactory,
@@ -53,25 +54,6 @@ def test_a_full_pool_fails_all_requests(bench: BenchFactory, stream: bool) -> No
     assert served.chat(user("again")).status_code == 200
 
 
-def test_without_a_unified_cache_each_request_has_the_window(bench: BenchFactory) -> None:
-    """With separate caches the same two requests both succeed."""
-    served = bench(1000, models=[Model("m", parallel=2)], unified_kv=False)
-    assert [answer.status_code for answer in _two_at_once(served, 300)] == [200, 200]
-
-
-def test_a_prompt_that_does_not_fit_beside_another_fails_both(bench: BenchFactory) -> None:
-    """A new prompt that makes the pool overflow ends the running generation too."""
-    served = bench(1000, models=[Model("m", parallel=2)])
-    gate = Gate()
-    served.simulator.script = lambda call: Reply("x", gate=gate)
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(served.chat, user(numbered_words(280)))
-        assert gate.reached.wait(60)
-        late = served.chat(user(numbered_words(280)))
-        assert (running.result().status_code, late.status_code) == (400, 400)
-    assert {record.outcome for record in served.simulator.requests} == {"pool_overflow"}
-
-
 FITS_NOT = (
     "Input does not fit in context length. The input has {} tokens, but the context length only supports 1000 tokens."
 )
@@ -107,13 +89,12 @@ def words(_: ChatCall) -> Reply:
         ("error_400_object", 400, FITS_NOT, None),
         ("error_event", 200, FITS_NOT, FITS_NOT),
         ("empty", 200, '"completion_tokens":0', ""),
-        ("crash", 400, "model has crashed", "model has crashed"),
     ],
 )
 def test_a_conversation_that_is_too_long_has_many_answers(
     bench: BenchFactory, overflow: str, status: int, whole: str, streamed: str | None
 ) -> None:
-    """A bare string, an object, one error event, an empty stream, a crash; what fits is served by the same instance."""
+    """A bare string, an object, one error event, an empty stream; what fits is served by the same instance."""
     served = bench(1000, overflow=overflow)
     response = served.chat(*long_chat())
     assert response.status_code == status
@@ -137,19 +118,15 @@ def test_a_first_message_beyond_the_window_is_a_400(bench: BenchFactory) -> None
     assert "greater than the context length (n_keep: 8" in response.json()["error"]
 
 
-def test_requests_beyond_the_slots_wait_in_order(bench: BenchFactory) -> None:
-    """With one slot a second request starts only when the first has ended."""
-    served = bench(models=[Model("m", parallel=1)])
-    gate = Gate()
-    served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(served.chat, user("one"))
-        assert gate.reached.wait(60)
-        second = pool.submit(served.chat, user("two"))
-        served.simulator.wait_until(lambda: len(served.simulator.requests) == 2)
-        gate.open()
-        assert first.result().status_code == second.result().status_code == 200
-    one, two = served.simulator.requests
-    assert one.ended_s is not None
-    assert two.first_delta_s is not None
-    assert two.first_delta_s > one.ended_s
+def test_the_simulator_drops_the_oldest_and_keeps_what_it_has_read(bench: BenchFactory) -> None:
+    """Silently; of the next turn only the new part is computed."""
+    served = bench(1000, module=simulator)
+    assert served.chat(*long_chat()).status_code == 200
+    assert (served.last.truncated, served.last.outcome) == (True, "ok")
+    assert served.last.kept_tokens <= 875 < served.last.prompt_tokens
+    assert "You are terse." not in served.last.seen_text
+    assert served.last.seen_text.endswith("What was the first task?")
+    asked = [user("One. " * 50)]
+    answer = served.chat(*asked).json()["choices"][0]["message"]
+    served.chat(*asked, {"role": "assistant", "content": answer["content"]}, user("Two."))
+    assert served.last.cached_tokens > served.last.computed_tokens

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.simulator import Model, Reply, Tokenizer
-from tests.simulator.bench import KEY, BenchFactory, assistant, long_chat, system, tool_round, user
+from tests.lmstudio_double import Model, Reply
+from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, long_chat, system, tool_round, user
 
 CALL = {"id": "1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
 
@@ -32,9 +32,9 @@ CALL = {"id": "1", "type": "function", "function": {"name": "read", "arguments":
         {"messages": [user("hi")], "stop": 5},
     ],
 )
-def test_odd_bodies_are_refused(bench: BenchFactory, body: dict[str, Any]) -> None:
+def test_odd_bodies_are_refused(served: Bench, body: dict[str, Any]) -> None:
     """A malformed body is a 400 with a string that says why, never a crash."""
-    response = bench().client.post("/v1/chat/completions", json={"model": KEY, **body})
+    response = served.client.post("/v1/chat/completions", json={"model": KEY, **body})
     assert response.status_code == 400
     assert isinstance(response.json()["error"], str)
 
@@ -52,9 +52,8 @@ def test_odd_bodies_are_refused(bench: BenchFactory, body: dict[str, Any]) -> No
         {"role": "tool", "tool_call_id": "1", "content": "orphan"},
     ],
 )
-def test_unusual_messages_are_served(bench: BenchFactory, message: dict[str, Any]) -> None:
+def test_unusual_messages_are_served(served: Bench, message: dict[str, Any]) -> None:
     """Unusual but permitted messages are answered."""
-    served = bench(script=None)
     content = json.dumps({"messages": [message, user("hi")]})
     response = served.client.post("/v1/chat/completions", content=content)
     assert response.status_code == 200
@@ -72,20 +71,14 @@ SYSTEM, USER, ANSWER = system("S"), user("q"), assistant("a")
         ("mistral", [SYSTEM, USER, ANSWER, USER], None),
         ("mistral", [USER, *ROUND, ANSWER, USER], None),
         ("mistral", [USER, USER], "After the optional system message"),
-        ("mistral", [SYSTEM, ANSWER, USER], "After the optional system message"),
-        ("mistral", [USER, *ROUND, USER], "After the optional system message"),
-        ("mistral", [SYSTEM, *ROUND], "After the optional system message"),
         ("mistral", [SYSTEM, SYSTEM, USER], "with the exception of an initial optional system message"),
         ("mistral", [USER, *BAD_ID, ANSWER], "Tool call IDs should be alphanumeric"),
         ("gemma", [SYSTEM, USER, ANSWER, USER], None),
         ("gemma", [USER, *ROUND, ANSWER, USER], None),
         ("gemma", [USER, USER], "Conversation roles must alternate"),
-        ("gemma", [USER, *ROUND, USER], "Conversation roles must alternate"),
-        ("gemma", [USER, SYSTEM, USER], "Conversation roles must alternate"),
         ("qwen3.5", [SYSTEM, USER, USER, *ROUND, USER], None),
         ("qwen3.5", [USER, SYSTEM], "System message must be at the beginning."),
         ("qwen3.5", [SYSTEM, *ROUND], "No user query found in messages."),
-        ("qwen3.5", [user("<tool_response>x</tool_response>")], "No user query found in messages."),
         ("lenient", [ANSWER, SYSTEM, USER, USER], None),
     ],
 )
@@ -98,44 +91,13 @@ def test_strict_templates(bench: BenchFactory, rule: str, messages: list[Any], e
         assert error in response.json()["error"]
 
 
-HAN = "请把这份报告翻译成英文，然后告诉我哪些数字是错的。" * 20
-LATIN = "Translate this report into German, and say which figures are wrong. " * 20
-
-
-def tokens_of(bench: BenchFactory, tokenizer: Tokenizer | None, *messages: dict[str, Any], **fields: Any) -> int:
-    """`usage.prompt_tokens` of a request."""
-    served = bench(100_000, models=[Model(KEY, tokenizer=tokenizer)])
-    return int(served.chat(*messages, **fields).json()["usage"]["prompt_tokens"])
-
-
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        Tokenizer(factor=2.0),
-        Tokenizer(factor=0.7),
-        Tokenizer(wide_factor=1.75),
-        Tokenizer(wide_factor=0.6, message_tokens=20, prompt_tokens=200, added_system=LATIN[:300]),
-    ],
-    ids=["x2", "x0.7", "wide", "mixed"],
-)
-def test_it_cuts_by_its_own_count(bench: BenchFactory, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("factor", [2.0, 0.7])
+def test_it_cuts_by_its_own_count(bench: BenchFactory, factor: float) -> None:
     """Silently, with 200: what is left is inside the window as this server counts, and fills what it may."""
-    messages = [*long_chat(30), user(HAN * 3)]
-    window = tokens_of(bench, tokenizer, *messages) * 2 // 3
-    served = bench(window, models=[Model(KEY, tokenizer=tokenizer)], script=lambda call: Reply("ok"))
-    assert served.chat(*messages).status_code == 200
+    served = bench(1000, models=[Model(KEY, tokens_factor=factor)], script=lambda call: Reply("ok"))
+    assert served.chat(*long_chat(30)).status_code == 200
     assert served.last.truncated
-    assert window // 2 < served.last.kept_tokens <= window - window // 8
-    assert served.chat(*messages[-1:]).status_code == 200
-
-
-def test_a_message_that_alone_is_too_long_loses_its_front(bench: BenchFactory) -> None:
-    """Also where half of it is of a script that costs more."""
-    tokenizer = Tokenizer(factor=1.1, wide_factor=1.75, message_tokens=4)
-    served = bench(1000, models=[Model(KEY, tokenizer=tokenizer)])
-    served.chat(user("first"), assistant("yes"), user((LATIN + HAN) * 20 + "the very end"))
-    assert served.last.seen_text.endswith("the very end")
-    assert 700 < served.last.kept_tokens <= 875
+    assert 500 < served.last.kept_tokens <= 875
 
 
 def test_images_cost_a_fixed_number_of_tokens(bench: BenchFactory) -> None:

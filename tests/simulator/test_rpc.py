@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jinja2
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from litellm_compaction.simulator import Model, Tokenizer
-from tests.simulator.bench import KEY, Bench, BenchFactory, assistant, system, tool_round, user
+from tests.lmstudio_double import Model
+from tests.simulator.bench import KEY, Bench, BenchFactory, user
 
 HELLO = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
 READ = {
@@ -49,19 +47,14 @@ class Raw:
         self.send(**message, **({"parameter": parameter} if parameter else {}))
         return self.read()
 
-    def ask_of(self, identifier: str, endpoint: str, **parameter: Any) -> Any:
-        """The same for an endpoint of one instance."""
-        return self.ask(endpoint, specifier={"type": "query", "query": {"identifier": identifier}}, **parameter)
-
-    def format(self, history: Any, tools: Any = None, identifier: str = KEY) -> Any:
+    def format(self, history: Any, tools: Any = None) -> Any:
         """The answer to `applyPromptTemplate`."""
         opts = {} if tools is None else {"toolDefinitions": tools}
+        specifier = {"type": "query", "query": {"identifier": KEY}}
         stack = {"layers": []}
-        return self.ask_of(identifier, "applyPromptTemplate", history=history, predictionConfigStack=stack, opts=opts)
-
-    def count(self, text: str, identifier: str = KEY) -> Any:
-        """The answer to `countTokens`."""
-        return self.ask_of(identifier, "countTokens", inputString=text)
+        return self.ask(
+            "applyPromptTemplate", specifier=specifier, history=history, predictionConfigStack=stack, opts=opts
+        )
 
 
 @contextmanager
@@ -73,72 +66,6 @@ def raw(bench: Bench, identifier: str = "guest") -> Iterator[Raw]:
         client.send(authVersion=1, clientIdentifier=identifier, clientPasskey="x")
         assert client.read() == {"success": True}
         yield client
-
-
-def history(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """OpenAI's messages as an SDK's history, for those that can be said exactly."""
-    said: list[dict[str, Any]] = []
-    for message in messages:
-        parts: list[dict[str, Any]] = [{"type": "text", "text": message["content"]}] if message["content"] else []
-        if message["role"] == "tool":
-            result = {"type": "toolCallResult", "content": message["content"], "toolCallId": message["tool_call_id"]}
-            parts = [result]
-        for call in message.get("tool_calls", []):
-            arguments = json.loads(call["function"]["arguments"])
-            request = {"type": "function", "id": call["id"], "name": call["function"]["name"], "arguments": arguments}
-            parts.append({"type": "toolCallRequest", "toolCallRequest": request})
-        said.append({"role": message["role"], "content": parts})
-    return {"messages": said}
-
-
-CONVERSATIONS = {
-    "hello": [user("hello")],
-    "system": [system("Be terse."), user("hello")],
-    "tools": [system("Be terse."), user("Read a.py."), *tool_round(), assistant("It prints."), user("你好, thanks.")],
-    "open round": [user("Read a.py and b.py."), *tool_round(), *tool_round("987654321")],
-    "two results": [
-        user("Read both."),
-        {
-            "role": "assistant",
-            "content": "Both at once.",
-            "tool_calls": [
-                {"id": number * 9, "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
-                for number in "12"
-            ],
-        },
-        {"role": "tool", "tool_call_id": "1" * 9, "content": "one"},
-        {"role": "tool", "tool_call_id": "2" * 9, "content": "two\n"},
-    ],
-    "begun": [user("Count to ten."), assistant("One, two,")],
-    "thoughts": [user("a"), assistant("<think>\nhm\n</think>\n\nA."), user("b")],
-}
-
-TOKENIZERS = {
-    "own": None,
-    "foreign": Tokenizer(factor=1.37, wide_factor=1.75, message_tokens=5, prompt_tokens=30),
-    "edited": Tokenizer(added_system="You are helpful.", ignores_tools=True),
-    "added": Tokenizer(added_system="Today is Tuesday.\nBe brief."),
-}
-
-
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_the_template_in_effect_renders_and_counts_as_http_does(bench: BenchFactory, tokenizer: str) -> None:
-    """`getBasePredictionConfig` has the template that makes what `applyPromptTemplate` gives: `usage`, if counted."""
-    served = bench(models=[Model(KEY, tokenizer=TOKENIZERS[tokenizer])])
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - a prompt, no page
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    with raw(served) as client:
-        fields = client.ask_of(KEY, "getBasePredictionConfig")["result"]["fields"]
-        config = {field["key"]: field["value"] for field in fields}
-        assert config["llm.prediction.contextOverflowPolicy"] == "truncateMiddle"
-        source = config["llm.prediction.promptTemplate"]["jinjaPromptTemplate"]["template"]
-        for messages, tools in itertools.product(CONVERSATIONS.values(), (None, [READ])):
-            formatted = client.format(history(messages), tools)["result"]["formatted"]
-            template = environment.from_string(source)
-            assert template.render(messages=messages, tools=tools, add_generation_prompt=True) == formatted
-            counted = client.count(formatted)["result"]["tokenCount"]
-            served.chat(*messages, **({"tools": tools} if tools else {}))
-            assert counted == served.last.prompt_tokens
 
 
 async def test_the_official_client_lists_measures_and_counts(bench: BenchFactory) -> None:

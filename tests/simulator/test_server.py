@@ -8,30 +8,20 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from litellm_compaction.simulator import Gate, Model, Reply, Simulator, numbered_words, serve
-from litellm_compaction.simulator.simulator import ThoughtControl
+from tests.lmstudio_double import Gate, Model, Reply, Simulator, numbered_words, serve
+from tests.lmstudio_double.simulator import ThoughtControl
 from tests.simulator.bench import KEY, Bench, BenchFactory, user
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_bodies_that_are_no_json_object_are_refused(bench: BenchFactory, raw: bytes) -> None:
+def test_bodies_that_are_no_json_object_are_refused(served: Bench, raw: bytes) -> None:
     """Bytes that are not a JSON object are a 400, on both completion endpoints."""
-    served = bench()
     for path in ("/v1/chat/completions", "/v1/completions"):
         assert served.client.post(path, content=raw).status_code == 400
     assert served.last.body is None
 
 
 TEXT = numbered_words(20)
-
-
-def test_a_server_that_stops_does_not_wait_for_answers_that_nobody_reads() -> None:
-    """A plain answer that never ends holds up no test."""
-    simulator = Simulator([Model(KEY)], script=lambda call: Reply("x", gate=Gate()))
-    simulator.load(KEY, 4096)
-    with serve(simulator) as address, pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{address.base_url}/v1/chat/completions", json={"messages": [user("hi")]}, timeout=0.2)
-    assert simulator.requests[0].outcome == "disconnected"
 
 
 def test_stopping_cuts_open_streams() -> None:

@@ -14,9 +14,9 @@ import pytest
 from litellm_compaction.config import settings_from
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.simulator import Model, Simulator, serve
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.windows import Windows
+from tests.lmstudio_double import Model, Simulator, serve
 from tests.windows.fake_lmstudio import Clock, target
 
 MODEL = "qwen/qwen3-8b"

@@ -24,12 +24,12 @@ from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CompactionEvent, ContinuationEvent
 from litellm_compaction.proxy.answer.protocol import Notices, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.simulator import Reply, numbered_words
-from litellm_compaction.simulator.rendering import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
 from tests.engine.bench import settled, usage
+from tests.lmstudio_double import Reply, numbered_words
+from tests.lmstudio_double.rendering import count, decode, encode
 from tests.proxy.scripted import RESTARTED, Context, Read, Scene, Turn, chunks_of, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]

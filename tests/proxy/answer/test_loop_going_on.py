@@ -11,10 +11,10 @@ import pytest
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamError
-from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Source, Target
 from tests.builders import prose, talk
+from tests.lmstudio_double import Reply, numbered_words
 from tests.proxy.scripted import RESTARTED, Scene, Turn, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]

@@ -21,10 +21,10 @@ import pytest
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.proxy.answer.sse import event_of, with_heartbeat
 from litellm_compaction.proxy.call import Call
-from litellm_compaction.simulator import Reply
-from litellm_compaction.simulator.rendering import count
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.core.continuation.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
+from tests.lmstudio_double import Reply
+from tests.lmstudio_double.rendering import count
 from tests.proxy.scripted import RESTARTED, SUMMARY, Read, Scene, Turn, chunks_of
 from tests.virtual_time import run
 

@@ -12,8 +12,8 @@ from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import SILENT, Asked
 from litellm_compaction.proxy.answer.relay import Relay
 from litellm_compaction.proxy.answer.thoughts import Thoughts
-from litellm_compaction.simulator import Reply, numbered_words
-from litellm_compaction.simulator.rendering import count
+from tests.lmstudio_double import Reply, numbered_words
+from tests.lmstudio_double.rendering import count
 from tests.proxy.scripted import Scene, Turn
 
 WINDOW = 8192

@@ -13,9 +13,9 @@ from litellm_compaction.engine import TOLD_AFTER_S
 from litellm_compaction.errors import LeftUnread
 from litellm_compaction.proxy.answer import unread
 from litellm_compaction.proxy.answer.unread import UNREAD_S, ReadAhead, closed_if_unread
-from litellm_compaction.simulator import Reply
 from tests.builders import prose
 from tests.engine.bench import settled
+from tests.lmstudio_double import Reply
 from tests.proxy.answer.wired import SHORT, USAGE_CHUNK, Wire, chunk, sse
 from tests.proxy.scripted import Scene, Turn, chunks_of
 from tests.virtual_time import run

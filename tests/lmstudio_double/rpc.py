@@ -15,18 +15,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from litellm_compaction.simulator.catalog import Instance, sdk_base_config, sdk_load_config, sdk_model, sdk_state
-from litellm_compaction.simulator.messages import (
-    JsonObject,
-    Message,
-    ToolCall,
-    template_error,
-    template_failed,
-    unknown_path,
-)
+from litellm_compaction.simulator.messages import JsonObject, Message, ToolCall, unknown_path
 from litellm_compaction.simulator.rendering import encode, render_chat
-from litellm_compaction.simulator.script import SdkCall, SdkSocket
-from litellm_compaction.simulator.simulator import Simulator
+
+from .catalog import Instance, sdk_base_config, sdk_load_config, sdk_model, sdk_state
+from .messages import template_error, template_failed
+from .script import SdkCall, SdkSocket
+from .simulator import Simulator
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -369,7 +364,7 @@ class SdkConnection:
         if reason:
             raise _RpcFailed(template_failed(reason, "string").body["error"])
         tools = [tool.model_dump(by_alias=True, exclude_unset=True) for tool in asked.opts.toolDefinitions or ()]
-        return {"formatted": self._simulator.remember(render_chat(messages, tools, instance.model.counting))}, instance
+        return {"formatted": self._simulator.remember(render_chat(messages, tools))}, instance
 
     async def _count(self, parameter: object) -> tuple[object, Instance]:
         tokens, instance = await self._tokens(parameter, "countTokens")
@@ -385,7 +380,7 @@ class SdkConnection:
         instance = self._found(asked.specifier)
         await self._wait_for_worker(instance)
         tokens = await asyncio.to_thread(self._simulator.count_text, instance.model, asked.inputString)
-        return round(tokens * self._sdk.tokens_factor) + self._sdk.extra_tokens, instance
+        return round(tokens * self._sdk.tokens_factor), instance
 
     async def _wait_for_worker(self, instance: Instance) -> None:
         # Any thread may change it.
@@ -420,8 +415,6 @@ class SdkConnection:
 
     def _note(self, call: SdkCall, outcome: Literal["result", "error", "warning", "none"]) -> None:
         call.outcome, call.answered_s = outcome, time.monotonic()
-        if self._sdk.after_call is not None:
-            self._sdk.after_call(call)
         self._simulator.notify()
 
     async def _read(self) -> JsonObject | None:

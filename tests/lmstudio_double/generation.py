@@ -1,101 +1,41 @@
-"""Cuts an answer into pieces that unfold in time, at a given speed until it is complete, cut, or made to fail.
-
-The pieces become a response here, too: its JSON, as an event stream or as one body, and how the connection ends.
-"""
+"""An answer that unfolds in time, at a given speed until it is complete, cut, or made to fail; and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
-import codecs
-import json
 import math
 import time
-from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from litellm_compaction.simulator.catalog import Flight, FlightFailed, Instance
-from litellm_compaction.simulator.messages import POOL_EXCEEDED, JsonObject, error_body, event_body
-from litellm_compaction.simulator.rendering import call_opening, count, encode, token_bytes
-from litellm_compaction.simulator.script import Fault, FinishReason, Gate, Outcome, ReasoningField, Reply, RequestRecord
-from litellm_compaction.simulator.simulator import Simulator
+from litellm_compaction.simulator import answer as simulated
+from litellm_compaction.simulator.answer import (
+    Connection,
+    Envelope,
+    Piece,
+    event,
+    pieces,
+    reasoning_tokens,
+    reply_tokens,
+)
+from litellm_compaction.simulator.messages import JsonObject, error_body
 
-PieceKind = Literal["reasoning", "content", "tool_start", "tool_arguments", "hidden"]
+from .catalog import Flight, FlightFailed, Instance
+from .messages import POOL_EXCEEDED, event_body
+from .script import Fault, FinishReason, Gate, Outcome, ReasoningField, Reply, RequestRecord
+from .simulator import Simulator
 
-
-class Piece(NamedTuple):
-    """A delta and its cost in tokens; `hidden` tokens are generated but never shown (the frame of a call)."""
-
-    kind: PieceKind
-    text: str
-    tokens: int
-    call_index: int = 0
-    call_id: str = ""
-
-
-class _Run(NamedTuple):
-    kind: PieceKind
-    token_ids: array[int]
-    call_index: int = 0
-    name: str = ""
+__all__ = ["Answer", "Connection", "Ending", "Envelope", "Generation", "pieces", "reply_tokens", "visible_reply"]
 
 
 def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: ReasoningField) -> Reply:
     """The reply as its text comes out: cut at the first stop string, thoughts inline if so configured."""
-    ends = [end for stop in stops if (end := reply.content.find(stop)) >= 0]
-    if ends:
-        reply = replace(reply, content=reply.content[: min(ends)], tool_calls=())
-    if reply.reasoning and reasoning_field == "think":
-        reply = replace(reply, content=f"<think>\n{reply.reasoning}\n</think>\n\n{reply.content}", reasoning="")
-    return reply
-
-
-def reply_tokens(reply: Reply) -> int:
-    return sum(len(run.token_ids) for run in _runs(reply))
-
-
-def reasoning_tokens(reply: Reply) -> int:
-    return count(reply.reasoning)
-
-
-def pieces(reply: Reply, chunk_tokens: int, limit_tokens: int, new_call_id: Callable[[], str]) -> Iterator[Piece]:
-    """The deltas of `reply`, `chunk_tokens` each, ending after `limit_tokens` tokens (unscaled)."""
-    remaining = limit_tokens
-    call_ids: dict[int, str] = {}
-    for run in _runs(reply):
-        if run.kind == "tool_start":
-            size = len(run.token_ids)
-            if size > remaining:
-                yield Piece("hidden", "", remaining)
-                return
-            call_ids[run.call_index] = new_call_id()
-            yield Piece("tool_start", run.name, size, run.call_index, call_ids[run.call_index])
-            remaining -= size
-            continue
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        position = 0
-        while position < len(run.token_ids):
-            if remaining == 0:
-                return
-            step = run.token_ids[position : position + min(chunk_tokens, remaining)]
-            position += len(step)
-            remaining -= len(step)
-            text = decoder.decode(b"".join(map(token_bytes, step)), final=position == len(run.token_ids))
-            kind = run.kind if text else "hidden"
-            yield Piece(kind, text, len(step), run.call_index, call_ids.get(run.call_index, ""))
-
-
-def _runs(reply: Reply) -> Iterator[_Run]:
-    if reply.reasoning:
-        yield _Run("reasoning", encode(reply.reasoning))
-    if reply.content:
-        yield _Run("content", encode(reply.content))
-    for index, (name, arguments) in enumerate(reply.tool_calls):
-        yield _Run("tool_start", encode(call_opening(name)), index, name)
-        if arguments:
-            yield _Run("tool_arguments", encode(arguments), index)
+    seen = simulated.visible_reply(reply, stops)
+    if seen.reasoning and reasoning_field == "think":
+        return replace(seen, content=f"<think>\n{seen.reasoning}\n</think>\n\n{seen.content}", reasoning="")
+    return seen
 
 
 _GATE_POLL_S = 0.002
@@ -137,7 +77,7 @@ class Generation:
 
     @property
     def _factor(self) -> float:
-        return self.instance.model.counting.factor
+        return self.instance.model.tokens_factor
 
     def completion_tokens(self) -> int:
         """The tokens generated so far, as the server counts them."""
@@ -227,7 +167,7 @@ class Generation:
     def _limits(self, total: int) -> _Limits:
         max_at = None if self.max_tokens is None else self._raw(self.max_tokens, minimum=min(1, self.max_tokens))
         room_tokens = self.instance.context_length - self.record.kept_tokens
-        window_at = None if self.simulator.mid_overflow == "shift" else self._raw(room_tokens, minimum=0)
+        window_at = self._raw(room_tokens, minimum=0)
         fault_at, slow_at = None, None
         if self.fault is not None:
             point = 0
@@ -252,12 +192,7 @@ class Generation:
             return Ending("finish", "ok", finish)
         if limits.max_at is not None and limits.max_at <= limits.stop_at:
             return Ending("finish", "ok", "length")
-        overflow = self.simulator.mid_overflow
-        if overflow in ("length", "stop"):
-            return Ending("finish", "mid_overflow", overflow)
-        if overflow == "drop":
-            return Ending("drop", "mid_overflow", status=0)
-        return Ending("error", "mid_overflow", message=POOL_EXCEEDED, status=400)
+        return Ending("finish", "mid_overflow", "length")
 
     async def _fault_ending(self, fault: Fault) -> Ending:
         if fault.kind == "hang":
@@ -286,96 +221,6 @@ class _Limits(NamedTuple):
     window_at: int | None
     fault_at: int | None
     slow_at: int | None
-
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-_STREAM_HEADERS = [  # as LM Studio's Express layer sends them
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache"),
-    (b"connection", b"keep-alive"),
-]
-
-
-class Connection:
-    """The way back to one client; `client_left` is set when it has gone, and later bytes are lost."""
-
-    def __init__(self, send: Send, close: Callable[[], None]) -> None:
-        self._send = send
-        self._close = close
-        self.client_left = asyncio.Event()
-
-    async def send_json(self, status: int, body: object) -> None:
-        await self.send_whole(status, to_json(body), b"application/json; charset=utf-8")
-
-    async def send_whole(self, status: int, body: bytes, content_type: bytes) -> None:
-        headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def start_stream(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-
-    async def send_bytes(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end_stream(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def drop(self) -> None:
-        """Close the connection as it is, with the bytes that were sent before."""
-        self._close()
-        # The server learns of it in the next turn of the loop and then asks for no response any more.
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-
-def to_json(body: object) -> bytes:
-    """The UTF-8 JSON text; unpaired surrogates, which JSON requests may smuggle in, are replaced."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", errors="replace")
-
-
-def event(data: object, name: str | None = None) -> bytes:
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + (data if isinstance(data, bytes) else to_json(data)) + b"\n\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Envelope:
-    """The fields that all JSON of one answer shares; `is_text` is that of a text completion."""
-
-    id: str
-    model: str
-    is_text: bool = False
-    reasoning_field: ReasoningField = "reasoning_content"
-    created_s: int = field(default_factory=lambda: int(time.time()))
-
-    def body(self, kind: str, **fields: object) -> JsonObject:
-        frame = {"id": self.id, "created": self.created_s, "model": self.model, "system_fingerprint": self.model}
-        return {"object": "text_completion" if self.is_text else kind} | frame | fields
-
-    def chunk(self, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
-        said: JsonObject = {"text": delta.get("content", "")} if self.is_text else {"delta": delta}
-        choice = {"index": 0} | said | {"logprobs": None, "finish_reason": finish_reason}
-        return self.body("chat.completion.chunk", choices=[choice])
-
-    def delta(self, piece: Piece) -> JsonObject:
-        """The delta of one piece; a tool call begins with id and name, and goes on with both null."""
-        if piece.kind == "content":
-            return {"content": piece.text}
-        if piece.kind == "reasoning":
-            return {self.reasoning_field: piece.text}
-        is_start = piece.kind == "tool_start"
-        function: JsonObject = (
-            {"name": piece.text, "arguments": ""} if is_start else {"name": None, "arguments": piece.text}
-        )
-        call = {
-            "index": piece.call_index,
-            "id": piece.call_id if is_start else None,
-            "type": "function",
-            "function": function,
-        }
-        return {"tool_calls": [call]}
 
 
 @dataclass(kw_only=True)
@@ -436,7 +281,7 @@ class Answer:
         if ending.kind == "finish":
             delta: JsonObject = {"role": "assistant", "content": ""} if is_first else {}
             tail += event(self.envelope.chunk(delta, ending.finish_reason))
-        if self.include_usage and self.simulator.reports_usage:
+        if self.include_usage:
             tail += event(self.envelope.body("chat.completion.chunk", choices=[], usage=self._usage()))
         await self.connection.send_bytes(tail + event(b"[DONE]"))
         await self.connection.end_stream()
@@ -456,25 +301,15 @@ class Answer:
 
     def _whole(self, ending: Ending) -> JsonObject:
         generation = self.generation
-        content = self.echo + generation.content
-        choice: JsonObject = {
-            "index": 0,
-            "logprobs": None,
-            "finish_reason": "stop" if ending.kind == "empty" else ending.finish_reason,
-        }
-        if self.envelope.is_text:
-            choice["text"] = content
-        else:
-            message: JsonObject = {"role": "assistant", "content": content}
-            if generation.reasoning:
-                message[self.envelope.reasoning_field] = generation.reasoning
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call, (_, arguments) in zip(generation.calls, generation.reply.tool_calls, strict=False)
-                if call.arguments == arguments
-            ]
-            choice["message"] = message
-        return self.envelope.body("chat.completion", choices=[choice], usage=self._usage())
+        message: JsonObject = {"role": "assistant", "content": self.echo + generation.content}
+        if generation.reasoning:
+            message[self.envelope.reasoning_field] = generation.reasoning
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call, (_, arguments) in zip(generation.calls, generation.reply.tool_calls, strict=False)
+            if call.arguments == arguments
+        ]
+        return self.envelope.whole(message, "stop" if ending.kind == "empty" else ending.finish_reason, self._usage())
 
     def _note_first_delta(self) -> None:
         self.record.first_delta_s = time.monotonic()
@@ -491,7 +326,7 @@ class Answer:
             "total_tokens": prompt_tokens + record.completion_tokens,
         }
         if reply.reasoning and self.simulator.api == "v1":
-            thoughts = math.ceil(reasoning_tokens(reply) * self.instance.model.counting.factor)
+            thoughts = math.ceil(reasoning_tokens(reply) * self.instance.model.tokens_factor)
             counts["completion_tokens_details"] = {"reasoning_tokens": min(thoughts, record.completion_tokens)}
         if self.simulator.reports_cached:
             counts["prompt_tokens_details"] = {"cached_tokens": record.cached_tokens}

@@ -1,0 +1,46 @@
+"""A double of LM Studio's local server for tests: the simulator, with every known way of overflowing its window.
+
+It adds to the simulator's application the protocol of LM Studio's SDKs, older versions, llama.cpp's faces, and faults.
+"""
+
+from litellm_compaction.simulator.rendering import count_by
+from litellm_compaction.simulator.server import Address
+
+from .catalog import Instance, Model
+from .script import (
+    SDK_MODES,
+    ChatCall,
+    Fault,
+    Gate,
+    Reply,
+    RequestRecord,
+    Sdk,
+    SdkCall,
+    SdkMode,
+    SdkSocket,
+    numbered_words,
+    summary_of_facts,
+)
+from .server import serve
+from .simulator import Simulator
+
+__all__ = [
+    "SDK_MODES",
+    "Address",
+    "ChatCall",
+    "Fault",
+    "Gate",
+    "Instance",
+    "Model",
+    "Reply",
+    "RequestRecord",
+    "Sdk",
+    "SdkCall",
+    "SdkMode",
+    "SdkSocket",
+    "Simulator",
+    "count_by",
+    "numbered_words",
+    "serve",
+    "summary_of_facts",
+]

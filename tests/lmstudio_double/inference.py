@@ -1,0 +1,306 @@
+"""Serves one inference request in every way that is known of LM Studio.
+
+It takes its place in an instance (a slot, a share of the pool, a KV slot); a prompt that does not fit the window meets
+one of LM Studio's reactions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from litellm_compaction.simulator.answer import Connection, Envelope
+from litellm_compaction.simulator.messages import (
+    ChatRequest,
+    JsonObject,
+    Refusal,
+    error_body,
+    parse_chat,
+    parse_completion,
+)
+from litellm_compaction.simulator.rendering import Prompt, Segment, answer_segments, render_chat, render_text
+
+from .catalog import Flight, FlightFailed, Instance, Slot
+from .generation import Answer, Ending, Generation, visible_reply
+from .messages import (
+    MODEL_UNLOADED,
+    POOL_EXCEEDED,
+    does_not_fit,
+    ids_of,
+    n_keep_too_long,
+    template_error,
+    template_failed,
+)
+from .rendering import keep_tokens, truncate_middle
+from .script import ChatCall, Fault, Reply, RequestRecord, default_reply
+from .simulator import Simulator
+
+
+class Seat:
+    """The place of one request, after it has waited for one in the instance's queue."""
+
+    def __init__(self, instance: Instance, client_left: asyncio.Event) -> None:
+        self.instance = instance
+        self.flight = Flight(used_tokens=0, client_left=client_left)
+        self._slot: Slot | None = None
+        self._segments: tuple[Segment, ...] = ()
+        self._is_left = False
+        instance.flights.append(self.flight)
+
+    def start(self, segments: tuple[Segment, ...], raw_tokens: int, used_tokens: int) -> int:
+        """Begin computing a prompt; returns the number of its tokens (unscaled) that the cache already holds."""
+        self.flight.used_tokens = used_tokens
+        self._segments = segments
+        self._slot, cached_tokens = self.instance.cache.take(segments, raw_tokens)
+        return cached_tokens
+
+    def leave(self, answer: tuple[str, str, Sequence[tuple[str, str]]]) -> None:
+        """Give the place back; the slot then holds the prompt and `answer` (reasoning, content, calls).
+
+        A client that leaves during prompt processing frees the place only after that, as in LM Studio (bt#1143).
+        """
+        if self._is_left:
+            return
+        self._is_left = True
+        self._segments += answer_segments(*answer)
+        loop = asyncio.get_running_loop()
+        if loop.time() < self.flight.prefill_ends_s:
+            loop.call_at(self.flight.prefill_ends_s, self._free)
+        else:
+            self._free()
+
+    def _free(self) -> None:
+        if self._slot is not None:
+            self.instance.cache.give_back(self._slot, self._segments)
+        if self.flight in self.instance.flights:
+            self.instance.flights.remove(self.flight)
+        self.instance.queue.release()
+
+
+def meet_window(
+    prompt: Prompt, simulator: Simulator, instance: Instance, record: RequestRecord
+) -> tuple[Prompt, Ending | None]:
+    """Returns the rest of a prompt in the window, and the ending if there is no answer; notes a truncation in `record`.
+
+    A prompt as long as the window overflows too, since no token of an answer would fit.
+
+    Raises:
+        Refusal: the overflow is answered with HTTP 400.
+    """
+    sent_tokens, window_tokens = record.prompt_tokens, instance.context_length
+    if sent_tokens < window_tokens:
+        return prompt, None
+    if simulator.overflow == "truncate_middle":
+        kept = _truncate(prompt, simulator, instance)
+        record.truncated = True
+        record.kept_tokens = instance.model.count(kept)
+        return kept, None
+    record.kept_tokens = 0
+    message = does_not_fit(sent_tokens, window_tokens)
+    if simulator.overflow == "error_400_string":
+        raise n_keep_too_long(sent_tokens, window_tokens, simulator.n_keep_wording)
+    if simulator.overflow == "error_400_object":
+        raise Refusal(400, error_body(message, "object"), outcome="overflow")
+    if simulator.overflow == "empty":
+        return prompt, Ending("empty", "overflow")
+    return prompt, Ending("error", "overflow", message=message)
+
+
+def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Prompt:
+    factor, window_tokens = instance.model.tokens_factor, instance.context_length
+    keep = keep_tokens(prompt, factor)
+    if keep >= window_tokens:
+        raise n_keep_too_long(keep, window_tokens, simulator.n_keep_wording)
+    return truncate_middle(prompt, window_tokens, factor)
+
+
+# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s, 2026-11).
+_THREAD_ABOVE_CHARS = 200_000
+
+
+@dataclass(kw_only=True)
+class Inference:
+    simulator: Simulator
+    connection: Connection
+    record: RequestRecord
+    body: JsonObject
+    is_text: bool
+    _generation: Generation | None = field(default=None, init=False)
+    _ids: tuple[int, ...] = field(default=(), init=False)
+
+    async def serve(self) -> None:
+        try:
+            request = self._parsed()
+            self.record.streamed = request.stream
+            instance = await self.simulator.resolve(request.model, request.ttl_s)
+            prompt = await self._render(request, instance)
+            await instance.queue.acquire()
+            seat = Seat(instance, self.connection.client_left)
+            try:
+                if instance not in self.simulator.instances:
+                    raise Refusal(400, error_body(MODEL_UNLOADED, self.simulator.error_shape))
+                await self._serve_in_seat(request, seat, prompt)
+            finally:
+                self._note_generated()
+                seat.leave(self._answer())
+        except Refusal as refusal:
+            await self._refuse(refusal)
+        except FlightFailed as failure:
+            body = error_body(failure.message, self.simulator.error_shape)
+            await self._refuse(Refusal(400, body, outcome=failure.outcome))
+
+    def _parsed(self) -> ChatRequest:
+        if not self.is_text:
+            return parse_chat(self.body)
+        self._ids = ids_of(self.body.get("prompt")) if self.simulator.api == "llama.cpp" else ()
+        return parse_completion({**self.body, "prompt": ""} if self._ids else self.body)
+
+    async def _render(self, request: ChatRequest, instance: Instance) -> Prompt:
+        model, record = instance.model, self.record
+        record.model, record.instance_id = model.key, instance.id
+        record.context_length = instance.context_length
+        if self.is_text:
+            prompt = render_text(request.messages[0].text, self._ids)
+        else:
+            rule = model.strict_template or self.simulator.strict_template
+            if reason := template_error(request.messages, rule):
+                raise template_failed(reason, self.simulator.error_shape)
+            prompt = render_chat(request.messages, request.tools)
+        if sum(len(segment.text) for segment in prompt.segments()) > _THREAD_ABOVE_CHARS:
+            await asyncio.to_thread(prompt.count_tokens)
+        record.prompt_tokens = record.kept_tokens = model.count(prompt)
+        return prompt
+
+    async def _serve_in_seat(self, request: ChatRequest, seat: Seat, prompt: Prompt) -> None:
+        instance, record = seat.instance, self.record
+        call_index = self.simulator.take_call_index()
+        queued_fault = self.simulator.take_fault()
+        kept, preset = meet_window(prompt, self.simulator, instance, record)
+        reply, fault = Reply(), None
+        if preset is None:
+            reply = self._ask_script(self._call(request, instance, prompt, kept, call_index))
+            fault = queued_fault or reply.fault
+            self._account_prompt(seat, kept)
+            if await self._answered_at_once(reply, fault, seat):
+                return
+        self._generation = generation = Generation(
+            simulator=self.simulator,
+            record=record,
+            reply=visible_reply(reply, request.stop, self.simulator.reasoning_field),
+            fault=fault,
+            preset=preset,
+            instance=instance,
+            flight=seat.flight,
+            max_tokens=request.max_tokens,
+        )
+        envelope = Envelope(
+            id=self.simulator.new_id("cmpl-" if self.is_text else "chatcmpl-"),
+            model=instance.id,
+            is_text=self.is_text,
+            reasoning_field=self.simulator.reasoning_field,
+        )
+        answer = Answer(
+            simulator=self.simulator,
+            connection=self.connection,
+            record=record,
+            instance=instance,
+            generation=generation,
+            envelope=envelope,
+            include_usage=request.include_usage,
+            echo=self._echo(request),
+            release=lambda ending: self._release(seat, ending),
+        )
+        if self.body.get("reasoning_control") is True:
+            self.simulator.thoughts[envelope.id] = generation.end_thought
+        try:
+            await (answer.stream() if request.stream else answer.send())
+        finally:
+            self.simulator.thoughts.pop(envelope.id, None)
+
+    def _call(self, request: ChatRequest, instance: Instance, prompt: Prompt, kept: Prompt, index: int) -> ChatCall:
+        said = self._text(request, prompt)
+        self.record.seen_text = said if kept is prompt else self._text(request, kept)
+        return ChatCall(
+            body=self.body,
+            messages=[] if self.is_text else list(self.body["messages"]),
+            model=request.model,
+            instance_id=instance.id,
+            prompt_text=self.record.seen_text,
+            sent_text=said,
+            prompt_tokens=self.record.prompt_tokens,
+            context_length=instance.context_length,
+            truncated=self.record.truncated,
+            index=index,
+            stream=request.stream,
+        )
+
+    def _text(self, request: ChatRequest, prompt: Prompt) -> str:
+        # A final assistant message is part of the opening, not of a block.
+        last = request.messages[-1]
+        return "\n".join(text for text in (prompt.text(), last.text if last.role == "assistant" else "") if text)
+
+    def _ask_script(self, call: ChatCall) -> Reply:
+        script = self.simulator.script
+        try:
+            reply = script(call) if script is not None else None
+        except Exception as error:
+            self.record.error = f"the script failed: {error!r}"
+            raise Refusal(500, {"error": self.record.error}) from error
+        return reply if reply is not None else default_reply(call)
+
+    def _account_prompt(self, seat: Seat, kept: Prompt) -> None:
+        record, raw_tokens = self.record, kept.count_tokens()
+        cached_tokens = seat.start(kept.segments(), raw_tokens, record.kept_tokens)
+        record.cached_tokens = record.kept_tokens * cached_tokens // max(1, raw_tokens)
+        record.computed_tokens = record.kept_tokens - record.cached_tokens
+        if self.simulator.is_pool_full(seat.instance):
+            seat.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
+
+    async def _answered_at_once(self, reply: Reply, fault: Fault | None, seat: Seat) -> bool:
+        """Returns True if the answer was a plain response or a dropped connection instead of a generation."""
+        if reply.status is not None or reply.raw_body is not None:
+            status = reply.status or 200
+            body = {"error": reply.content} if reply.raw_body is None else reply.raw_body
+            raise Refusal(status, body, outcome="ok" if status < 400 else "error")
+        if fault is None or fault.at != "before_first_delta" or fault.kind not in ("500", "drop"):
+            return False
+        await seat.flight.sleep(reply.delay_ms / 1000)
+        if fault.kind == "500":
+            raise Refusal(fault.status, error_body(fault.message, self.simulator.error_shape), outcome="fault")
+        self._release(seat, Ending("drop", "fault"))
+        await self.connection.drop()
+        return True
+
+    def _echo(self, request: ChatRequest) -> str:
+        last = request.messages[-1]
+        is_prefill = not self.is_text and last.role == "assistant" and not last.tool_calls
+        return last.text if is_prefill else ""
+
+    def _release(self, seat: Seat, ending: Ending) -> None:
+        self._note_generated()
+        self.record.finish_reason = ending.finish_reason
+        self.record.error = ending.message
+        seat.leave(self._answer())
+        self.simulator.finish(self.record, ending.outcome)
+
+    def _note_generated(self) -> None:
+        if self._generation is not None:
+            self.record.completion_tokens = self._generation.completion_tokens()
+            self.record.content = self._generation.content
+
+    def _answer(self) -> tuple[str, str, list[tuple[str, str]]]:
+        if self._generation is None:
+            return "", "", []
+        calls = [(call.name, call.arguments) for call in self._generation.calls]
+        return self._generation.reasoning, self._generation.content, calls
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        self.record.status = refusal.status
+        self.record.error = self.record.error or str(refusal)
+        self.simulator.finish(self.record, refusal.outcome)
+        if isinstance(refusal.body, (str, bytes)):
+            body = refusal.body.encode() if isinstance(refusal.body, str) else refusal.body
+            await self.connection.send_whole(refusal.status, body, b"text/plain; charset=utf-8")
+        else:
+            await self.connection.send_json(refusal.status, refusal.body)

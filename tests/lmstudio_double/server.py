@@ -1,0 +1,118 @@
+"""Serves the double: the application with older versions' and llama.cpp's paths, and the SDKs' sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from litellm_compaction.simulator import server as simulated
+from litellm_compaction.simulator.answer import Connection, Send
+from litellm_compaction.simulator.messages import JsonObject, Refusal, model_not_found
+from litellm_compaction.simulator.server import Address, CloseConnection, Receive
+
+from .catalog import Instance, find_target, llama_models, llama_props, v0_model, v0_models
+from .inference import Inference
+from .messages import unauthorized
+from .rpc import SdkConnection
+from .script import RequestRecord, SdkSocket
+from .simulator import Api, Simulator
+
+_CONTROL = "/v1/chat/completions/control"
+_OFFERED: dict[Api, tuple[str, ...]] = {
+    "v1": ("/v1/", "/api/v0/", "/api/v1/", "/lmstudio-greeting"),
+    "v0": ("/v1/", "/api/v0/", "/lmstudio-greeting"),
+    "openai": ("/v1/",),
+    "llama.cpp": ("/v1/", "/props"),
+}
+
+
+class Application(simulated.Application):
+    """The ASGI application of one double."""
+
+    simulator: Simulator
+
+    def __init__(self, simulator: Simulator, close: CloseConnection) -> None:
+        super().__init__(simulator, close)
+
+    async def after_client_left(self, record: RequestRecord, job: asyncio.Future[None]) -> None:
+        if self.simulator.runs_on and not record.streamed:
+            stopping = asyncio.ensure_future(self.stopping.wait())
+            await asyncio.wait({job, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+
+    async def serve_socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        socket = SdkSocket(
+            namespace=scope["path"].lstrip("/"),
+            headers={name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]},
+            opened_s=time.monotonic(),
+        )
+        self.simulator.sdk.sockets.append(socket)
+        self.simulator.notify()
+        cut = partial(self.close, scope.get("client"))
+        await SdkConnection(self.simulator, socket, receive, send, cut).serve()
+
+    async def infer(self, record: RequestRecord, body: JsonObject, connection: Connection) -> None:
+        is_text = record.path == "/v1/completions"
+        inference = Inference(
+            simulator=self.simulator, connection=connection, record=record, body=body, is_text=is_text
+        )
+        await inference.serve()
+
+    def offers(self, record: RequestRecord) -> bool:
+        self._check_token(record)
+        return record.path.startswith(_OFFERED[self.simulator.api])
+
+    def _check_token(self, record: RequestRecord) -> None:
+        token = self.simulator.api_token
+        if token is None or record.path == "/lmstudio-greeting":
+            return
+        if record.headers.get("authorization") != f"Bearer {token}":
+            raise unauthorized()
+
+    async def plain(self, record: RequestRecord, body: JsonObject | None) -> JsonObject:
+        simulator, route = self.simulator, (record.method, record.path)
+        loaded = simulator.loaded()
+        if route == ("GET", "/props") and loaded:
+            return llama_props(loaded[0])
+        if route == ("POST", _CONTROL) and simulator.api == "llama.cpp":
+            return self._control(body or {})
+        if route == ("GET", "/v1/models") and simulator.api == "llama.cpp":
+            return llama_models(loaded, tells_whole=simulator.tells_whole)
+        if route == ("GET", "/api/v0/models"):
+            return v0_models(simulator.models, loaded)
+        if record.method == "GET" and record.path.startswith("/api/v0/models/"):
+            return self._v0_model(record.path.removeprefix("/api/v0/models/"), loaded)
+        return await super().plain(record, body)
+
+    def _v0_model(self, name: str, loaded: list[Instance]) -> JsonObject:
+        target = find_target(name, loaded, self.simulator.models)
+        if target is None:
+            raise model_not_found(name)
+        if isinstance(target, Instance):
+            return v0_model(target.model, target)
+        return v0_model(target, None)
+
+    def _control(self, body: JsonObject) -> JsonObject:
+        """llama.cpp's answers to its control route (seen with its build of 2026-10-11)."""
+        mode, end = self.simulator.thought_control, self.simulator.thoughts.get(str(body.get("id")))
+        if mode == "absent":
+            raise Refusal(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
+        if body.get("action") != "reasoning_end":
+            message = "unknown control action"
+            raise Refusal(400, {"error": {"code": 400, "message": message, "type": "invalid_request_error"}})
+        if end is None or mode == "refuses":
+            return {"success": False, "message": "no active completion for this id"}
+        if mode == "ends":
+            end()
+        return {"success": True}
+
+
+@contextmanager
+def serve(simulator: Simulator, host: str = "127.0.0.1", port: int = 0) -> Iterator[Address]:
+    """As the simulator's."""
+    with simulated.serve(simulator, host, port, Application) as address:
+        yield address
