@@ -32,6 +32,7 @@ from litellm_compaction.config import settings_from
 from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, CALLBACKS_PLACE, ENVIRONMENT_PREFIX, Finding
+from litellm_compaction.proxy.routing import as_entry
 from litellm_compaction.windows.fetch import KeyRefused, without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
@@ -137,7 +138,7 @@ def up(
                 _say("It serves a SIMULATOR, not LM Studio: answers are canned.")
             if settings.page == "on" and not any(finding.place == CALLBACKS_PLACE for finding in problems):
                 _say(f"Settings and history: {base_url}/compaction, opened with the master key.")
-            _say(f"Try:\n\n{_request(base_url, upstream.model, key.in_shell, powershell=IS_WINDOWS)}\n")
+            _say(f"Try:\n\n{_request(base_url, _asked(file, upstream.model), key.in_shell, powershell=IS_WINDOWS)}\n")
             return exit_code(proxy) or 0
 
 
@@ -325,9 +326,20 @@ def _key(file: ConfigFile, environ: Mapping[str, str]) -> _Key:
     return _Key(value=key.key, text=text, in_shell=content_of(str(key.path), powershell=IS_WINDOWS))
 
 
+def _asked(file: ConfigFile, model: str) -> str:
+    """A `model_name` of the config to try: the wildcard's of a model that the server has loaded, else the first one."""
+    entries = [entry for entry in file.deployments if as_entry(entry.get("model_info")).get("mode") != "embedding"]
+    names = [str(entry.get("model_name")) for entry in entries]
+    wildcard = next((name for name in names if "*" in name), None)
+    plain = next((name for name in names if "*" not in name), None)
+    if plain is not None and not (model and wildcard):
+        return plain
+    return (wildcard or "lm_studio/*").replace("*", model or "MODEL")
+
+
 def _request(base_url: str, model: str, in_shell: str, *, powershell: bool) -> str:
     """A request to paste: for PowerShell, whose `curl` is another program, or for a Unix shell."""
-    body = f'{{"model": "lm_studio/{model or "MODEL"}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     if powershell:
         return (
             f"Invoke-RestMethod {base_url}/v1/chat/completions -Method Post -ContentType application/json `\n"

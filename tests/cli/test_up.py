@@ -20,7 +20,7 @@ import pytest
 from litellm_compaction.cli import up as up_module
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.cli.running import RUNNING_FILE, running_up
-from litellm_compaction.cli.up import SIMULATED_MODEL, _upstream
+from litellm_compaction.cli.up import SIMULATED_MODEL, _asked, _upstream
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.simulator import Address
 from litellm_compaction.windows.lmstudio import Listing
@@ -88,6 +88,23 @@ def failed(environ: dict[str, str], *arguments: str, code: int = 1, **options: s
     with run_up(environ, *arguments, **options) as up:
         assert up.wait() == code
         return up.text
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "asked"),
+    [
+        (("lm_studio/*",), "qwen", "lm_studio/qwen"),
+        (("mine/*", "coder"), "qwen", "mine/qwen"),
+        (("mine/*", "coder"), "", "coder"),
+        (("coder",), "qwen", "coder"),
+        (("lm_studio/*",), "", "lm_studio/MODEL"),
+    ],
+)
+def test_the_request_to_paste_names_a_model_of_the_config(
+    write: Callable[[Any], Path], names: tuple[str, ...], model: str, asked: str
+) -> None:
+    """By the name that clients use; without one that is known, the place for it."""
+    assert _asked(read_config(write(config(*(deployment(name=name) for name in names)))), model) == asked
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', '{"pid": 0, "base_url": 1}'])
