@@ -36,6 +36,7 @@ from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.page.turns import Turn, Turns
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders
+from litellm_compaction.proxy.wire import sections_of_owners
 
 NOW_HEADER = "x-litellm-compaction-now"
 FOCUS_HEADER = "x-litellm-compaction-focus"
@@ -49,7 +50,6 @@ _MAX_CALLS = 1024
 # Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
 _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
 _DETAILS = "model_call_details"
-_OWNERS = ("user_api_key_metadata", "user_api_key_team_metadata")
 
 
 class Wish(NamedTuple):
@@ -94,9 +94,7 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
 
 def is_off_for_owner(metadata: Mapping[str, Any]) -> bool:
     """Returns True if the operator has switched the guard off for the key, else for its team: `{"mode": "off"}`."""
-    for owner in _OWNERS:
-        written = metadata.get(owner)
-        section = written.get("compaction") if isinstance(written, Mapping) else None
+    for section in sections_of_owners(metadata):
         mode = section.get("mode") if isinstance(section, Mapping) else section
         if mode is not None:
             return mode in ("off", False)

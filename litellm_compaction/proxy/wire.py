@@ -97,6 +97,13 @@ class Usage(NamedTuple):
     completion_tokens: int
 
 
+def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
+    """What the operator has written as `compaction` into the metadata of the key, and of its team; None for nothing."""
+    for owner in ("user_api_key_metadata", "user_api_key_team_metadata"):
+        written = metadata.get(owner)
+        yield written.get("compaction") if isinstance(written, Mapping) else None
+
+
 def decode(body: Mapping[str, Any]) -> Request | None:
     """The request in a chat completion's body; None if its shape is not ours to judge, so that it goes on unchanged."""
     messages = body.get("messages")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,6 +128,20 @@ SECRETS: tuple[tuple[str, str], ...] = (
     ("Private-Lines: 2\n" + "a1B2" * 16 + "\nabcd\nPrivate-MAC: 0", "a1B2a1B2"),
     ("...\n" + "a1B2" * 16 + "\n" + "c3D4" * 8 + "\n-----END RSA PRIVATE KEY-----", "a1B2a1B2"),
 )
+# Of issuers, by their forms: ?9 stands for 9 letters and digits, #9 for 9 of a hexadecimal number.
+ISSUED = tuple(
+    re.sub(r"([?#])(\d+)", lambda size: (("a1B2" if size[1] == "?" else "a1b2") * 60)[: int(size[2])], form)
+    for form in """
+    csk-#48 sk_#48 shippo_live_#40 rzp_live_?14 live_?40 test_#35 glpat-?27.01.#7 ABSK?120 bedrock-api-key-?60
+    amzn.mws.12345678-1234-1234-1234-123456789012 AAAA?7:?140 api_org_?34 fw_?24 tgp_v1_?43 pcsk_?70 key_#64
+    dckr_oat_?32 CLOJARS_#60 HRKU-AA?58 rnd_?32 nfp_?38 tk-us-?48 EAAM?120 access_token$production$#16$#32
+    access-production-12345678-1234-1234-1234-123456789012 pubkey-#32 re_?8_?24 xkeysib-#64-?16 eyJrIjoi?80
+    pk.eyJ?60.?22 ?14.atlasv1.?64 ATTA#64 napi_#60 4b1d?38 NRJS-#19 NRII-#32 bkua_#40 CCIPAT_?22_#40 squ_#40 pnu_#36
+    API-A1B2C3D4E5F6A1B2C3D4E5F6A1 pat.?22.#24.?20 AKCp?69 cmVmd?59 sha256~?43 sdk-12345678-1234-1234-1234-123456789012
+    A3-ABC123-ABCDE1FGHIJ-ABCD1-ABCD2-ABCD3 AQVN?36 t1.?10.?86 00D?15!?96 sl.?130 v1.0-#24-#146 p8e-#32 CFPAT-?43
+    fio-u-?64 ico-?32 a1B2c3_?29_mmk sm_pat_?16 A3TXABCD2345ABCD2345 x.webhook.office.com/webhookb2/#80
+    """.split()  # noqa: SIM905
+)
 # What terminals and pages put before a secret or into it, unseen.
 HIDDEN_BY = (
     *("\x1b[32m", "\x1b[1;38;5;196m", "\\u001b[0m", "\\x1b[32m", "\\033[1m", "\\e[32m"),
@@ -182,11 +198,13 @@ HARMLESS = (
     "mkdir -p shop/mysql",
     "keep the id as the token 12 says",
     "\x1b[32mgreen\x1b[0m is a colour, \u200band that has no width",
+    "def test_a_pattern_that_would_never_end_is_ended_2_times():",
+    "a t1.micro, A3-paper, api-design, sdk-version-12, re_compiled_pattern_of_something_long",
     "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqh\n-----END PUBLIC KEY-----",
 )
 
 
-@pytest.mark.parametrize(("text", "secret"), SECRETS)
+@pytest.mark.parametrize(("text", "secret"), [*SECRETS, *((form, form[-9:]) for form in ISSUED)])
 def test_secrets_go_and_their_names_stay(text: str, secret: str) -> None:
     """A marker stands in the secret's place; again changes nothing."""
     found = redacted(f"before {text} after")

@@ -63,10 +63,9 @@ SEEN_CHARS = {
     "core.continuation.text._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
     "core.continuation.text._NO_SPACE": 1,
     **dict.fromkeys(
-        (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "ASSIGNED", "SAID")),
+        (*(f"core.secrets._SEARCHES[{number}]" for number in range(9)), "core.secrets._BROKEN", "core.secrets._HIDDEN"),
         32_768,
     ),  # _SLICE_CHARS
-    **dict.fromkeys((f"core.secrets._{name}" for name in ("SIGNED", "COMMAND", "FORM", "BROKEN", "HIDDEN")), 32_768),
     "core.continuation.joiner._DIALOGUE": 8_000,  # the end of an answer (_SCENE_CHARS)
     "tokenizers.families._TABLES": 256,  # a model's name (_MAX_NAME_CHARS)
     **dict.fromkeys((f"core.identity._{name}" for name in ("NOTE", "WORD", "AMOUNT", "DIGIT", "MARK")), 480),

@@ -20,6 +20,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext
 from litellm_compaction.errors import CompactionError, is_crash
 from litellm_compaction.proxy.deployments import metadata_of
+from litellm_compaction.proxy.wire import sections_of_owners
 from litellm_compaction.tokens.prompt import BegunPrompt
 from litellm_compaction.windows.windows import server_of
 
@@ -38,7 +39,6 @@ _ROUTES_WITH_THOUGHTS = ("/chat/completions", "/messages")
 # The route on which the thoughts of a whole answer have a field of their own. On messages they are the first block,
 # where programs look for the text.
 _ROUTE_WITH_THOUGHTS_APART = "/chat/completions"
-_OWNERS = ("user_api_key_metadata", "user_api_key_team_metadata")
 _MAX_REMEMBERED = 4096
 # Too slow, too early, too many requests.
 _PASSING_STATUSES = frozenset({408, 425, 429})
@@ -140,9 +140,7 @@ class Announced:
 
 def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
     """The operator's choice for the key, else for its team: `{"compaction": {"notices": "content"}}`."""
-    for owner in _OWNERS:
-        written = metadata.get(owner)
-        section = written.get("compaction") if isinstance(written, Mapping) else None
+    for section in sections_of_owners(metadata):
         choice = section.get("notices") if isinstance(section, Mapping) else None
         if choice is False:
             return "off"
