@@ -139,7 +139,7 @@ class LiveSettings:
             self._take(with_values(self.configured, values), values)
         except ConfigError as error:
             # Once for each text: the next read finds it known.
-            logger.warning("settings_ignored %s; config.yaml holds; reset them at /compaction", error)
+            logger.warning("settings_ignored %s; config.yaml holds; reset them at /compaction", str(error))
             self._take(self.configured, {}, ignored=str(error))
 
     async def write(self, changes: Mapping[str, object], *, role: str = "") -> bool:

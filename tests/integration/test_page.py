@@ -182,14 +182,6 @@ def test_the_pruning_model_is_chosen(unchanged: Proxy, model: str) -> None:
     assert (row["options"], row["configured"]) == (["__same__"], "__same__")
 
 
-def test_two_administrators_do_not_overwrite_each_other(unchanged: Proxy) -> None:
-    """Each sends what he has changed, and nothing else."""
-    save(unchanged, {"notices": "off"})
-    save(unchanged, {"mode": "observe"})
-    now = chosen(unchanged)
-    assert (now["mode"], now["notices"]) == ("observe", "off")
-
-
 def test_a_change_that_contradicts_a_deployment_does_not_reach_it(unchanged: Proxy) -> None:
     """It goes on by config.yaml, its row says so, and its clients notice nothing."""
     assert save(unchanged, {"pre_request_ratio": "0.85"}).status_code == 200
@@ -233,12 +225,9 @@ def test_only_administrators_write(unchanged: Proxy, key: str) -> None:
         assert save(unchanged, values, key).status_code == 403
 
 
-@pytest.mark.parametrize(("route", "limit"), [("events", "0"), ("events", "x"), ("events", "9999"), ("recall", "51")])
-def test_a_limit_is_a_number(running: Proxy, route: str, limit: str) -> None:
-    """And a small one."""
-    answer = look(running, route, q="word", limit=limit)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("limit is a number from 1 to")
+@pytest.mark.parametrize("limit", ["0", "x", "9999"])
+def test_a_limit_is_a_small_number(running: Proxy, limit: str) -> None:
+    assert look(running, "events", limit=limit).status_code == 400
     assert len(look(running, "events", limit="1").json()["events"]) <= 1
 
 

@@ -208,7 +208,7 @@ def test_times_are_those_of_the_reader(running: Proxy, browser: Browser, zone: s
 
 def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running: Proxy, browser: Browser) -> None:
     """Eight at a time; whatever a name, a reason or an answer of a server says."""
-    turn = {"tenant": "t", "program": MARKUP, "messages": 3, "before_tokens": 10**9, "prompt_tokens": 4000}
+    turn = {"program": MARKUP, "messages": 3, "before_tokens": 10**9, "prompt_tokens": 4000}
     turn |= {"filled_tokens": 5000, "window_tokens": 8192, "compact_ratio": 0.8, "carry_ratio": 0.9}
     turn |= {"model": MARKUP, "action": "compacted", "restarts": [[8000, 20]]}
     stub: dict[str, Any] = {
@@ -223,10 +223,7 @@ def test_names_that_are_markup_stay_text_and_200_conversations_are_drawn(running
             "advice": [MARKUP],
         },
         "conversations": {
-            "conversations": [
-                {"id": str(at), "model": MARKUP, "program": MARKUP, "turns": [turn | {"when_s": 1e9 + at}]}
-                for at in range(200)
-            ]
+            "conversations": [{"id": str(at), "turns": [turn | {"when_s": 1e9 + at}]} for at in range(200)]
         },
     }
     with served(running, stub) as address:

@@ -6,7 +6,6 @@ client sets itself counts: neither a cookie nor a browser's password, which anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +19,11 @@ from litellm_compaction.proxy.litellm_inside.seam import Seam
 # LiteLLM refuses a path that it does not know to all but administrators (auth/route_checks.py). A key that may list
 # models may look here.
 _KNOWN_PATH = "/v1/models"
-_WRITER, _VIEWER = "proxy_admin", "proxy_admin_viewer"
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A client with a valid key.
-
-    Attributes:
-        role: LiteLLM's word; "" if it does not say.
-        tenant: as in events.
-        auth: LiteLLM's record of the key.
-    """
+    """A client with a valid key: its role ("" if LiteLLM does not say), its tenant as in events, LiteLLM's record."""
 
     role: str
     tenant: str
@@ -39,11 +31,11 @@ class Visitor:
 
     @property
     def may_write(self) -> bool:
-        return self.role == _WRITER
+        return self.role == "proxy_admin"
 
     @property
     def sees_all(self) -> bool:
-        return self.role in (_WRITER, _VIEWER)
+        return self.role in ("proxy_admin", "proxy_admin_viewer")
 
     @property
     def tenant_seen(self) -> str:
@@ -60,29 +52,19 @@ async def visitor_of(request: Request) -> Visitor | None:
     shown = headers.get("authorization", "")
     if shown[:6].lower() == "basic ":
         return None
+    # Where a proxy looks for keys in a header of its own, a browser cannot know that.
+    own = (Seam.KEY_HEADER.get() or {}).get("litellm_key_header_name")
+    beside = {own.lower(): shown} if isinstance(own, str) and shown else {}
     try:
-        auth = await key_owner(request.scope, {**_own_header(shown), **headers}, _KNOWN_PATH)
+        auth = await key_owner(request.scope, {**beside, **headers}, _KNOWN_PATH)
     except Exception:  # noqa: BLE001 - whatever it raises is a no
         # Not only its own errors: without `prisma` it ends with a ModuleNotFoundError at a wrong key.
         return None
     note_credential(headers)
-    role = getattr(auth, "user_role", None)
-    return Visitor(role=str(getattr(role, "value", role) or ""), tenant=tenant_of(_metadata_of(auth)), auth=auth)
-
-
-def _own_header(shown: str) -> dict[str, str]:
-    """The key where a proxy with a header of its own looks for it (`litellm_key_header_name`)."""
-    own = (Seam.KEY_HEADER.get() or {}).get("litellm_key_header_name")
-    return {own.lower(): shown} if isinstance(own, str) and shown else {}
-
-
-def _metadata_of(auth: Any) -> Mapping[str, Any]:
-    """The metadata that LiteLLM gives this key's requests (litellm_pre_call_utils.py)."""
-    key = getattr(auth, "api_key", None)
+    role, key = getattr(auth, "user_role", None), getattr(auth, "api_key", None)
     if getattr(auth, "is_session_token", False):
         key = getattr(auth, "key_alias", None) or key
-    return {
-        "user_api_key_team_id": getattr(auth, "team_id", None),
-        "user_api_key_user_id": getattr(auth, "user_id", None),
-        "user_api_key_hash": key,
-    }
+    # The metadata that LiteLLM gives this key's requests (litellm_pre_call_utils.py).
+    metadata = {f"user_api_key_{name}": getattr(auth, name, None) for name in ("team_id", "user_id")}
+    tenant = tenant_of({**metadata, "user_api_key_hash": key})
+    return Visitor(role=str(getattr(role, "value", role) or ""), tenant=tenant, auth=auth)

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
@@ -49,20 +48,18 @@ class Surroundings:
 
 def settings_of(around: Surroundings, visitor: Visitor) -> JsonObject:
     """The settings that can be changed at run time, with what is to be said about them."""
-    live, notices = around.live, list[str]()
-    if live.failure:
-        notices.append(f"The store cannot be read: {live.failure}. Nothing can be saved.")
-    if live.ignored:
-        notices.append(f"The saved changes are ignored, config.yaml holds: {live.ignored}. Save or reset them.")
-    if isinstance(around.store.rows, MemoryRows):
-        notices.append("The store is this process's memory: changes end with it, and other workers do not see them.")
-    if live.settings.mode != "guard":
-        notices.append(f"mode is {live.settings.mode}: no request is changed.")
+    live = around.live
+    notices = {
+        f"The store cannot be read: {live.failure}. Nothing can be saved.": live.failure,
+        f"The saved changes are ignored, config.yaml holds: {live.ignored}. Save or reset them.": live.ignored,
+        "The store is this process's memory: changes end with it.": isinstance(around.store.rows, MemoryRows),
+        f"mode is {live.settings.mode}: no request is changed.": live.settings.mode != "guard",
+    }
     return {
         "role": visitor.role,
         "may_write": visitor.may_write,
         "sees_all": visitor.sees_all,
-        "notices": [*notices],
+        "notices": [words for words, holds in notices.items() if holds],
         "settings": [_field(live, key) for key in LIVE],
     }
 
@@ -148,18 +145,15 @@ def _row(
     live: LiveSettings, guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor, notes: list[str]
 ) -> JsonObject:
     window, source, own = report.window, report.source, guard.deployment.settings
-    written = own.model_dump(exclude_none=True, exclude={"enabled"}).items()
+    # A path is not everybody's business.
+    hidden = {"enabled"} if visitor.sees_all else {"enabled", "tokenizer"}
+    written = own.model_dump(exclude_none=True, exclude=hidden).items()
     notes = [*(f"{key}: {value}" for key, value in written), *notes]
     if report.model_settings:
         notes += [f"in LM Studio: {report.model_settings}", *report.warnings]
     if conflict := for_deployment(live.settings, live.configured, own)[1]:
         notes.append(f"Changes made here do not reach it: {conflict}")
-    counts_by = ""
-    if window is not None and source is not None:
-        # A path is not everybody's business.
-        vocabulary = Path(source.path).name if source.path else source.family.vocabulary
-        kind = "own vocabulary" if source.family.owns_vocabulary else "stand-in"
-        counts_by = f"{' · '.join(dict.fromkeys((source.family.name, vocabulary)))} ({kind})"
+    kind = "own vocabulary" if source is not None and source.family.owns_vocabulary else "stand-in"
     return {
         "model_name": guard.deployment.group,
         "model": report.target.model,
@@ -167,7 +161,7 @@ def _row(
         "window_source": "" if window is None else window.source,
         "parallel": 0 if window is None else window.parallel,
         "state": "" if window is not None else _state(report, visitor),
-        "counts_by": counts_by,
+        "counts_by": "" if source is None else f"{source.family.name} ({kind})",
         "goes_on": ", ".join((report.carrier, *report.standing.ways[:1])),
         "goes_on_by": report.standing.in_words(),
         "notes": [*notes],

@@ -5,6 +5,7 @@ Each route asks LiteLLM whose key the request shows. Errors are JSON, too; nothi
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -32,6 +33,7 @@ from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.recall import Lookup, QueryTooLong, found_fields, message_fields
 from litellm_compaction.stores import StoredCompaction, digest
 
+_Answer: TypeAlias = Callable[[Request, Visitor], Awaitable[JsonObject]]
 _Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 PATH = "/compaction"
@@ -80,12 +82,12 @@ def add_page(around: Surroundings) -> None:
     routes = _Routes(around)
     # A configuration that is loaded anew brings a new handler; the page must belong to that one.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
-    answers = {
+    answers: dict[str, _Answer] = {
         "GET /settings": routes.settings,
         "POST /settings": routes.write,
-        "GET /deployments": routes.deployments,
+        "GET /deployments": lambda _, visitor: deployments_of(around, visitor),
         "GET /conversations": routes.conversations,
-        "GET /events": routes.events,
+        "GET /events": lambda request, visitor: events_of(around.store, visitor, _limit_of(request, 200, 1000)),
         "GET /records/{record}": routes.record,
         "POST /records/{record}/undo": routes.undo,
         "GET /recall": routes.recall,
@@ -127,16 +129,10 @@ class _Routes:
         if not isinstance(model, str) or router is None or not reachable_entries(router, model, {}):
             raise WrongValues({"pruning_model": "not a model of this proxy"})
 
-    async def deployments(self, request: Request, visitor: Visitor) -> JsonObject:
-        return await deployments_of(self._around, visitor)
-
     async def conversations(self, request: Request, visitor: Visitor) -> JsonObject:
         # The store looks for the characters alone.
         lines = await self._around.store.turns(containing=visitor.tenant_seen)
-        return {"conversations": conversations_of(lines, visitor.tenant_seen)}
-
-    async def events(self, request: Request, visitor: Visitor) -> JsonObject:
-        return await events_of(self._around.store, visitor, _limit_of(request, default=200, most=1000))
+        return {"conversations": await asyncio.to_thread(conversations_of, lines, visitor.tenant_seen)}
 
     async def record(self, request: Request, visitor: Visitor) -> JsonObject:
         """A record beside its messages for its owner; for administrators its numbers, or all if the operator allows."""
@@ -184,7 +180,7 @@ class _Routes:
         if not query.strip():
             raise Refused(400, "q is empty: give words, an id, or a handle")
         try:
-            found = await self._lookup.search(visitor.tenant, query, limit=_limit_of(request, default=5, most=50))
+            found = await self._lookup.search(visitor.tenant, query, limit=_limit_of(request, 5, 50))
         except QueryTooLong as error:
             raise Refused(400, str(error)) from None
         return found_fields(found)
@@ -205,7 +201,7 @@ async def _page(request: Request) -> Response:
     return Response(_PAGE, media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
 
 
-def _endpoint(answer: Callable[[Request, Visitor], Awaitable[JsonObject]]) -> _Endpoint:
+def _endpoint(answer: _Answer) -> _Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             if (visitor := await visitor_of(request)) is not None:
@@ -214,7 +210,7 @@ def _endpoint(answer: Callable[[Request, Visitor], Awaitable[JsonObject]]) -> _E
         except Refused as error:
             refused = error
         except StoreError as error:
-            logger.warning("page_store_failed %s", error)
+            logger.warning("page_store_failed %s", str(error))
             refused = Refused(503, "the store does not answer now; ask again")
         except Exception as error:  # noqa: BLE001 - the proxy goes on
             log_failure("page", error)
@@ -245,7 +241,7 @@ async def _values_in(request: Request) -> JsonObject:
     return values
 
 
-def _limit_of(request: Request, *, default: int, most: int) -> int:
+def _limit_of(request: Request, default: int, most: int) -> int:
     limit = request.query_params.get("limit", str(default))
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= most):
         raise Refused(400, f"limit is a number from 1 to {most}")

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from litellm_compaction.core.messages import JsonObject, Message, system_prefix_length
+from litellm_compaction.core.messages import Message, system_prefix_length
 from litellm_compaction.engine import Action, PreparedRequest, RequestContext
 
 # Enough to tell conversations apart, little enough to hash on the event loop.
@@ -53,7 +53,7 @@ class Turn(TypedDict):
 _ADAPTER = TypeAdapter(Turn)
 
 
-def conversations_of(lines: Iterable[str], tenant: str = "") -> list[JsonObject]:
+def conversations_of(lines: Iterable[str], tenant: str = "") -> list[dict[str, Any]]:
     """Returns the conversations in lines of the log as JSON, the most recent first, each with its turns, oldest first.
 
     A turn with fewer messages than the one before it begins another conversation that opens alike. Of several lines
@@ -74,13 +74,9 @@ def conversations_of(lines: Iterable[str], tenant: str = "") -> list[JsonObject]
         turns.append(turn)
     newest_first = sorted(talks.items(), key=lambda talk: (-talk[1][-1]["when_s"], talk[0]))
     return [
-        {"id": name, "model": turns[-1]["model"], "program": turns[-1]["program"], "turns": [*map(_drawn, turns)]}
+        {"id": name, "turns": [{key: item for key, item in turn.items() if key != "tenant"} for turn in turns]}
         for name, turns in newest_first
     ]
-
-
-def _drawn(turn: Turn) -> dict[str, Any]:
-    return {key: value for key, value in turn.items() if key not in ("talk", "tenant", "model", "program")}
 
 
 def _turn_of(line: str) -> Turn | None:
@@ -123,22 +119,22 @@ class Turns:
             rest = messages[system_prefix_length(messages) :]
             if not rest:
                 return None
-            turn = Turn(
-                talk=self._name(rest[0], context),
-                model=context.label,
-                tenant=context.tenant,
-                program=program[:_MOST_PROGRAM_CHARS],
-                when_s=time.time(),
-                messages=len(rest),
-                before_tokens=prepared.tokens_before,
-                prompt_tokens=tokens,
-                filled_tokens=tokens,
-                window_tokens=window_tokens,
-                compact_ratio=prepared.budget.line_tokens / window_tokens,
-                carry_ratio=context.settings.streaming_ratio,
-                action="none",
-                restarts=[],
-            )
+            turn = {
+                "talk": self._name(rest[0], context),
+                "model": context.label,
+                "tenant": context.tenant,
+                "program": program[:_MOST_PROGRAM_CHARS],
+                "when_s": time.time(),
+                "messages": len(rest),
+                "before_tokens": prepared.tokens_before,
+                "prompt_tokens": tokens,
+                "filled_tokens": tokens,
+                "window_tokens": window_tokens,
+                "compact_ratio": prepared.budget.line_tokens / window_tokens,
+                "carry_ratio": context.settings.streaming_ratio,
+                "action": "none",
+                "restarts": [],
+            }
         if prepared.messages and prepared.messages[-1].is_synthetic:
             # Servers report no usage of a stopped answer, and `tokens_before` is the client's whole conversation: where
             # that is larger than the window, only the limit at which answers are stopped is certain.

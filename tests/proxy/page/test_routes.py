@@ -247,5 +247,5 @@ def test_turns_are_put_together_to_conversations() -> None:
     ]
     first, second = conversations_of(lines)
     assert (first["id"], second["id"]) == ("u", "t")
-    assert [each["filled_tokens"] for each in second["turns"]] == [2, 12]  # type: ignore[union-attr, index]
+    assert [each["filled_tokens"] for each in second["turns"]] == [2, 12]
     assert [each["id"] for each in conversations_of(lines, "anna")] == ["t"]
