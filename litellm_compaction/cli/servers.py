@@ -204,12 +204,12 @@ def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tool
     set_own = "set `tokenizer:` to the path of the model's tokenizer.json"
     if count.exact:
         put_back = "see whether the prompt template of the model was changed on the server, and put the original back"
-        yield problem(name, f"{what}, though it should be exact: {put_back if has_own else set_own}.")
+        yield problem(name, f"{what}, though it should be exact: {put_back}, or {set_own}.")
     elif tools and count.rendered and count.doubtful_tools_tokens and is_inside:
         left_out = "the model's chat template leaves tools out, and what its server shows of them is only estimated"
         yield note(name, f"{what}: {left_out} until its first number is known; where that decides, it is asked.")
     elif is_inside:
-        advice = "" if has_own else f" To count exactly from the start, {set_own}."
+        advice = "" if has_own else f" To count better from the start, {set_own}."
         yield note(name, f"{what}; usage corrects it, and is asked for where that decides.{advice}")
     else:
         advice = "see whether it is of this very model" if has_own else set_own
