@@ -77,10 +77,13 @@ def test_a_word_that_cannot_be_followed_is_said_at_start(value: str, said: str) 
 
 @pytest.fixture
 def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pack can be read, and nothing has been loaded yet."""
+    """Qwen's pack cannot be read, and nothing has been loaded yet."""
+    read = registry._read_pack
 
-    def fail(name: str) -> None:
-        raise CompactionError(f"The vocabulary pack {name} is damaged: reinstall litellm-compaction.")
+    def fail(name: str) -> tuple[dict[str, Any], bytes]:
+        if name == "qwen2":
+            raise CompactionError(f"The vocabulary pack {name} is damaged: reinstall litellm-compaction.")
+        return read(name)
 
     monkeypatch.setattr(registry, "_read_pack", fail)
     monkeypatch.setattr(registry, "_loaded", {})

@@ -89,5 +89,4 @@ def test_prompts_cost_what_transformers_and_the_vendor_say(name: str) -> None:
 def test_texts_cost_what_llama_cpp_says(name: str) -> None:
     """Every text of its own test; it puts a space before a prompt in SentencePiece's vocabularies."""
     words, texts = vocabulary(name), TEXTS["texts"][TEXTS["tokens"][name]["texts"]]
-    lengths = words.lengths([f" {text}" if words.prefixes_space and text else text for text in texts])
-    assert lengths == TEXTS["tokens"][name]["counts"]
+    assert words.lengths_in_prompt(texts) == TEXTS["tokens"][name]["counts"]
