@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import click
 import httpx
@@ -47,25 +47,23 @@ class Place(NamedTuple):
     base_url: str
 
 
-def connect(*, client: str, model: str | None, base_url: str | None, environ: Mapping[str, str]) -> int:
-    """Prints the lines for a client; 0.
+@click.command()
+@click.option("--model", metavar="NAME", help="As the proxy names it, if several have a window.")
+@click.option("--base-url", metavar="URL", help="The proxy, if it is neither a running `up` nor at port 4000.")
+@click.argument("client")
+def connect(client: str, model: str | None, base_url: str | None) -> int:
+    """Print the lines that make a client use the proxy.
 
-    Args:
-        model: as the proxy or LM Studio names it; None is the one that has a window.
-        base_url: of the proxy; None is that of an `up` that runs, else port 4000.
-
-    Raises:
-        click.UsageError: no such client, no such address, or several models to choose from.
-        CompactionError: the window is not known.
+    They name the model, and its window where that helps the client. CLIENT is claude, codex, opencode, cline,
+    continue, aider, qwen, open-webui, llm, openai-python, openai-node, vercel or langchain.
     """
+    environ = os.environ
     if client not in CLIENTS:
         raise click.UsageError(f"{client!r} is none of {', '.join(CLIENTS)}")
     if base_url is None:
         live = running_up(environ)
         base_url = _DEFAULT_PROXY if live is None else live.base_url
     root = server_root(base_url if "://" in base_url else f"http://{base_url}")
-    if not urlsplit(root).hostname:
-        raise click.UsageError(f"{base_url!r} is not the address of a proxy")
     place = _place(model, root, environ)
     table = filled(client, place)
     print(f"# {table['title']} with {place.model}, {place.window_tokens:,} tokens")
@@ -136,7 +134,7 @@ def windows_at(root: str, key: str | None) -> dict[str, int]:
     """
     try:
         with httpx.Client(trust_env=False, timeout=_LIMIT_S) as http:
-            answer = http.get(f"{root}/v1/models", headers={"Authorization": f"Bearer {key or ''}"})
+            answer = http.get(f"{root}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
         listed = {each["id"]: each.get("max_input_tokens") for each in answer.json()["data"]}
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         todo = "start it (`litellm-compaction up`), or name another with --base-url"

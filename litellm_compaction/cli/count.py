@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import harmless
@@ -21,16 +23,16 @@ class BadRequest(CompactionError):
     """The input is no request; the message names the expected form."""
 
 
-def count(file: str, *, model: str, tokenizer: str, as_json: bool) -> int:
-    """Prints the count; 0.
+@click.command()
+@click.option("--model", required=True, metavar="NAME", help="The model, as LM Studio names it.")
+@click.option("--tokenizer", default="", metavar="PATH", help="A tokenizer.json, or what else the setting takes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object.")
+@click.argument("file")
+def count(file: str, model: str, tokenizer: str, as_json: bool) -> int:
+    """Count the tokens of a request.
 
-    Args:
-        file: a path, or `-` for the standard input.
-        model: as LM Studio names it.
-        tokenizer: as the setting of that name; "" is `auto`.
-
-    Raises:
-        CompactionError: an option or the request cannot be used.
+    FILE holds {"messages": […], "tools": […]}, or a list of messages; with - it is the standard input. The model's
+    own vocabulary counts, as far as this package or the file has it.
     """
     if tokenizer:
         check_tokenizer(tokenizer, "--tokenizer")

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import click
 import httpx
 import yaml
 
@@ -92,14 +94,17 @@ class Filling(NamedTuple):
         return f"{bar} {self.used_tokens:>7,} {state}".ljust(_SIDE_WIDTH)
 
 
-def demo(*, turns: int, context_tokens: int, fast: bool, environ: Mapping[str, str]) -> int:
-    """Shows the conversation on both sides; returns 0 if with the plug-in nothing was lost, else 1.
+@click.command()
+@click.option("--turns", type=click.IntRange(1), default=40, metavar="N", help="The number of requests.")
+@click.option(
+    "--context", "context_tokens", type=click.IntRange(4096), default=8192, metavar="TOKENS", help="The window."
+)
+@click.option("--fast", is_flag=True, help="Make no pauses for the eye.")
+def demo(turns: int, context_tokens: int, fast: bool) -> int:
+    """Watch a long conversation in a small window.
 
-    Args:
-        context_tokens: context length with which the simulated models are loaded.
-
-    Raises:
-        CompactionError: the proxy does not start, or ends too early.
+    A scripted coding agent works through a real proxy with simulated models, without the plug-in and with it. The
+    exit code is 1 if something was lost with it.
     """
     sides = without, with_it = [_Side(title, context_tokens) for title in _TITLES]
     with (
@@ -109,7 +114,7 @@ def demo(*, turns: int, context_tokens: int, fast: bool, environ: Mapping[str, s
     ):
         _say(_OPENING.format(model=SIMULATED_MODEL, window=context_tokens))
         key = f"sk-{secrets.token_urlsafe(32)}"
-        with _proxy(Path(folder), (alone.base_url, guarded.base_url), key, environ=environ) as http:
+        with _proxy(Path(folder), (alone.base_url, guarded.base_url), key) as http:
             try:
                 for turn in range(turns + 1):
                     what = "report" if turn == turns else "answers" if turn % 2 else "read_file"
@@ -263,7 +268,7 @@ def ask(http: httpx.Client, model: str, messages: list[_JsonObject]) -> tuple[_J
 
 
 @contextlib.contextmanager
-def _proxy(folder: Path, addresses: Sequence[str], key: str, *, environ: Mapping[str, str]) -> Iterator[httpx.Client]:
+def _proxy(folder: Path, addresses: Sequence[str], key: str) -> Iterator[httpx.Client]:
     config: _JsonObject = {
         "model_list": [
             {
@@ -281,7 +286,7 @@ def _proxy(folder: Path, addresses: Sequence[str], key: str, *, environ: Mapping
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     port = usable_port("127.0.0.1", 0)
     command = proxy_command(path, "127.0.0.1", port)
-    environment = proxy_environment({**environ, FOLDER_VARIABLE: str(folder)}, master_key=key, api_base=None)
+    environment = proxy_environment({**os.environ, FOLDER_VARIABLE: str(folder)}, master_key=key, api_base=None)
     base_url, headers = local_url("127.0.0.1", port), {"Authorization": f"Bearer {key}"}
     http = httpx.Client(base_url=base_url, headers=headers, trust_env=False, timeout=_ANSWER_LIMIT_S)
     with log.open("wb") as output, running(command, environment, output=output) as child, http:

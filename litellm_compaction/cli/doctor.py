@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
@@ -48,22 +50,23 @@ _MOST_NAMED = 3
 _OPT_IN = "write `model_info: {compaction: {enabled: true}}`"
 
 
-def doctor(*, config: Path | None, environ: Mapping[str, str], probe: bool = False) -> int:
-    """Prints the report; 0 when there is no problem, else 1.
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), metavar="PATH", help="The proxy's config.yaml.")
+@click.option("--probe", "probes", is_flag=True, help="Compare our count with each loaded model's, by two requests.")
+def doctor(config: Path | None, probes: bool) -> int:
+    """Check a config.yaml and the servers that it names.
 
-    Args:
-        config: None is that of an `up` that runs, else config.yaml in the current folder, else the shipped one.
-        probe: loaded models are sent two tiny requests, whose tokens are compared with our count.
-
-    Raises:
-        ConfigError: the file cannot be read.
+    It says for each deployment if it is guarded, with which window, and what is wrong; the exit code is 1 if something
+    is. Without --config it reads the config of an `up` that runs, otherwise config.yaml in this folder, otherwise the
+    one that comes with this package.
     """
+    environ: Mapping[str, str] = os.environ
     live = running_up(environ)
     found = Path(live.config) if live is not None else _HERE if _HERE.is_file() else shipped_config()
     file = read_config(config or found)
     if live is not None and live.api_base and file.models_by_environment and not environ.get(API_BASE_VARIABLE):
         environ = {**environ, API_BASE_VARIABLE: live.api_base}
-    lines, at_servers = asyncio.run(examined(file, environ, probes=probe))
+    lines, at_servers = asyncio.run(examined(file, environ, probes=probes))
     findings = [*file.findings(environ), *at_servers, *(_of_up(live, file) if live is not None else ())]
     print("\n".join(map(harmless, [f"config   {file.path}", *lines, *_judgement(findings)])))
     return 1 if any(finding.level == "problem" for finding in findings) else 0
@@ -178,7 +181,7 @@ class _Look:
                 self.findings.append(problem(self.name, slip))
             why = "it is lm_studio/…" if kind == "lm_studio" else "its server answers as LM Studio"
             await self._report(deployment, why)
-        elif kind == "opted_in" or (is_there is False and deployment.other_target is not None):
+        elif kind == "opted_in" or (not is_there and deployment.other_target is not None):
             opted = replace(deployment, target=deployment.other_target or target)
             await self._report(opted, "model_info.compaction.enabled is true")
         elif kind == "maybe_lm_studio" and is_there is None:
@@ -219,6 +222,8 @@ class _Look:
         is_unloaded = isinstance(absence, ModelNotLoaded) or (listed and "*" in target.model)
         if isinstance(absence, WindowUnread):
             yield problem(place, absence.for_operators, passes=True)
+        elif window is None and absence is None:
+            yield problem(place, f"its server did not answer within {_REPORT_LIMIT_S:g} s.", passes=True)
         elif is_unloaded and self.settings.when_not_loaded == "warm_up":
             what = f"{target.model} is not loaded, so its window is not known"
             yield note(place, f"{what}; the first request loads it (when_not_loaded).")

@@ -7,11 +7,16 @@ shown, and nothing that a client or a model says can widen that.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
+import click
 import httpx
+
+from litellm_compaction.master_key import known_master_key
 
 _VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 # A client shows a model all of an answer.
@@ -33,7 +38,27 @@ _TOOLS = [
 ]
 
 
-def mcp(lines: Iterable[str], http: httpx.Client) -> int:
+@click.command()
+@click.option("--url", default="http://127.0.0.1:4000", metavar="URL", help="The proxy's address, without /v1.")
+def mcp(url: str) -> int:
+    """Serve the search to an MCP client.
+
+    A client that starts this command gets search_history and get_message over stdin and stdout. They ask the proxy for
+    messages that compactions dropped from the conversations of one key: LITELLM_KEY, otherwise the master key.
+    """
+    key = os.environ.get("LITELLM_KEY") or known_master_key(os.environ)
+    if not key:
+        raise click.UsageError("LITELLM_KEY is not set: set it to a key of the proxy")
+    headers = {b"Authorization": f"Bearer {key}".encode()}
+    try:
+        http = httpx.Client(base_url=f"{url.rstrip('/')}/", headers=headers, timeout=30, trust_env=False)
+    except httpx.InvalidURL as error:
+        raise click.UsageError(f"{url!r} is not the address of a proxy") from error
+    with http:
+        return served(sys.stdin, http)
+
+
+def served(lines: Iterable[str], http: httpx.Client) -> int:
     """Answers each line until the client closes stdin; 0. `http` has the proxy's address, and a key of its."""
     for line in lines:
         try:

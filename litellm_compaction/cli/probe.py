@@ -82,14 +82,17 @@ async def _prompt_tokens(http: httpx.AsyncClient, target: Target, tools: dict[st
 
 
 def _judged(place: str, counts: str, count: Count, told: int, source: TokenizerSource) -> Iterator[Finding]:
-    is_own_file = source.family.owns_vocabulary and bool(source.path)
+    is_own_file = bool(source.path)
     todo = "set `tokenizer:` to the path of the model's tokenizer.json"
     if is_own_file:
         todo = "see whether the file is of this very model, and its prompt template as it was"
     if abs(count.tokens / told - 1) <= _TOLERANCE_RATIO:
         return
-    if count.exact or told > count.tokens * (1 + count.error_ratio):
+    if count.exact:
+        template = "see whether the prompt template of the model was changed on the server, and put the original back"
+        yield problem(place, f"{counts}, though it should be exact: {template}, or {todo}.")
+    elif told > count.tokens * (1 + count.error_ratio):
         yield problem(place, f"{counts}, more than it may be off: {todo}.")
     else:
-        advice = "" if is_own_file else f" To count exactly from the start, {todo}."
+        advice = "" if is_own_file else f" To count better from the start, {todo}."
         yield note(place, f"{counts}; usage corrects it, and is asked for where that decides.{advice}")

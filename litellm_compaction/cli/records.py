@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from litellm_compaction.cli.stores import Place
+import click
+
+from litellm_compaction.cli.stores import Opened, at_store
 from litellm_compaction.engine.records import Pair, View, undo, view_of
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import harmless
@@ -13,32 +15,31 @@ from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.stores import StoredCompaction, digest
 
 
-async def records(place: Place, *, beginning: str | None, text: bool, forget: bool) -> int:
-    """Lists all records without text, or shows the one whose id begins so, or forgets it; 0.
+@click.command()
+@click.option("--text", is_flag=True, help="Show the conversation's text, too, if originals are kept.")
+@click.option("--undo", "forget", is_flag=True, help="Forget the record, and those that go on from it.")
+@click.argument("record", required=False)
+@at_store
+async def records(opened: Opened, record: str | None, text: bool, forget: bool) -> int:
+    """List the stored compactions, show one, or forget one.
 
-    Args:
-        beginning: None for the list.
-        text: with the text of the conversation, as far as originals of it are kept.
-        forget: with the records that go on from it.
-
-    Raises:
-        ConfigError: a record is missing that `text` or `forget` could mean.
-        StoreError: the store cannot be read, or has no such record, or several.
+    The list has no text. RECORD is an id as this list, `events` and the header x-litellm-compaction-record show it;
+    its beginning will do. After --undo a conversation is sent as it is, while it fits.
     """
-    known, unreadable = await place.store.compactions(), len(await place.store.unreadable())
-    if beginning is None:
+    known, unreadable = await opened.store.compactions(), len(await opened.store.unreadable())
+    if record is None:
         if text or forget:
             raise ConfigError("name the record whose text is shown, or that is forgotten; `records` lists them")
         print("\n".join(map(harmless, _table(known, unreadable))))
         return 0
-    found = [stored for stored in known if stored.id.startswith(beginning)]
+    found = [stored for stored in known if stored.id.startswith(record)]
     if len(found) != 1:
         more = f"; {_unreadable(unreadable)}" if unreadable else ""
-        raise StoreError(f"{len(found) or 'no'} records have an id that begins with {beginning!r}{more}")
+        raise StoreError(f"{len(found) or 'no'} records have an id that begins with {record!r}{more}")
     if forget:
-        print(f"{await undo(place.store, found[0])} records forgotten.")
+        print(f"{await undo(opened.store, found[0])} records forgotten.")
         return 0
-    view = await view_of(found[0], place.store, place.originals)
+    view = await view_of(found[0], opened.store, opened.originals)
     print("\n".join(harmless(line, keep="\n\t") for line in _lines(view, text=text)))
     return 0
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
+import os
 import sys
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import click
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config
 from litellm_compaction.config import settings_from
@@ -31,30 +35,45 @@ from litellm_compaction.stores import (
 from litellm_compaction.stores.rows import Row
 
 _POLL_S = 0.5
+_MOST = 10**9
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 NONE_KEPT = "there are no originals here that can be read; `keep_originals: compacted` keeps them"
 
 
-class Place(NamedTuple):
-    """A store, and the originals beside it; None for none."""
+class Opened(NamedTuple):
+    """An opened store, and the originals beside it; None for none."""
 
     store: Store
     originals: Originals | None
 
-    def done(self, command: int | Coroutine[object, object, int]) -> int:
-        """A command's exit code; one that has to be awaited is, and both are closed after it."""
 
-        async def closing(waited: Coroutine[object, object, int]) -> int:
+def at_store(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
+    """Adds the options that say which store is meant; the command gets it, and both are closed after it."""
+
+    @click.option("--store", metavar="URL", help="The store, if it is neither the config's nor the user's own.")
+    @click.option("--config", type=click.Path(path_type=Path), metavar="PATH", help="The proxy's config.yaml.")
+    @functools.wraps(command)
+    def with_store(store: str | None, config: Path | None, **options: Any) -> int:
+        opened = chosen(store, config, os.environ)
+
+        async def closing() -> int:
             try:
-                return await waited
+                return await command(opened, **options)
             finally:
-                if self.originals is not None:
-                    await self.originals.aclose()
-                await self.store.aclose()
+                if opened.originals is not None:
+                    await opened.originals.aclose()
+                await opened.store.aclose()
 
-        return command if isinstance(command, int) else asyncio.run(closing(command))
+        return asyncio.run(closing())
+
+    return with_store
 
 
-def chosen(url: str | None, config: Path | None, environ: Mapping[str, str]) -> Place:
+_scope = click.option("--scope", metavar="S", help="One scope alone, as `records` shows it; its beginning will do.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON: one object a line.")
+
+
+def chosen(url: str | None, config: Path | None, environ: Mapping[str, str]) -> Opened:
     """The store at `url`, else the one that `config` names, else the default one.
 
     Raises:
@@ -85,7 +104,7 @@ def chosen(url: str | None, config: Path | None, environ: Mapping[str, str]) -> 
         secret=secret,
         create=False,
     )
-    return Place(store, originals)
+    return Opened(store, originals)
 
 
 def _secret(file: ConfigFile | None, environ: Mapping[str, str]) -> str | None:
@@ -111,16 +130,17 @@ def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
     return scopes.pop()
 
 
-async def events(place: Place, *, last: int, follow: bool, as_json: bool) -> int:
-    """Prints the history, the `last` events first, oldest first; 0.
+@click.command()
+@click.option("--follow", is_flag=True, help="Go on with new events until Ctrl-C.")
+@click.option("--last", type=click.IntRange(1, _MOST), default=50, metavar="N", help="The number of events.")
+@_json
+@at_store
+async def events(opened: Opened, last: int, follow: bool, as_json: bool) -> int:
+    """Show what was compacted, when and why.
 
-    Args:
-        follow: go on with new events until interrupted.
-
-    Raises:
-        StoreError: the store cannot be read.
+    These are the events that the proxies keep in their store, oldest first. They hold no text of a conversation.
     """
-    found = await place.store.events(limit=last)
+    found = await opened.store.events(limit=last)
     if not found and not follow and not as_json:
         print("No events yet.")
     newest = 0
@@ -131,7 +151,7 @@ async def events(place: Place, *, last: int, follow: bool, as_json: bool) -> int
             return 0
         newest = found[-1].number if found else newest
         await asyncio.sleep(_POLL_S)
-        found = await place.store.events(after=newest)
+        found = await opened.store.events(after=newest)
 
 
 def _as_json(stored: StoredEvent) -> str:
@@ -158,18 +178,19 @@ def _as_line(stored: StoredEvent) -> str:
     return f"{when}  {' '.join(lines) or '(written by another version)'}"
 
 
-async def recall(place: Place, *, query: str, scope: str | None, last: int, as_json: bool) -> int:
-    """Prints what is found for a query, the best first; 0.
+@click.command()
+@_scope
+@click.option("--last", type=click.IntRange(1, 100), default=5, metavar="N", help="The number of hits at most.")
+@_json
+@click.argument("query")
+@at_store
+async def recall(opened: Opened, query: str, scope: str | None, last: int, as_json: bool) -> int:
+    """Search the messages that compactions covered.
 
-    Args:
-        scope: the beginning of the only one that is searched; None for all.
-        last: as many hits at most.
-
-    Raises:
-        StoreError: there are no originals, they cannot be read, or the scope is not clear.
-        QueryTooLong: with what to change.
+    It shows text, of all tenants. QUERY is words, ids, a handle or code. The master key that encrypts the messages is
+    the config's, otherwise LITELLM_MASTER_KEY, otherwise the one in the data folder.
     """
-    stretches = [] if place.originals is None else await place.originals.scan()
+    stretches = [] if opened.originals is None else await opened.originals.scan()
     if not stretches:
         raise StoreError(NONE_KEPT)
     only = whole_scope(scope, (stretch.scope for stretch in stretches))
@@ -179,16 +200,29 @@ async def recall(place: Place, *, query: str, scope: str | None, last: int, as_j
     return 0
 
 
-async def purge(place: Place, *, scope: str | None, older_than_s: float | None, everything: bool, yes: bool) -> int:
-    """Says what it deletes, asks, and deletes it; 0, or 1 when the answer was no.
+def _age_s(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Seconds of an age such as `12h`; a callback of click's."""
+    if text is None:
+        return None
+    if not (text[:-1].isdecimal() and len(text) <= 12 and text[-1:] in _UNITS_S):
+        raise click.BadParameter(f"{text!r} is not an age like 90s, 15m, 12h, 30d or 8w", context, option)
+    return float(int(text[:-1]) * _UNITS_S[text[-1]])
 
-    Raises:
-        ConfigError: nothing is named, or the question cannot be asked.
-        StoreError: the store cannot be written.
+
+@click.command()
+@_scope
+@click.option("--older-than", "older_than_s", callback=_age_s, metavar="AGE", help="Unused so long: 90s, 12h, 30d.")
+@click.option("--all", "everything", is_flag=True, help="Everything, with the history.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@at_store
+async def purge(opened: Opened, scope: str | None, older_than_s: float | None, everything: bool, yes: bool) -> int:
+    """Delete stored compactions and their originals.
+
+    It says how many it deletes, and asks first.
     """
     if everything == (scope is not None or older_than_s is not None):
         raise ConfigError("name what to delete: --scope and --older-than, one or both, or --all alone")
-    store, originals = place
+    store, originals = opened
     before_s = None if older_than_s is None else time.time() - older_than_s
     rows: list[StoredCompaction | Row] = [*await store.compactions(), *await store.unreadable()]
     scopes = {row.scope for row in rows} | (set() if originals is None else await originals.scopes())
@@ -196,8 +230,8 @@ async def purge(place: Place, *, scope: str | None, older_than_s: float | None, 
     doomed = [row for row in rows if scope in (None, row.scope) and (before_s is None or row.used_s < before_s)]
     print(f"This deletes {len(doomed)} of {len(rows)} records, and the originals that they cover.")
     if scope is None:
-        time_ = "all" if before_s is None else "those of that time"
-        print(f"It deletes the facts and events of all scopes, too: {time_}. Copies of damaged files go with them.")
+        what = "all facts and events" if before_s is None else "the facts and events of that time"
+        print(f"It deletes {what}, too, and copies of damaged files.")
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError("nobody can be asked here; add --yes")

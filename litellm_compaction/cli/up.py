@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import click
 import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
@@ -47,35 +49,30 @@ _SIMULATED_TOKENS = 8192
 _OWN_LINE = re.compile("litellm_compaction:(?:WARNING|ERROR|CRITICAL|INFO: guarding)")
 # A server that generates may be slow to answer; one that is not there refuses at once.
 _LISTING_LIMIT_S = 5
+# For what a proxy still says when it has ended.
+_LAST_WORDS_S = 10.0
 # Between two questions to an LM Studio that is waited for.
 RETRY_S = 1.0
 
 
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), metavar="PATH", help="The proxy's config.yaml.")
+@click.option("--host", default="127.0.0.1", help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=4000, metavar="PORT", help="0 takes a free port.")
+@click.option("--simulator", is_flag=True, help="Use the simulator even if LM Studio answers.")
+@click.option("--lm-studio", metavar="URL", help="Where LM Studio listens, if not at port 1234.")
+@click.option("--force", is_flag=True, help="Start even if `doctor` finds a problem.")
+@click.option("--verbose", is_flag=True, help="Show all that LiteLLM says while it starts.")
 def up(
-    *,
-    host: str,
-    port: int,
-    config: Path | None,
-    simulator: bool,
-    lm_studio: str | None,
-    force: bool,
-    verbose: bool,
-    environ: Mapping[str, str],
+    config: Path | None, host: str, port: int, simulator: bool, lm_studio: str | None, force: bool, verbose: bool
 ) -> int:
-    """Runs until the proxy ends; its exit code, or 1 for a file with a problem.
+    """Start a LiteLLM proxy with the plug-in.
 
-    Args:
-        port: 0 takes a free one.
-        config: None is the shipped one.
-        simulator: use the simulator, even if LM Studio answers.
-        lm_studio: the address that must answer; None waits for that in `LM_STUDIO_API_BASE`, else looks at port 1234.
-        force: start in spite of a problem: a proxy without the handler, say, starts and guards nothing.
-        verbose: show what LiteLLM says while it starts; else only if it does not.
-
-    Raises:
-        CompactionError: something is missing or wrong; nothing is left running.
-        KeyboardInterrupt: it was told to end.
+    Without --config it runs the config.yaml that comes with this package, in front of LM Studio. If no LM Studio
+    answers, a simulator takes its place. If LM_STUDIO_API_BASE is set, or the config names a model, the command waits
+    for LM Studio instead. Ctrl-C ends it.
     """
+    environ = os.environ
     file = read_config(config or shipped_config())
     has_page = settings_from(file.settings).page == "on"
     findings = [finding for finding in file.findings(environ) if finding.level == "problem"]
@@ -93,10 +90,12 @@ def up(
         note = Running(local_url(host, port), str(file.path), api_base, is_simulated)
         environment = proxy_environment(environ, master_key=key, api_base=api_base)
         with told(note, environ), running(command, environment, output=subprocess.PIPE) as proxy:
-            held, is_ready = _heard(proxy.stdout, is_shown=verbose)
+            held, is_ready, reader = _heard(proxy.stdout, is_shown=verbose)
             try:
                 wait_until_alive(proxy, note.base_url)
             except ServerUnavailable:
+                proxy.kill()
+                reader.join(_LAST_WORDS_S)
                 _say("\n".join(held))
                 raise
             is_ready.set()
@@ -106,7 +105,9 @@ def up(
             if has_page and not any(finding.place == CALLBACKS_PLACE for finding in findings):
                 _say(f"Settings and history: {note.base_url}/compaction, opened with the master key.")
             _say(_request(note.base_url, key, in_shell))
-            return proxy.wait()
+            code = proxy.wait()
+            reader.join(_LAST_WORDS_S)
+            return code if code >= 0 else 128 - code
 
 
 def _are_told(problems: Sequence[Finding]) -> bool:
@@ -135,7 +136,7 @@ def _request(base_url: str, key: str | None, in_shell: str) -> str:
     )
 
 
-def _heard(stream: IO[bytes] | None, *, is_shown: bool) -> tuple[list[str], threading.Event]:
+def _heard(stream: IO[bytes] | None, *, is_shown: bool) -> tuple[list[str], threading.Event, threading.Thread]:
     """Shows what a proxy says; until it is ready, only what the plug-in says, and holds the rest.
 
     LiteLLM's start is 40 lines about other things.
@@ -155,8 +156,9 @@ def _heard(stream: IO[bytes] | None, *, is_shown: bool) -> tuple[list[str], thre
             with contextlib.suppress(OSError):
                 _say(line)
 
-    threading.Thread(target=read, daemon=True).start()
-    return held, is_ready
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    return held, is_ready, reader
 
 
 @contextlib.contextmanager

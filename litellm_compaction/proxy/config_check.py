@@ -111,7 +111,8 @@ def entry_name(entry: Mapping[str, Any], index: int) -> str:
 def _refused(place: str, named: str, error: ConfigError) -> Finding:
     """`named` is the error's name of the place."""
     what = str(error).removeprefix(f"{named}: ").rstrip(".")
-    return problem(place, f"{what}. Correct it: the proxy refuses to start with it.", error)
+    end = "" if what.endswith("?") else "."
+    return problem(place, f"{what}{end} Correct it: the proxy refuses to start with it.", error)
 
 
 def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:

@@ -113,26 +113,13 @@ class Reporter:
         failures: tuple[str, ...] = ()
         if self.is_patient:
             # Loaded as the proxy would: only then is known whether it can be.
-            source, failures = await _in_use(source)
+            await usable_soon(source.family)
+            failures = tuple(filter(None, [why_broken(source.family.vocabulary)]))
         # Every source that is no server's leads to the last way, but for LM Studio's models.
         can_render = self.windows.instance(target) is not None or renders_exactly(source.family)
         standing = await self.known_ways.standing(target, window.source, can_render=can_render)
         standing = standing.among(WAYS_OF[report.carrier])
         return replace(report, window=window, source=source, failures=failures, standing=standing)
-
-
-async def _in_use(source: TokenizerSource) -> tuple[TokenizerSource, tuple[str, ...]]:
-    """The source with its vocabulary loaded, or its stand-in and the faults; 0.1–2 s in a thread."""
-    planned = source.family
-    family = await usable_soon(planned)
-    if family.vocabulary != planned.vocabulary:
-        failure = why_broken(planned.vocabulary) or f"The vocabulary {planned.vocabulary} cannot be loaded."
-        instead = replace(source, kind="stand_in", family=family)
-        return instead, (f"{failure} {family.vocabulary} counts meanwhile.",)
-    if family.template != planned.template:
-        failure = f"The chat template {planned.template} cannot be read: reinstall litellm-compaction."
-        return replace(source, family=family), (f"{failure} A formula counts meanwhile.",)
-    return source, ()
 
 
 def why_unasked(absence: CompactionError) -> str:

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from litellm_compaction.cli.app import main
-from litellm_compaction.cli.doctor import doctor
 from tests.integration.plain_server import PlainServer, serve_plain
 from tests.lmstudio_double import Address, Model, Simulator, serve
 
@@ -95,11 +94,19 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def check(write: Callable[..., Path], environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Check:
-    """Runs doctor on a document: exit code and report, a line for each problem (✗) and note (·)."""
+def check(
+    write: Callable[..., Path],
+    environ: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Check:
+    """Runs doctor on a document, or on none: exit code and report, a line for each problem (✗) and note (·)."""
 
-    def run(document: Any, *, probes: bool = False, **variables: str) -> tuple[int, str]:
-        code = doctor(config=write(document), environ={**environ, **variables}, probe=probes)
+    def run(document: Any, *options: str, **variables: str) -> tuple[int, str]:
+        with monkeypatch.context() as patched:
+            for name, value in {**environ, **variables}.items():
+                patched.setenv(name, value)
+            code = main(["doctor", *options, *(["--config", str(write(document))] if document else [])])
         return code, capsys.readouterr().out
 
     return run

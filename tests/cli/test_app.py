@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction import __version__
 from litellm_compaction.cli import main
-from litellm_compaction.cli.app import _REMOVED, program
+from litellm_compaction.cli.app import _COMMANDS, _REMOVED
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.Capture
     assert "Error: " in captured.err
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in program.commands)])
+@pytest.mark.parametrize("command", [[], *([name] for name in _COMMANDS)])
 def test_help_is_there(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command explains itself, without text that is cut off."""
+    """Each command explains itself, as the list of commands does."""
     assert main([*command, "--help"]) == 0
     told = capsys.readouterr().out
     assert told.startswith(" ".join(("Usage: litellm-compaction", *command)))
-    assert "..." not in told.replace("[ARGS]...", "")
+    assert not command or _COMMANDS[command[0]] in told
 
 
 def test_help_loads_no_command() -> None:

@@ -99,8 +99,8 @@ def test_an_answer_may_take_what_is_free(window_tokens: int, longest: int, is_to
     """Beside Claude Code's own prompt; its own compaction begins behind that prompt, wherever it is told a window."""
     table = filled("claude", Place("lm_studio/any", window_tokens, "http://127.0.0.1:4000"))
     environment = table["environment"]
-    assert environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == longest
-    told = environment.get("CLAUDE_CODE_MAX_CONTEXT_TOKENS", 0)
+    assert int(environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == longest
+    told = int(environment.get("CLAUDE_CODE_MAX_CONTEXT_TOKENS", 0))
     assert told == window_tokens * is_told
     assert not told or told - longest - 13_000 > 2 * table["prompt_tokens"]
 
@@ -129,8 +129,8 @@ def test_a_model_is_chosen(
 def test_without_a_proxy_there_are_no_lines(home: Path, address: str, run: Run) -> None:
     """It says what to start."""
     code, output, errors = run("connect", "llm", "--base-url", address)
-    assert (code, output) == (2 if " " in address or "[" in address else 1, "")
-    assert "address of a proxy" in errors or "start it (`litellm-compaction up`)" in errors
+    assert (code, output) == (1, "")
+    assert "start it (`litellm-compaction up`)" in errors
 
 
 def test_another_server_is_no_proxy(connect: Connect, plain: PlainServer, run: Run) -> None:

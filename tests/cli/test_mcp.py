@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from litellm_compaction.cli import main
-from litellm_compaction.cli.mcp import mcp
+from litellm_compaction.cli.mcp import served
 
 HIT = {"hits": [{"handle": "abc", "pieces": [{"role": "user", "text": "The fish 🐟 is here."}]}], "words": ["fish"]}
 
@@ -35,7 +35,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, obje
         headers = {"Authorization": f"Bearer {key}"}
         transport = httpx.MockTransport(proxy)
         with httpx.Client(base_url="http://proxy/base/", transport=transport, headers=headers) as http:
-            assert mcp([line if isinstance(line, str) else json.dumps(line) for line in lines], http) == 0
+            assert served([line if isinstance(line, str) else json.dumps(line) for line in lines], http) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return asked
