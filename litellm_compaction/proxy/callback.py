@@ -284,7 +284,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return
         hooked = None
         if call.is_hooked and can_be_continued(request_data):
-            hooked = self._gate.hooked_answer(current_router(), call, response, request_data, stream=True)
+            hooked = self._gate.hooked_answer(current_router(), call, response, request_data)
         stream = response if hooked is None else hooked.chunks()
         told = self._told(stream, call)
         if call.client.orders.shows:
@@ -303,19 +303,15 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             yield with_details(chunk, call.attempt.details)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
-        """Carries an answer that was not streamed over the limit, and tells if the window has ended it."""
-        call = self._calls.get(data)
-        if call is not None and call.client.orders.shows:
-            told = with_details(response, call.attempt.details)
+        """Learns from an answer that was not streamed, and tells if the window has ended it."""
+        if (call := self._calls.get(data)) is None:
+            return None
+        if call.is_hooked and can_be_continued(data):
+            self._gate.read_whole(call, response)
+        told = with_details(response, call.attempt.details)
+        if call.client.orders.shows:
             return await self._gate.standards.shown(told, call, is_messages=_is_messages(data))
-        if call is None or not call.is_hooked or not can_be_continued(data):
-            return (
-                with_details(response, call.attempt.details)
-                if call is not None and call.attempt.details is not None
-                else None
-            )
-        hooked = self._gate.hooked_answer(current_router(), call, response, data, stream=False)
-        return await hooked.joined(response)
+        return told if call.attempt.details is not None else None
 
     async def async_post_call_failure_hook(
         self,

@@ -288,7 +288,7 @@ class DeploymentSelector:
             threshold_tokens=client.orders.threshold_tokens,
             may_change=client.orders.may_change,
             carries_calls=can_be_continued(body)
-            and (client.is_chat or carrier_of(deployment, settings) == "transport"),
+            and (carrier_of(deployment, settings) == "transport" or (client.is_chat and bool(body.get("stream")))),
         )
 
     async def _other_pruning_model(

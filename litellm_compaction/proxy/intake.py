@@ -32,7 +32,7 @@ from litellm_compaction.errors import (
     WindowUnknown,
 )
 from litellm_compaction.proxy import litellm_router, wire
-from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, WholeUpstream, compacted, prepared_in_room
+from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, compacted, prepared_in_room
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Clients, GuardedTransport
@@ -60,6 +60,7 @@ from litellm_compaction.proxy.discovery import Discovery
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_api import connect, keeps_responses, with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings
+from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import (
     Deployment,
     as_entry,
@@ -480,28 +481,37 @@ class Intake:
             "client": self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
 
-    def hooked_answer(self, router: Any, call: Call, first: Any, data: Mapping[str, Any], *, stream: bool) -> Hooked:
-        """Carries an answer that LiteLLM has opened over the limit by its hooks.
+    def read_whole(self, call: Call, response: Any) -> None:
+        """Learns from the usage of a whole answer that LiteLLM's hooks have; a stream's is learned as it is read."""
+        context, prepared, usage = call.attempt.context, call.attempt.prepared, wire.usage_of(response)
+        if context is None or prepared is None or usage is None:
+            return
+        call.is_read = True
+        try:
+            self._compactor.replies.learn(context, prepared, **usage._asdict())
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            log_failure("learn", error)
+        call.answered(context, prepared, usage.prompt_tokens, usage.completion_tokens)
+
+    def hooked_answer(self, router: Any, call: Call, first: Any, data: Mapping[str, Any]) -> Hooked:
+        """Carries a stream that LiteLLM has opened over the limit by its hooks.
 
         Args:
             call: the request that it answers; it has been sent.
-            first: LiteLLM's stream or response.
+            first: LiteLLM's stream.
             data: the client's request as the hooks see it.
         """
         context, prepared = call.attempt.context, call.attempt.prepared
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
         call.is_read = True
         pin = call.pins.get(call.attempt.deployment, call.client.group)
-        kind = HookedUpstream if stream else WholeUpstream
-        upstream = kind(first, router, pin, {**data, **_slim_tools(call, data)})
+        upstream = HookedUpstream(first, router, pin, {**data, **_slim_tools(call, data)})
         asked = self._asked(router, call, context, data, wants_usage=call.client.asks_for_usage)
-        if not stream:
-            asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=call.attempt.action)
         # None if the deployment hook has failed open.
         room = call.room or self._compactor.room(context)
-        answer = Answer(self._compactor, context, upstream, asked, told, call, room=room, is_watched=stream)
+        answer = Answer(self._compactor, context, upstream, asked, told, call, room=room)
         return Hooked(answer, upstream, prepared)
 
     def _asked(

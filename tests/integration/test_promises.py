@@ -199,8 +199,8 @@ def test_what_is_sent_has_been_counted_by_the_server(guarded: Bench) -> None:
     watch = guarded.watch("recounted")
     messages = talk("recounted", ONE_ROUND)
     look = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}]
-    answer = guarded.proxy.chat("recounted", messages, tools=look)
-    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
+    answer = guarded.proxy.stream("recounted", messages, tools=look)
+    assert (answer.status, answer.headers["x-litellm-compaction"]) == (200, "compacted")
     probe, real = watch.bodies
     assert probe["max_tokens"] == 16 < real["max_tokens"]
     assert (probe["messages"], probe["tools"]) == (real["messages"], real["tools"])

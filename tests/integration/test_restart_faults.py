@@ -146,8 +146,7 @@ def _whole(place: str) -> str:
 def _expectations(stream: bool) -> dict[tuple[str, str], str]:
     """What design and stock LiteLLM together make of each cell."""
     # LiteLLM's own statuses for a server that answers 500, hangs up, does not answer, reports an error in HTTP 200.
-    # The transport asks for a stream in any case, so that an error in HTTP 200 is an event of it, and known as one.
-    statuses = {"500": "500", "drop": "500", "hang": "408", "error_event": "500"}
+    statuses = {"500": "500", "drop": "500", "hang": "408", "error_event": "500" if stream else "502"}
     # An answer without an end is taken for its end, as LiteLLM takes it, but not within a call.
     others = {"empty": "ends with stop", "slow": "whole"}
     table: dict[tuple[str, str], str] = {}
@@ -158,9 +157,9 @@ def _expectations(stream: bool) -> dict[tuple[str, str], str]:
             shown = "error event" if is_open else statuses.get(kind, "")
             table[kind, place] = "whole" if place == "summary" else others.get(kind) or shown
     # A server that fails over a continuation is asked in another way, which teaches nothing about the first.
-    failures: tuple[FaultKind, ...] = ("500", "drop", "error_event", "empty")
+    failures: tuple[FaultKind, ...] = ("500", "drop", "error_event", *(("empty",) if stream else ()))
     if stream:
-        # A client that wants none gets the whole answer that the server gives in its place.
+        # A whole answer may have no words: its server says that it has ended.
         table |= {("empty", place): "502" for place in ("first", "call")}
     table |= {(kind, place): "whole" for kind in failures for place in PLACES if place.startswith("stream")}
     return table

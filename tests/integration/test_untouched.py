@@ -92,9 +92,9 @@ def test_unguarded_deployments_get_and_give_the_same_bytes(left: list[dict[str, 
 def test_below_the_trigger_only_bounds_are_added(
     guarded: Bench, stock: Bench, group: str, stream: bool, extra: dict[str, Any]
 ) -> None:
-    """A short guarded request keeps all that it has but `stream`: it is always a stream with its usage upstream.
+    """To a short guarded request max_tokens is added, and to a stream the question for its usage.
 
-    Only max_tokens is added to that. The client gets the bytes that it would get without us, where answers share a
+    The client gets the bytes that it would get without us, where answers share a
     context too: nobody else runs there who could end this one.
     """
     messages = [*talk("short", 800), *tool_round("tool_0", "The result.")]
@@ -105,7 +105,7 @@ def test_below_the_trigger_only_bounds_are_added(
     assert (len(ours.bodies), len(theirs.bodies)) == (1, 1)
     (sent,), (wanted,) = ours.bodies, theirs.bodies
     bound = {} if "max_tokens" in extra else {"max_tokens": sent["max_tokens"]}
-    assert sent == {**wanted, **bound, "stream": True, "stream_options": {"include_usage": True}}
+    assert sent == {**wanted, **bound, **({"stream_options": {"include_usage": True}} if stream else {})}
     assert sent["messages"] == messages
     assert _normal(got.raw) == _normal(expected.raw)
 

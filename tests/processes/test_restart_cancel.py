@@ -79,7 +79,7 @@ async def test_client_that_leaves_ends_everything(restarting: Restarting, stream
     key = _key()
     assert (await asyncio.to_thread(_small, restarting, key, stream=True)).status_code == 200
     middle = restarting.simulators["middle"]
-    with _held(place) as (teller, gate), changed(middle, runs_on=True):
+    with _held(place) as (teller, gate), changed(middle, runs_on=stream):
         watch = restarting.watch("middle", teller)
         body = {"model": "middle", "messages": asked(f"leaving {place} {key}"), "stream": stream}
         async with httpx.AsyncClient(base_url=restarting.proxy.base_url, trust_env=False, timeout=300) as client:

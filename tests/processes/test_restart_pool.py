@@ -52,7 +52,7 @@ async def test_client_that_leaves_gives_its_room_back(
     asked = [{"role": "user", "content": content}]
     body = {"model": "pool", "messages": asked, "stream": stream, "max_tokens": 60}
     watch = restarting.watch("pool", lambda call: waiting if _is_asked(call, content) else Reply("Served."))
-    with changed(restarting.simulators["pool"], runs_on=True):
+    with changed(restarting.simulators["pool"], runs_on=stream):
         async with httpx.AsyncClient(
             base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=300
         ) as client:

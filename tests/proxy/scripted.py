@@ -27,6 +27,7 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
+from litellm_compaction.proxy.answer.chunks import append_calls
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
@@ -132,6 +133,7 @@ class Server:
     ways: frozenset[Way] = frozenset(ALL_WAYS)
     context: Context | None = None
     together: int = 1
+    is_whole: bool = False
     thought_control: Literal["ends", "refuses", "ignores"] = "refuses"
     ended: list[str] = field(default_factory=list)
     opened: list[Opened] = field(default_factory=list)
@@ -164,7 +166,7 @@ class Server:
             if turn.refusal is not None:
                 raise turn.refusal
             async with aclosing(self._generate(turn, opened, read, len(self.opened))) as chunks:
-                yield _as_received(chunks, self.together)
+                yield _in_one(await _whole(chunks)) if self.is_whole else _as_received(chunks, self.together)
         finally:
             opened.is_open = False
             if self.context is not None:
@@ -343,6 +345,7 @@ class Scene:
     def __post_init__(self) -> None:
         self.request = Request(messages=tuple(parse_message(message) for message in self.messages))
         self.server = Server(self.request, self.turns, self.window_tokens, self.chunk_tokens, self.tokens_per_second)
+        self.server.is_whole = self.is_whole
         self.listener = Listening()
         self.counter = TokenCounter()
         self.clock = WallClock()
@@ -423,6 +426,28 @@ async def chunks_of(answer: Answer) -> AsyncGenerator[Chunk, None]:
             assert batch, "a batch of nothing"
             for chunk in batch:
                 yield chunk
+
+
+async def _whole(chunks: AsyncIterator[Chunk]) -> Chunk:
+    """A server's whole answer, in the shape of a chunk; an error in place of it."""
+    answer: Chunk = {}
+    delta: dict[str, Any] = {}
+    async for chunk in chunks:
+        if "error" in chunk:
+            return chunk
+        answer |= {key: value for key, value in chunk.items() if key != "choices"}
+        for choice in chunk["choices"]:
+            answer["choices"] = [{**choice, "delta": delta}]
+            for key, value in choice["delta"].items():
+                if key == "tool_calls":
+                    append_calls(delta.setdefault(key, []), value)
+                else:
+                    delta[key] = delta.get(key, "") + value
+    return answer
+
+
+async def _in_one(chunk: Chunk) -> AsyncIterator[Batch]:
+    yield [chunk]
 
 
 async def _as_received(chunks: AsyncIterator[Chunk], together: int) -> AsyncIterator[Batch]:

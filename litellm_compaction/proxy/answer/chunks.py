@@ -34,6 +34,16 @@ def as_chunk(event: Chunk) -> Chunk | None:
     return {**event, "choices": read} if read else None
 
 
+def is_right_answer(choices: object) -> bool:
+    """Returns True if the messages of a whole answer have OpenAI's shape, so that it can go on as it came."""
+    return type(choices) is list and all(type(choice) is dict and _is_message(choice) for choice in choices)
+
+
+def _is_message(choice: Mapping[str, Any]) -> bool:
+    message = choice.get("message")
+    return type(message) is dict and _is_choice({"delta": message, "finish_reason": choice.get("finish_reason")})
+
+
 def _is_choice(choice: object) -> bool:
     if type(choice) is not dict or type(choice.get("finish_reason")) not in _TEXT:
         return False

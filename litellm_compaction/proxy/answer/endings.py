@@ -25,7 +25,7 @@ _SHRINK_RATIO = 0.80
 # the window, or before it, for others that need the room, or where a doubt alone bounded it; by an error that means a
 # full window, or by another one.
 End: TypeAlias = Literal["done", "limit", "overthought", "spent", "called_back", "overflow", "failed"]
-Step: TypeAlias = Literal["deliver", "look_up", "fail", "other_way", "harder", "anew", "calls", "go_on"]
+Step: TypeAlias = Literal["deliver", "used_up", "look_up", "fail", "other_way", "harder", "anew", "calls", "go_on"]
 
 
 class Ended(NamedTuple):
@@ -37,6 +37,7 @@ class Ended(NamedTuple):
         gives_way: it was stopped since others need its room.
         has_whole_calls: of several tool calls only the last was cut.
         only_recalls: the answer ended with calls of our own tool, and no other.
+        is_used_up: the client has got as many tokens as it asked for.
     """
 
     end: End | None
@@ -45,25 +46,31 @@ class Ended(NamedTuple):
     gives_way: bool
     has_whole_calls: bool
     only_recalls: bool = False
+    is_used_up: bool = False
 
 
 def next_step(ended: Ended) -> Step:
     """Returns the next step after an upstream request: its answer is delivered, asked for once more, or goes on.
 
     `harder` compacts more, since the client has seen nothing of an overflow; `anew` repeats the request; `calls` hands
-    over the calls that are whole; `look_up` answers the model's call of our tool; `go_on` plans a continuation.
+    over the calls that are whole; `look_up` answers the model's call of our tool; `go_on` plans a continuation; what is
+    `used_up` would have ended by the client's own limit, too.
     """
     if ended.is_way_refused:
         return "other_way"
     if ended.end == "failed":
         return "fail"
-    if ended.end == "done":
-        return "look_up" if ended.only_recalls else "deliver"
+    if ended.end == "done" and not ended.only_recalls:
+        return "deliver"
     if not ended.is_delivered and ended.end == "overflow":
         return "harder"
     if not ended.is_delivered and ended.gives_way:
         return "anew"
-    return "calls" if ended.has_whole_calls else "go_on"
+    if ended.end != "done" and ended.has_whole_calls:
+        return "calls"
+    if ended.is_used_up:
+        return "used_up"
+    return "look_up" if ended.end == "done" else "go_on"
 
 
 class Judged(NamedTuple):

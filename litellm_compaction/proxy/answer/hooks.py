@@ -1,7 +1,8 @@
 """The carrier for every provider: LiteLLM's own streams and router calls, joined in its hooks.
 
-Used if the transport cannot be installed. The first answer is the one that LiteLLM has already opened; a continuation
-is a call through the router, pinned to the same deployment.
+Used if the transport cannot be installed, and for streams of chats only. The first answer is the one that LiteLLM has
+already opened; a continuation is a call through the router, pinned to the same deployment. A whole answer is bounded,
+and not continued.
 
 LiteLLM calls no hook if a client leaves before its stream is read, or while a whole answer is being written. So the
 task that asks the deployment is watched too, and its stream: room in a shared context is always given back.
@@ -19,7 +20,7 @@ from typing import Any
 
 import anyio
 from litellm.exceptions import Timeout
-from litellm.types.utils import ModelResponseStream, Usage
+from litellm.types.utils import ModelResponseStream
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import JsonValue, Message, Request
@@ -34,7 +35,6 @@ from litellm_compaction.engine import (
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.one_answer import joined
 from litellm_compaction.proxy.answer.protocol import (
     Batch,
     Chunk,
@@ -132,12 +132,9 @@ class HookedUpstream:
     """The deployment that LiteLLM's router reaches, for one client request.
 
     Args:
-        first: the answer that LiteLLM has opened: a stream, or a whole response.
+        first: the stream that LiteLLM has opened.
         pin: the model name or id under which the router finds this very deployment.
         data: the client's request, with LiteLLM's metadata.
-
-    Attributes:
-        responses: the whole answers so far.
     """
 
     def __init__(self, first: Any, router: Any, pin: str, data: Mapping[str, Any]) -> None:
@@ -149,7 +146,6 @@ class HookedUpstream:
         self._parts: list[_Part] = []
         # As they are sent; None for the client's own.
         self._tools: Sequence[JsonValue] | None = None
-        self.responses: list[Any] = []
 
     @property
     def ways(self) -> frozenset[Way]:
@@ -175,8 +171,7 @@ class HookedUpstream:
         if stream is None:
             # LiteLLM 1.109.1 reads the first chunk before it returns: its errors come from here.
             with _understood(part, continuation):
-                options = {"stream": True, "stream_options": {"include_usage": True}}
-                stream = await self._again(messages, max_tokens, continuation, **options)
+                stream = await self._again(messages, max_tokens, continuation)
             part.log = getattr(stream, "logging_obj", None)
         self._first = None
         try:
@@ -200,8 +195,9 @@ class HookedUpstream:
                     await log_stopped(part.log, text, usage)
 
     async def _again(
-        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None, **options: Any
+        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None
     ) -> Any:
+        options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         if continuation is not None and continuation.needs_word:
             options["extra_body"] = wire.GOES_ON
         is_begun = continuation is not None and not continuation.begins_anew
@@ -225,33 +221,6 @@ class HookedUpstream:
         )
 
 
-class WholeUpstream(HookedUpstream):
-    """The same deployment, asked for whole answers: LiteLLM's own the first time, then one more; each is one chunk."""
-
-    @asynccontextmanager
-    async def open(
-        self,
-        messages: Sequence[Message] | None,
-        max_tokens: int,
-        *,
-        continuation: Continuation | None,
-        tools: Sequence[JsonValue] | None = None,
-        can_end_thoughts: bool = False,
-        on_end: Callable[[], object] = bool,
-    ) -> AsyncIterator[AsyncIterator[Batch]]:
-        self._tools = tools
-        response, self._first = self._first, None
-        if response is None:
-            try:
-                response = await self._again(messages, max_tokens, continuation, stream=False)
-            except Exception as error:
-                if not _has_another_way(continuation):
-                    raise
-                raise UpstreamError(str(error), error, status=_status(error)) from error
-        self.responses.append(response)
-        yield _one(response)
-
-
 @dataclass(frozen=True, slots=True)
 class Hooked:
     answer: Answer
@@ -272,30 +241,6 @@ class Hooked:
                 await batches.aclose()
                 if self.answer.is_joined:
                     await self.upstream.log_partials(self.prepared.count_text, self.prepared.count.tokens)
-
-    async def joined(self, first: Any) -> Any:
-        """The joined answer as a copy of LiteLLM's response; None if the first one is the answer.
-
-        A copy: LiteLLM logs the object that it was given (1.109.1 would log our text in its place).
-        """
-        try:
-            chunks = [chunk async for batch in self.answer.batches() for chunk in batch]
-        except UpstreamError as error:
-            raise error.__cause__ or error from None
-        if not self.answer.is_joined and not self.answer.is_cut:
-            # The first may have been an overflow in disguise, and asked again.
-            last = self.upstream.responses[-1]
-            return None if last is first else last
-        choice = joined(chunks)["choices"][0]
-        message = choice["message"]
-        copy = first.model_copy(deep=True)
-        copy.choices[0].message.content = message["content"]
-        copy.choices[0].message.tool_calls = message.get("tool_calls")
-        if reasoning := message.get("reasoning_content"):
-            copy.choices[0].message.reasoning_content = reasoning
-        copy.choices[0].finish_reason = choice["finish_reason"]
-        copy.usage = Usage(**self.answer.usage())
-        return copy
 
 
 @dataclass(slots=True)
@@ -358,12 +303,3 @@ def _has_another_way(continuation: Continuation | None) -> bool:
 def _status(error: Exception) -> int | None:
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
-
-
-async def _one(response: Any) -> AsyncIterator[Batch]:
-    plain: Chunk = response.model_dump(exclude_none=True)
-    choice = plain["choices"][0]
-    delta = choice.get("message") or {}
-    if calls := delta.get("tool_calls"):
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
-    yield [{**plain, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}]

@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
+
+import httpx
 
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import (
@@ -33,7 +35,7 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.events import AnswerOutcome, ContinuationOutcome
-from litellm_compaction.proxy.answer.endings import Ended, next_step, taught
+from litellm_compaction.proxy.answer.endings import Ended, Step, next_step, taught
 from litellm_compaction.proxy.answer.one_answer import OneAnswer, Progress
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
@@ -63,13 +65,20 @@ _FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 
 
+class _Bound(NamedTuple):
+    """The most that a leg may have; less than the window leaves if our count is doubted, or at the streaming line."""
+
+    tokens: int
+    is_doubted: bool = False
+    is_at_line: bool = False
+
+
 class Answer:
     """One client's answer, over as many upstream requests as it takes.
 
     Args:
         prepared: from the engine, before the answer began.
         room: its place beside other answers.
-        is_watched: the answer comes in pieces, and can be stopped.
     """
 
     def __init__(
@@ -82,7 +91,6 @@ class Answer:
         listener: Listener,
         *,
         room: Reservation,
-        is_watched: bool = True,
     ) -> None:
         self._compactor = compactor
         self._context = context
@@ -91,9 +99,10 @@ class Answer:
         self._prepared = prepared
         self._listener = listener
         self._room = room
-        self._is_watched = is_watched
         # At a bound of ours, too; a document is not cut for doubt.
-        self._goes_on = is_watched and not asked.is_json
+        self._goes_on = not asked.is_json
+        # A whole answer is not seen before its end: it stops at the line if it can go on behind it.
+        self._stops_at_line = self._goes_on and asked.is_whole
         self._has_retried = False
         self._may_look_up = True
         self._cuts = 0
@@ -108,7 +117,9 @@ class Answer:
         self._thoughts = Thoughts(context, asked, self._progress, upstream)
         self._ways = upstream.ways
         self._refused: list[Way] = []
+        # The last leg, and the request for the next one.
         self._last: tuple[PreparedRequest, Relay] | None = None
+        self._next: PreparedRequest | None = None
         # With the state that it was asked for.
         self._plan: tuple[object, ContinuationPlan] | None = None
         self._one = OneAnswer(self._progress, asked.notices.at_the_end_only if asked.is_json else asked.notices)
@@ -120,150 +131,177 @@ class Answer:
             UpstreamError: before the first chunk; or the server failed in a way that is not an overflow.
             CompactionError: it cannot be made to fit, and nothing has been sent.
         """
-        async with aclosing(closed_if_unread(self._in_room())) as batches:
+        async with aclosing(closed_if_unread(self._legs())) as batches:
             async for batch in batches:
                 yield batch
         self._tell_background()
 
-    async def _in_room(self) -> AsyncGenerator[Batch, None]:
+    async def _legs(self) -> AsyncGenerator[Batch, None]:
+        """The upstream answers, each with what stands between it and the next; the room is given back behind them."""
         try:
-            async with aclosing(self._batches()) as batches:
+            async with aclosing(self._begun()) as batches:
                 async for batch in batches:
                     yield batch
+            while self._next is not None:
+                async with aclosing(self._leg(self._next)) as batches:
+                    async for batch in batches:
+                        yield batch
+        except (asyncio.CancelledError, httpx.ReadTimeout):
+            if self._asked.is_whole:
+                # Its server may write to the end although nobody reads it.
+                self._room.abandon()
+            raise
         finally:
             self._room.release()
 
-    async def _batches(self) -> AsyncGenerator[Batch, None]:
+    async def _begun(self) -> AsyncGenerator[Batch, None]:
+        """What a client is told before the first leg; a compaction that is still needed is made."""
         decided = self._prepared
-        if isinstance(decided, CompactionNeeded):
-            if not self._asked.is_whole:
-                yield [self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()]
-            prepared = await self._compactor.finish(decided, self._room)
-            # A compaction that was announced may have been made by an alike request meanwhile.
-            if prepared.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
+        if isinstance(decided, PreparedRequest):
+            self._next = decided
+            if decided.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")):
                 yield [notice]
+            return
+        if not self._asked.is_whole:
+            yield [self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()]
+        self._next = await self._compactor.finish(decided, self._room)
+        # A compaction that was announced may have been made by an alike request meanwhile.
+        if self._next.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
+            yield [notice]
+
+    async def _leg(self, prepared: PreparedRequest) -> AsyncGenerator[Batch, None]:
+        """One upstream answer as soon as there is room for it; behind it `_next` is the next request, if any."""
+        self._next = None
+        seating = asyncio.ensure_future(self._seated(prepared))
+        try:
+            if self._one.is_silent and not self._asked.is_whole:
+                await asyncio.wait({seating}, timeout=TOLD_AFTER_S)
+                if not seating.done():
+                    # Its client learns that an answer comes; from then on a heartbeat says so. If it has left
+                    # meanwhile, the room that it gets is soon another's.
+                    self._listener.may_pause = True
+                    seating.add_done_callback(self._not_begun)
+                    yield [self._one.opening()]
+                    seating.remove_done_callback(self._not_begun)
+            prepared = await seating
+        except CompactionError as error:
+            yield self._closing_for(error)
+            return
+        finally:
+            seating.cancel()
+        self._listener.sent(self._context, prepared)
+        relay = Relay(
+            self._progress,
+            prepared,
+            self._asked,
+            streaming_ratio=self._context.settings.streaming_ratio,
+            most_thoughts_tokens=self._thoughts.most_tokens(prepared),
+        )
+        async with aclosing(self._part(prepared, relay)) as batches:
+            async for batch in batches:
+                yield batch
+        if relay.is_left_running:
+            # Its server holds the room until it has noticed.
+            await self._room.stopped()
         else:
-            prepared = decided
-            if prepared.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")):
-                yield [notice]
-        relay: Relay | None = None
-        while True:
-            seating = asyncio.ensure_future(self._seated(prepared))
+            self._room.ended()
+        async with aclosing(self._after(prepared, relay)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _after(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
+        """The step after a leg: the answer's end, or the request for the next one."""
+        step = await self._step(prepared, relay)
+        self._last = prepared, relay
+        if relay.recalls and self._may_look_up:
+            await self._look_up(prepared, relay)
+        if step == "fail":
+            raise relay.error or UpstreamError(_STILL_TOO_LARGE)
+        if step == "deliver":
+            yield self._ending(relay)
+        elif step == "used_up":
+            yield [*(self._one.dressed(delta) for delta in relay.surrendered()), *self._ending(relay, "length")]
+        elif step == "calls":
+            yield self._calling(relay)
+        elif step == "other_way":
+            self._next = await self._by_another_way(prepared, relay.error)
+        elif step == "harder":
+            self._next = await self._harder(relay)
+        elif step == "anew":
+            self._begin_anew()
+            # By the number that the server has told.
+            self._next = await self._guarded() if relay.is_doubted else prepared
+        elif step == "look_up":
+            if parting := self._progress.part():
+                yield [self._one.dressed({"content": parting})]
             try:
-                if self._one.is_silent and not self._asked.is_whole:
-                    await asyncio.wait({seating}, timeout=TOLD_AFTER_S)
-                    if not seating.done():
-                        # Its client learns that an answer comes; from then on a heartbeat says so. If it has left
-                        # meanwhile, the room that it gets is soon another's.
-                        self._listener.may_pause = True
-                        seating.add_done_callback(self._not_begun)
-                        yield [self._one.opening()]
-                        seating.remove_done_callback(self._not_begun)
-                prepared = await seating
-            except CompactionError:
-                if relay is None or not self._progress.delivered:
-                    raise
-                yield self._closing(prepared, relay)
-                return
-            finally:
-                seating.cancel()
-            self._listener.sent(self._context, prepared)
-            relay = Relay(
-                self._progress,
-                prepared,
-                self._asked,
-                streaming_ratio=self._context.settings.streaming_ratio,
-                most_thoughts_tokens=self._thoughts.most_tokens(prepared),
-            )
-            async with aclosing(self._part(prepared, relay)) as batches:
+                self._next = await self._guarded()
+            except CompactionError as error:
+                yield self._closing_for(error)
+        else:
+            async with aclosing(self._going_on(prepared, relay)) as batches:
                 async for batch in batches:
                     yield batch
-            if relay.is_left_running:
-                # Its server holds the room until it has noticed.
-                await self._room.stopped()
-            else:
-                self._room.ended()
-            error = self._refusal(prepared, relay)
-            if error is None:
-                self._note(prepared, relay)
-                await self._learn_way(prepared, relay)
-            state = Ended(
+
+    async def _step(self, prepared: PreparedRequest, relay: Relay) -> Step:
+        """Judges a leg's end, and learns from it."""
+        has_another = prepared.way in _OWN_WAYS or bool(prepared.closing)
+        is_way_refused = relay.end == "failed" and has_another and not relay.has_begun
+        if not is_way_refused:
+            self._note(prepared, relay)
+            await self._learn_way(prepared, relay)
+        return next_step(
+            Ended(
                 end=relay.end,
-                is_way_refused=error is not None,
+                is_way_refused=is_way_refused,
                 is_delivered=self._progress.delivered,
                 gives_way=relay.gives_way,
                 has_whole_calls=relay.has_whole_calls,
                 only_recalls=relay.only_recalls and self._may_look_up,
+                is_used_up=self._is_used_up,
             )
-            step = next_step(state)
-            if step == "fail":
-                raise relay.error or UpstreamError(_STILL_TOO_LARGE)
-            if relay.recalls and self._may_look_up:
-                await self._look_up(prepared, relay)
-            if step == "deliver":
-                break
-            if step in ("go_on", "look_up") and self._is_used_up:
-                # The client's own limit would have ended it, too.
-                yield [*(self._one.dressed(delta) for delta in relay.surrendered()), *self._ending(relay, "length")]
-                return
-            if step == "look_up":
-                if parting := self._progress.part():
-                    yield [self._one.dressed({"content": parting})]
-                try:
-                    prepared = await self._compactor.guard(self._asked.request, self._context, self._room)
-                except CompactionError:
-                    if not self._progress.delivered:
-                        raise
-                    yield self._closing(prepared, relay)
-                    return
-                continue
-            if step == "other_way" and error is not None:
-                prepared = await self._by_another_way(prepared, error)
-                continue
-            if step == "harder":
-                prepared = await self._harder(relay)
-                continue
-            if step == "anew":
-                self._begin_anew()
-                if relay.is_doubted:
-                    # By the number that the server has told.
-                    prepared = await self._compactor.guard(self._asked.request, self._context, self._room)
-                continue
-            if step == "calls":
-                yield self._calling(relay)
-                return
-            self._listener.may_pause = True
-            self.is_joined = self.is_joined or self._progress.delivered
-            if (plan := await self._planned(prepared, relay)) is None:
-                yield self._closing(prepared, relay)
-                return
-            self._plan = None
-            self._is_resumed = relay.gives_way and not isinstance(plan.prepared, CompactionNeeded)
-            if self._is_resumed:
-                # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
-                prepared = await self._compactor.continuing.continued(plan, self._room)
-                continue
-            if plan.partial.closes:
-                self._is_closing = True
-                if closed := [self._one.dressed(delta) for delta in relay.closed_thoughts()]:
-                    yield closed
-            is_new = isinstance(plan.prepared, CompactionNeeded)
-            if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n\n")):
-                yield [notice]
-            try:
-                again = await self._compactor.continuing.continued(plan, self._room)
-            except CompactionError:
-                yield self._closing(prepared, relay)
-                return
-            self._progress.restarts += 1
-            left_tokens = min(relay.filled_tokens, prepared.window.tokens) - relay.lost_tokens
-            self._has_gained = again.count.tokens < left_tokens or plan.partial.closes
-            self._tell("restarted", again, relay)
-            if is_new and again.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
-                yield [notice]
-            prepared = again
-        self._last = prepared, relay
-        yield self._ending(relay)
+        )
+
+    async def _going_on(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
+        """Plans the next leg behind one that was cut, and tells of the compaction that it needs; or ends the answer."""
+        self._listener.may_pause = True
+        self.is_joined = self.is_joined or self._progress.delivered
+        plan = await self._planned(prepared, relay)
+        if plan is None and relay.is_at_line and relay.end == "limit":
+            # No compaction helps: it goes on to the end of the window as it is.
+            self._stops_at_line, relay.end = False, "spent"
+            plan = await self._planned(prepared, relay)
+        if plan is None:
+            yield self._closing(prepared, relay)
+            return
+        self._plan = None
+        is_new = isinstance(plan.prepared, CompactionNeeded)
+        self._is_resumed = relay.gives_way and not is_new
+        if self._is_resumed:
+            # Others needed the room, or nobody doubts it now: nothing is compacted, and the client need not know.
+            self._next = await self._compactor.continuing.continued(plan, self._room)
+            return
+        if plan.partial.closes:
+            self._is_closing = True
+            if closed := [self._one.dressed(delta) for delta in relay.closed_thoughts()]:
+                yield closed
+        if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n\n")):
+            yield [notice]
+        try:
+            self._next = again = await self._compactor.continuing.continued(plan, self._room)
+        except CompactionError:
+            yield self._closing(prepared, relay)
+            return
+        self._progress.restarts += 1
+        left_tokens = min(relay.filled_tokens, prepared.window.tokens) - relay.lost_tokens
+        self._has_gained = again.count.tokens < left_tokens or plan.partial.closes
+        self._tell("restarted", again, relay)
+        if is_new and again.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
+            yield [notice]
+
+    async def _guarded(self) -> PreparedRequest:
+        """The client's request as it is to be sent now."""
+        return await self._compactor.guard(self._asked.request, self._context, self._room)
 
     async def _look_up(self, prepared: PreparedRequest, relay: Relay) -> None:
         """Answers the calls of our own tool, for this answer or, beside calls of the client's, for the next one."""
@@ -277,7 +315,7 @@ class Answer:
 
     def _tell_background(self) -> None:
         """Lets the answer's conversation be compacted ahead, unless a restart has done that already."""
-        if self._last is None or self.is_joined:
+        if self._last is None or not self.is_one_leg:
             return
         prepared, relay = self._last
         if relay.finish_reason in _ENDS:
@@ -293,12 +331,11 @@ class Answer:
     async def _seated(self, prepared: PreparedRequest) -> PreparedRequest:
         """The request as it is sent, as soon as there is room for it; made anew if the window has shrunk meanwhile."""
         while True:
-            limit = prepared.max_output_tokens(self._output_tokens_left(), goes_on=self._goes_on)
-            await self._room.acquire(prepared, limit, is_watched=self._is_watched)
+            await self._room.acquire(prepared, self._bound(prepared).tokens, is_watched=True)
             if not await self._compactor.has_shrunk(self._context, prepared):
                 return prepared
             if prepared.way is None:
-                prepared = await self._compactor.guard(self._asked.request, self._context, self._room)
+                prepared = await self._guarded()
             else:
                 prepared = await self._compactor.continuing.continue_answer(
                     self._asked.request, self._partial(), self._context, self._room, ways=self._ways
@@ -325,12 +362,6 @@ class Answer:
             if not relay.has_overflowed(error):
                 relay.end, relay.error = "failed", error
 
-    def _refusal(self, prepared: PreparedRequest, relay: Relay) -> UpstreamError | None:
-        """The error of a server that does not go on by itself, so that another way may do; None for another end."""
-        has_another = prepared.way in _OWN_WAYS or bool(prepared.closing)
-        is_refused = relay.end == "failed" and has_another and not relay.has_begun
-        return relay.error if is_refused else None
-
     def _begin_anew(self) -> None:
         """Forgets an answer that was cut for others before the client had any of it."""
         self._progress.lost_tokens = self._progress.completion_tokens
@@ -338,12 +369,12 @@ class Answer:
         self._progress.reasoning = ""
         self._is_resumed = True
 
-    async def _by_another_way(self, prepared: PreparedRequest, error: UpstreamError) -> PreparedRequest:
+    async def _by_another_way(self, prepared: PreparedRequest, error: UpstreamError | None) -> PreparedRequest:
         if prepared.closing or prepared.way is None:
             # The words alone.
             return replace(prepared, closing={})
         self._ways -= {prepared.way}
-        if not error.may_pass:
+        if error is not None and not error.may_pass:
             self._refused.append(prepared.way)
         return await self._compactor.continuing.by_another_way(
             prepared, self._asked.request, self._partial(), self._context, self._room, ways=self._ways
@@ -374,12 +405,13 @@ class Answer:
         return await self._compactor.guard(self._asked.request, self._context.pressed(relay.refusal), self._room)
 
     async def _stream(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
-        left = self._output_tokens_left()
-        all_tokens = prepared.max_output_tokens(left, goes_on=self._goes_on)
-        limit = await self._room.acquire(prepared, all_tokens, is_watched=self._is_watched)
+        bound = self._bound(prepared)
+        limit = await self._room.acquire(prepared, bound.tokens, is_watched=True)
         self._room.started()
-        is_doubted = limit == all_tokens < prepared.max_output_tokens(left)
-        relay.opened(limit, left, is_share=limit < all_tokens, is_doubted=is_doubted)
+        is_share = limit < bound.tokens
+        is_doubted = bound.is_doubted and not is_share
+        relay.opened(limit, self._output_tokens_left(), is_share=is_share, is_doubted=is_doubted)
+        relay.is_at_line = bound.is_at_line
         has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
         continuation = continuation_of(prepared) if has_begun else None
         opened = self._upstream.open(
@@ -406,6 +438,7 @@ class Answer:
                         sent.append(chunk)
                     else:
                         sent += map(self._one.dressed, deltas)
+                        sent += self._one.beside(relay.beside)
                     if relay.is_near_the_end():
                         self._listener.may_pause = True
                     if relay.has_company and not relay.is_inside_a_word and self._is_called_back(prepared, relay):
@@ -433,7 +466,7 @@ class Answer:
 
         Nor is an answer of which the client has too little to tell it from a server's repetition.
         """
-        if not self._room.is_waited_for:
+        if self._asked.is_whole or not self._room.is_waited_for:
             return False
         has_begun = self._progress.delivered
         is_telling = not self._progress.text or len(self._progress.sent_text) >= _LEAST_CUT_CHARS
@@ -460,8 +493,7 @@ class Answer:
             context, room_tokens = self._context.relaxed(), 0
         else:
             is_thought_out = self._is_closing and partial.is_thoughts
-            is_last = self._progress.restarts >= self._context.settings.max_restarts or not self._has_gained
-            if is_last or is_thought_out:
+            if self._is_last or is_thought_out:
                 return None
             # More room for thoughts is no answer: they are closed, once.
             partial = replace(partial, closes=partial.is_thoughts)
@@ -527,6 +559,29 @@ class Answer:
             return None
         return max(self._asked.output_tokens - self._progress.given_tokens, 1)
 
+    def _bound(self, prepared: PreparedRequest) -> _Bound:
+        """The bound on the next leg: what the window and the client leave, or less if it can go on behind that.
+
+        A whole answer is not seen before its end. So it ends at the line where a stream is stopped, or at the window's
+        end if that line is near.
+        """
+        left_tokens, count = self._output_tokens_left(), prepared.count.tokens
+        most_tokens = prepared.max_output_tokens(left_tokens)
+        tokens = prepared.max_output_tokens(left_tokens, goes_on=self._goes_on)
+        line_tokens = int(self._context.settings.streaming_ratio * prepared.window.tokens) - count
+        if (
+            not self._stops_at_line
+            or self._is_last
+            or not prepared.budget.output_buffer_tokens(count) <= line_tokens < tokens
+        ):
+            return _Bound(tokens, is_doubted=tokens < most_tokens)
+        return _Bound(line_tokens, is_at_line=True)
+
+    @property
+    def _is_last(self) -> bool:
+        """Returns True if no compaction may carry the answer on any more."""
+        return self._progress.restarts >= self._context.settings.max_restarts or not self._has_gained
+
     @property
     def _is_used_up(self) -> bool:
         """Returns True if the client has got as many tokens as it asked for."""
@@ -586,6 +641,12 @@ class Answer:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
         return [*(self._one.dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
 
+    def _closing_for(self, error: CompactionError) -> list[Chunk]:
+        """The same behind the last leg, if the client has some of it; its request gets the error otherwise."""
+        if self._last is None or not self._progress.delivered:
+            raise error
+        return self._closing(*self._last)
+
     def _closing(self, prepared: PreparedRequest, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
         chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
@@ -620,16 +681,14 @@ class Answer:
         if details := self._progress.details(self._outcome, self._late_receipt):
             self._listener.ended(details)
         fields = relay.ending_fields if reason == relay.finish_reason else {}
-        return self._one.ending(reason, self.usage() if self._asked.wants_usage else None, fields)
-
-    def usage(self) -> dict[str, Any]:
-        return self._progress.usage(self._outcome, self._late_receipt)
+        usage = self._progress.usage(self._outcome, self._late_receipt)
+        return self._one.ending(reason, usage if self._asked.wants_usage else None, fields)
 
     @property
     def _late_receipt(self) -> Mapping[str, str]:
         return {} if self._asked.is_whole else self._listener.late_receipt
 
     @property
-    def is_cut(self) -> bool:
-        """Returns True if the window has ended the answer, and not the model or the client."""
-        return self._outcome != "completed"
+    def is_one_leg(self) -> bool:
+        """Returns True if a single upstream answer is all of it, and the window has not ended it."""
+        return not self.is_joined and self._outcome == "completed"

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from litellm_compaction.events import AnswerOutcome
-from litellm_compaction.proxy.answer.chunks import append_calls
 from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Place, Received, added_up
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -142,6 +141,10 @@ class OneAnswer:
         self._progress.delivered = True
         return {**self._base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
 
+    def beside(self, choices: Sequence[Chunk]) -> list[Chunk]:
+        """Choices beside the answer, as they came, in a chunk of it."""
+        return [{**self._base, "choices": list(choices)}] if choices else []
+
     def notice(self, text: str) -> Chunk | None:
         """`text` as a chunk, which delivers nothing of the answer; None if the client is not told here."""
         return self._told(self._notices.within if self._progress.delivered else self._notices.before, text)
@@ -187,42 +190,27 @@ class OneAnswer:
 
 
 def joined(chunks: Iterable[Chunk]) -> Chunk:
-    """The pieces of an answer as the one completion for a client that did not ask for a stream."""
+    """The chunks of an answer's legs, each call in one, as the one completion for a client that wants no stream."""
     envelope: Chunk = {}
     message: dict[str, Any] = {"role": "assistant"}
-    texts: dict[str, list[str]] = {}
-    calls: list[dict[str, Any]] = []
     last: dict[str, Any] = {}
     usage = None
     for chunk in chunks:
         envelope.update((key, value) for key, value in chunk.items() if key not in envelope and key != "choices")
         usage = chunk.get("usage") or usage
         for choice in chunk["choices"]:
-            last = {**last, **{key: value for key, value in choice.items() if value is not None}}
+            last |= {key: value for key, value in choice.items() if value is not None}
             for key, value in choice["delta"].items():
-                if key == "tool_calls":
-                    append_calls(calls, value)
-                elif key == "function_call" and isinstance(value, dict):
-                    message[key] = _added_call(message.get(key, {}), value)
-                elif isinstance(value, str) and key != "role":
-                    texts.setdefault(key, []).append(value)
-                elif isinstance(value, list) and isinstance(message.get(key, []), list):
-                    message[key] = [*message.get(key, ()), *value]
-                elif value is not None and key != "role":
-                    message[key] = value
-    message.update((key, "".join(pieces)) for key, pieces in texts.items())
-    if calls:
+                goes_on = key != "role" and isinstance(value, (str, list)) and isinstance(message.get(key), type(value))
+                if value is not None:
+                    message[key] = message[key] + value if goes_on else value
+    if calls := message.get("tool_calls"):
         message["tool_calls"] = [_whole_call(call) for call in calls]
     is_silent = calls or "function_call" in message or "refusal" in message
     message.setdefault("content", None if is_silent else "")
     choice = {**last, "index": 0, "message": message, "finish_reason": last.get("finish_reason") or "stop"}
     del choice["delta"]
     return {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage}
-
-
-def _added_call(known: Mapping[str, Any], fragment: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = (known.get("arguments") or "") + (fragment.get("arguments") or "")
-    return {"name": known.get("name") or fragment.get("name"), "arguments": arguments}
 
 
 def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,14 +189,10 @@ class UpstreamError(Exception):
         text: the body, for recognizing an overflow; never logged.
         response: the carrier's own error object, to be passed on unchanged.
         status: of HTTP, or in the error itself; None for none.
-        is_of_stream: the server has written a stream that is none; a whole answer may be right.
     """
 
-    def __init__(
-        self, text: str, response: Any = None, *, status: int | None = None, is_of_stream: bool = False
-    ) -> None:
+    def __init__(self, text: str, response: Any = None, *, status: int | None = None) -> None:
         super().__init__("the upstream server reported an error")
-        self.is_of_stream = is_of_stream
         self.text = text
         self.response = response
         self.status = status

@@ -27,7 +27,7 @@ from litellm_compaction.proxy.answer.chunks import REASONING_FIELDS, Numbers, ap
 from litellm_compaction.proxy.answer.endings import FULL_RATIO, NEAR_FULL_RATIO, End, judged, most_tokens
 from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import Asked, Chunk, UpstreamError
-from litellm_compaction.proxy.answer.sse import ERROR_BYTES, broken, no_stream, unreadable
+from litellm_compaction.proxy.answer.sse import ERROR_BYTES, broken, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
 
@@ -61,8 +61,7 @@ class Relay:
         self._most_prompt_tokens = most_tokens(prepared)
         self._window_tokens = prepared.window.tokens
         self._prompt_tokens = prepared.count.tokens
-        # A whole answer has no reader while it is written: it may fill the window, and has the server's own numbers.
-        self._stop_tokens = math.inf if asked.is_whole else int(streaming_ratio * prepared.window.tokens)
+        self._stop_tokens: float = int(streaming_ratio * prepared.window.tokens)
         self._generated = GeneratedTokens(prepared.count_text)
         partial, shown = progress.sent_text, prepared.shown
         self._joiner = Joiner(partial, shown=shown, is_trusted=prepared.is_trusted) if partial else None
@@ -83,11 +82,16 @@ class Relay:
         self._call_open = False
         self._received = 0
         self._has_choice = False
+        # Of the choice that is the answer; other ones, for which nobody has asked, go on as they came.
+        self._index: object = None
+        self.beside: Sequence[Chunk] = ()
         self._pieces = 0
         # Others in its context can end it at any moment: nothing is sent that ends inside a word.
         self.has_company = False
         self._is_share = False
         self.is_doubted = False
+        # Its `max_tokens` ends at the streaming line, and the window has room behind that.
+        self.is_at_line = False
         self._limit_tokens = 0
         self._asked_tokens: int | None = None
         self._danger_tokens = 0.0
@@ -136,11 +140,13 @@ class Relay:
             return []
         if chunk.get("usage") is not None:
             self._take_usage(chunk)
-        # `dict` and not `Mapping` for every chunk: an abstract class is ten times slower to ask.
-        choice = next(iter(chunk.get("choices") or ()), None)
-        if not isinstance(choice, dict):
+        choices = chunk.get("choices") or ()
+        if not self._has_choice and choices:
+            self._has_choice, self._index = True, choices[0].get("index")
+        choice = next((each for each in choices if each.get("index") == self._index), None)
+        self.beside = [each for each in choices if each is not choice] if len(choices) > 1 or choice is None else []
+        if choice is None:
             return []
-        self._has_choice = True
         self.answer_id = str(chunk.get("id") or "")
         if choice.get("finish_reason"):
             self.finish_reason = choice["finish_reason"]
@@ -198,7 +204,7 @@ class Relay:
             has_room = self.is_doubted and self.filled_tokens < self._stop_tokens
             self.end = "spent" if self._is_share or has_room else "limit"
         elif not self._has_choice:
-            self.end, self.error = "failed", no_stream("its answer is empty")
+            self.end, self.error = "failed", unreadable("its answer is empty")
         elif self._is_broken:
             self.end, self.error = "failed", broken()
         else:

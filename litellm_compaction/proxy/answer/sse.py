@@ -148,19 +148,14 @@ def unreadable(why: str) -> UpstreamError:
     return _bad_gateway(UpstreamError, f"The model's server cannot be understood: {why}.")
 
 
-def no_stream(why: str) -> UpstreamError:
-    """The error for a stream that does not say an answer."""
-    return _bad_gateway(UpstreamError, f"The model's server cannot be understood: {why}.", is_of_stream=True)
-
-
 def broken() -> UpstreamError:
     """The error for a stream that stops before its end."""
-    return _bad_gateway(UpstreamDropped, "The model's server has broken off its answer.", is_of_stream=True)
+    return _bad_gateway(UpstreamDropped, "The model's server has broken off its answer.")
 
 
-def _bad_gateway(kind: type[UpstreamError], message: str, *, is_of_stream: bool = False) -> UpstreamError:
+def _bad_gateway(kind: type[UpstreamError], message: str) -> UpstreamError:
     body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
-    return kind(message, httpx.Response(502, json=body), status=502, is_of_stream=is_of_stream)
+    return kind(message, httpx.Response(502, json=body), status=502)
 
 
 def events_of(batch: Batch) -> bytes:
@@ -224,7 +219,7 @@ class _Events:
             if chunk is not None:
                 chunks.append(chunk)
             elif not line:
-                return chunks, False, no_stream("a piece of its answer is no part of one")
+                return chunks, False, unreadable("a piece of its answer is no part of one")
             elif data:
                 self._add(data)
         return chunks, False, None

@@ -28,12 +28,18 @@ class Thoughts:
     def __init__(self, context: RequestContext, asked: Asked, progress: Progress, upstream: Upstream) -> None:
         self._context = context
         self._asked_tokens = asked.thoughts_tokens
+        self._is_whole = asked.is_whole
         self._progress = progress
         self._upstream = upstream
         self._has_asked = False
 
     def most_tokens(self, prepared: PreparedRequest) -> float:
-        """The room for thoughts in one request: what the budget leaves, or less once the model is to think no more."""
+        """The room for thoughts in one request: what the budget leaves, or less once the model is to think no more.
+
+        A whole answer is not seen before its end, and its own bound ends its thoughts.
+        """
+        if self._is_whole:
+            return math.inf
         if prepared.closing is not None:
             return max(self._context.settings.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
         ratio, budget_tokens = self._context.settings.reasoning_budget_ratio, self._asked_tokens

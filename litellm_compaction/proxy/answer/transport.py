@@ -40,12 +40,17 @@ from litellm_compaction.proxy.answer.sse import (
     events_of,
     json_object,
     pass_events,
-    read_body,
     short_error,
-    unreadable,
 )
 from litellm_compaction.proxy.answer.unread import ReadAhead, closed_if_unread
-from litellm_compaction.proxy.answer.upstream import HttpUpstream, Unsupported, end_to_end, is_stream, with_body
+from litellm_compaction.proxy.answer.upstream import (
+    HttpUpstream,
+    Unsupported,
+    end_to_end,
+    is_stream,
+    read_whole,
+    with_body,
+)
 from litellm_compaction.proxy.refusals import (
     RECOGNIZED,
     bad_request,
@@ -54,7 +59,6 @@ from litellm_compaction.proxy.refusals import (
     response_of,
     server_gone,
 )
-from litellm_compaction.windows.fetch import is_quickly_read
 
 # Clients are made anew above this number.
 _MAX_SERVERS = 1024
@@ -147,7 +151,7 @@ class GuardedTransport(ListTransport):
             if upstream.wants_stream:
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
             asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
-            return await self._whole(partial(self._answer, upstream, asked, prepared), upstream)
+            return await self._whole(self._answer(upstream, asked, prepared), upstream)
         except CompactionError as error:
             return self._refused(error)
         except RecursionError:
@@ -163,7 +167,8 @@ class GuardedTransport(ListTransport):
         found = await off_loop_if(long, lambda: wire.decode_prompt(body, is_bridged=False))
         ids = await off_loop_if(long, lambda: wire.longest_ids(body))
         if found is None and ids is None:
-            return await _short_if_error(await self._inner.handle_async_request(request))
+            response = await self._inner.handle_async_request(request)
+            return response if response.status_code < 400 else await read_whole(response, ERROR_BYTES)
         asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body))
         try:
             if found is None:
@@ -236,16 +241,17 @@ class GuardedTransport(ListTransport):
         stream = _EventStream(first, batches, self._listener)
         return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
 
-    async def _whole(self, make: Callable[[], Answer], upstream: HttpUpstream) -> httpx.Response:
-        """One JSON answer: the server's own if it gave one, else its pieces joined."""
-        answer = make()
+    async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
+        """One JSON answer: the server's own as it came, or its legs joined."""
         try:
             chunks = [chunk async for batch in answer.batches() for chunk in batch]
         except UpstreamError as error:
-            return await self._whole(make, upstream) if upstream.gives_up_streams(error) else _refusal(error)
-        if upstream.whole is not None and not answer.is_cut and not answer.is_joined:
-            return with_body(upstream.whole, upstream.whole.content)
-        return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))
+            return _refusal(error)
+        if upstream.whole is not None and answer.is_one_leg:
+            return upstream.whole
+        # `httpx` writes no NaN, which servers do.
+        content = json.dumps(joined(chunks)).encode()
+        return httpx.Response(200, headers=_headers(upstream, "application/json"), content=content)
 
 
 class _Held(httpx.AsyncByteStream):
@@ -375,31 +381,14 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -
     return created
 
 
-async def _short_if_error(response: httpx.Response) -> httpx.Response:
-    if response.status_code < 400:
-        return response
-    try:
-        body, _ = await read_body(response, ERROR_BYTES)
-    finally:
-        await response.aclose()
-    return with_body(response, body)
-
-
 async def _passed_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
     """An answer that is no stream, read within bounds; a body without an answer is cut to `ERROR_BYTES`."""
-    if response.status_code >= 400:
-        return await _short_if_error(response)
     try:
-        body, is_whole = await read_body(response, most_bytes)
-        if not is_whole:
-            raise unreadable(f"its answer has more than {most_bytes} bytes")
+        whole = await read_whole(response, most_bytes)
     except UpstreamError as error:
         return _refusal(error)
-    finally:
-        await response.aclose()
-    is_short = len(body) <= ERROR_BYTES
-    is_answer = is_short or (is_quickly_read(body) and "choices" in json_object(body))
-    return with_body(response, body if is_answer else body[:ERROR_BYTES])
+    is_answer = len(whole.content) <= ERROR_BYTES or "choices" in json_object(whole.content)
+    return whole if is_answer else with_body(whole, whole.content[:ERROR_BYTES])
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:

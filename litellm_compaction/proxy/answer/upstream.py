@@ -1,8 +1,4 @@
-"""A deployment's server as the transport asks it: for a stream if it can, in the way by which an answer goes on.
-
-A stream can be watched, bounded while it runs, and ended with its client; a whole answer cannot: a llama.cpp whose
-client has left a plain request generates to its end, one that streams stops in half a second (measured 2026-11-22).
-"""
+"""A deployment's server as the transport asks it: for what the client wants, a stream or a whole answer."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 
@@ -21,7 +17,7 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import JsonValue, Message
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.answer.chunks import as_chunk
+from litellm_compaction.proxy.answer.chunks import as_chunk, is_right_answer
 from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Continuation, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.sse import (
     ERROR_BYTES,
@@ -40,15 +36,9 @@ from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
 # Statuses by which servers refuse an unknown key (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
 _UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
-# Our additions to a request that the client may not want.
-Addition: TypeAlias = Literal["usage", "stream"]
-# By the address of a server.
-Unsupported: TypeAlias = Bounded[tuple[str, Addition], None]
-_NAMES: Mapping[Addition, re.Pattern[str]] = {
-    "usage": re.compile(r"stream_options|include_usage"),
-    # Not "upstream", which gateways write into errors of all kinds.
-    "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
-}
+# Addresses of servers that refuse to report a stream's usage.
+Unsupported: TypeAlias = Bounded[str, None]
+_USAGE_NAMES = re.compile(r"stream_options|include_usage")
 # Of a request that generates nothing; the answer that it is about waits meanwhile.
 _CONTROL_LIMIT_S = 5.0
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
@@ -63,11 +53,11 @@ class HttpUpstream:
         inner: carries the requests.
         request: of LiteLLM's client.
         body: its JSON.
-        unsupported: our additions that servers have refused, so that each is asked in vain once.
+        unsupported: servers that have refused our question for the usage, so that each is asked in vain once.
 
     Attributes:
         headers: of the first answer; None before it.
-        whole: the only answer, if the server has given it as one JSON; else None.
+        whole: the last answer, if the server has given it as one JSON that clients read as it is; else None.
     """
 
     def __init__(
@@ -82,8 +72,7 @@ class HttpUpstream:
         self._body = body
         self._unsupported = unsupported
         self._added = _NOTHING
-        self._left_out: set[Addition] = set()
-        self._answers = 0
+        self._leaves_usage_out = str(request.url) in unsupported
         self.headers: httpx.Headers | None = None
         self.whole: httpx.Response | None = None
 
@@ -91,17 +80,6 @@ class HttpUpstream:
     def wants_stream(self) -> bool:
         """Returns True if the client reads a stream."""
         return bool(self._body.get("stream"))
-
-    def gives_up_streams(self, error: UpstreamError) -> bool:
-        """Returns True if the client wants no stream, and the server's was none: it is asked for whole answers now.
-
-        If it gives one, it is never again asked for a stream that its client does not want.
-        """
-        if self.wants_stream or not error.is_of_stream or self._leaves_out("stream"):
-            return False
-        self._left_out.add("stream")
-        self._answers = 0
-        return True
 
     @property
     def ways(self) -> frozenset[Way]:
@@ -124,16 +102,19 @@ class HttpUpstream:
             self._body["tools"] = list(tools)
         self._added = wire.THOUGHTS_CAN_END if can_end_thoughts else _NOTHING
         # Leaving the context closes the connection, which stops the server.
-        response = await self._streaming(messages, max_tokens, continuation=continuation)
+        response = await self._answered(messages, max_tokens, continuation=continuation)
         ahead = ReadAhead(response, on_end) if is_stream(response) else None
         try:
-            self._answers += 1
+            if ahead is not None and not self.wants_stream:
+                raise unreadable("it streams an answer that was asked for as a whole")
             self.headers = self.headers or response.headers
-            self.whole = None
             if ahead is not None:
                 yield read_events(ahead, Bounds.of(max_tokens))
             else:
-                yield await self._as_stream(response, Bounds.of(max_tokens).event_bytes)
+                whole = await read_whole(response, Bounds.of(max_tokens).event_bytes)
+                chunk, is_right = _as_chunk(whole)
+                self.whole = whole if is_right else None
+                yield _one(chunk)
         finally:
             await (ahead or response).aclose()
 
@@ -164,7 +145,7 @@ class HttpUpstream:
         body = {**self._body, **self._added, **wire.with_output_limit(self._body, max_tokens)}
         if stream:
             body["stream"] = True
-            if not self._leaves_out("usage"):
+            if not self._leaves_usage_out:
                 body.update(wire.with_usage(body))
         if messages is not None:
             body["messages"] = wire.encode(messages, like=self._body.get("messages") or [])
@@ -200,14 +181,13 @@ class HttpUpstream:
             raise unreadable("its answer is compressed in a way that nobody has asked for")
         return response
 
-    async def _streaming(
+    async def _answered(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> httpx.Response:
-        """A response that streams, if the server knows how to; the caller closes it."""
+        """The server's response, to a second request if it refuses to report a stream's usage; the caller closes it."""
         while True:
-            stream = self.wants_stream or not self._leaves_out("stream")
             try:
-                response = await self.send(messages, max_tokens, continuation=continuation, stream=stream)
+                response = await self.send(messages, max_tokens, continuation=continuation, stream=self.wants_stream)
             except httpx.TransportError as error:
                 # It took the request and broke down over it, as it does at an overflow near a full window.
                 is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
@@ -215,55 +195,37 @@ class HttpUpstream:
                     raise UpstreamDropped("", None) from error
                 raise
             if response.status_code not in _UNKNOWN_KEY_STATUSES:
-                if response.status_code == HTTPStatus.OK:
-                    # Proof that the server refused an addition: an error may quote the client.
-                    for addition in self._left_out:
-                        self._unsupported[self._address, addition] = None
+                if self._leaves_usage_out and response.status_code == HTTPStatus.OK:
+                    # Proof that the server refused just that: an error may quote the client.
+                    self._unsupported[str(self._request.url)] = None
                 return response
-            try:
-                body, _ = await read_body(response, ERROR_BYTES)
-            finally:
-                await response.aclose()
-            response = with_body(response, body)
-            if not self._has_refused(response.text):
+            response = await read_whole(response, ERROR_BYTES)
+            if self._leaves_usage_out or not self.wants_stream or not _USAGE_NAMES.search(response.text):
                 return response
-
-    def _has_refused(self, error: str) -> bool:
-        """Returns True if an error names one of our additions; it is left out of this request from now on."""
-        addition = next((addition for addition, names in _NAMES.items() if names.search(error)), None)
-        if addition is None or addition in self._left_out or (addition == "stream" and self.wants_stream):
-            return False
-        self._left_out.add(addition)
-        return True
-
-    def _leaves_out(self, addition: Addition) -> bool:
-        """Returns True if an addition is left out of this request; once it is, it stays so."""
-        if (self._address, addition) in self._unsupported:
-            self._left_out.add(addition)
-        return addition in self._left_out
-
-    async def _as_stream(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[Batch]:
-        """A response that is no event stream, as one: a whole answer is one chunk."""
-        is_answer = response.status_code == 200
-        body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
-        if is_answer and not is_whole:
-            raise unreadable(f"its answer has more than {most_bytes} bytes")
-        if is_answer and not is_quickly_read(body):
-            raise unreadable("its answer has too many values")
-        response = with_body(response, body)
-        chunk = _as_chunk(response)
-        if self._answers == 1:
-            self.whole = response
-        return _one(chunk)
-
-    @property
-    def _address(self) -> str:
-        return str(self._request.url)
+            self._leaves_usage_out = True
 
 
 def _completions(url: httpx.URL) -> httpx.URL:
     """The server's address for text completions, beside its address for chats."""
     return url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
+
+
+async def read_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
+    """A response that is no stream, with its body; of an error only the beginning.
+
+    Raises:
+        UpstreamError: it has not come to its end, or is out of bounds.
+    """
+    is_answer = response.status_code == HTTPStatus.OK
+    try:
+        body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
+    finally:
+        await response.aclose()
+    if is_answer and not is_whole:
+        raise unreadable(f"its answer has more than {most_bytes} bytes")
+    if is_answer and not is_quickly_read(body):
+        raise unreadable("its answer has too many values")
+    return with_body(response, body)
 
 
 def is_stream(response: httpx.Response) -> bool:
@@ -285,8 +247,8 @@ async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
     yield [chunk]
 
 
-def _as_chunk(response: httpx.Response) -> Chunk:
-    """A whole answer as if it had come in one piece of a stream.
+def _as_chunk(response: httpx.Response) -> tuple[Chunk, bool]:
+    """A whole answer as a chunk, and True if nothing in it had to be read as something else.
 
     Raises:
         UpstreamError: it is not an answer.
@@ -294,7 +256,8 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     text, status = response.content[:ERROR_BYTES].decode(errors="replace"), response.status_code
     if status != HTTPStatus.OK:
         raise UpstreamError(text, response, status=status)
-    chunk = as_chunk(json_object(response.content))
+    answer = json_object(response.content)
+    chunk = as_chunk(answer)
     choices = chunk.get("choices") if chunk is not None else None
     if chunk is None or not choices:
         # An error inside of 200 would be an empty stream to LiteLLM.
@@ -302,7 +265,5 @@ def _as_chunk(response: httpx.Response) -> Chunk:
         raise UpstreamError(text, refused, status=refused.status_code)
     delta = choices[0].get("delta") or {}
     calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
-    return {
-        **chunk,
-        "choices": [{**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}],
-    }
+    first = {**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}
+    return {**chunk, "choices": [first]}, is_right_answer(answer["choices"])

@@ -99,6 +99,11 @@ def ended(end: End, **facts: bool) -> Ended:
         (ended("called_back", gives_way=True), "go_on"),
         (ended("spent", gives_way=True, is_delivered=False), "anew"),
         (ended("spent", gives_way=True, has_whole_calls=True), "calls"),
+        (ended("done", only_recalls=True), "look_up"),
+        (ended("done", only_recalls=True, is_used_up=True), "used_up"),
+        (ended("limit", is_used_up=True), "used_up"),
+        (ended("done", is_used_up=True), "deliver"),
+        (ended("limit", is_used_up=True, has_whole_calls=True), "calls"),
     ],
 )
 def test_each_end_has_one_step(found: Ended, step: Step) -> None:

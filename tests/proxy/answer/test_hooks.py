@@ -13,7 +13,7 @@ from litellm.exceptions import APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, WholeUpstream
+from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream
 from litellm_compaction.proxy.answer.protocol import Continuation, Received, UpstreamError
 
 # LiteLLM's own types, which it builds when they are first used.
@@ -69,11 +69,9 @@ class _Router:
         return self.outcome
 
 
-def _upstream(
-    first: _Stream | None, router: _Router | None = None, *, kind: type[HookedUpstream] = HookedUpstream
-) -> HookedUpstream:
+def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUpstream:
     log = first.logging_obj if first is not None else _Log()
-    return kind(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
+    return HookedUpstream(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
 
 
 def _logged(log: _Log) -> list[str]:
@@ -99,21 +97,20 @@ async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrap
 
 @pytest.mark.parametrize(("status", "may_pass"), [(400, False), (404, False), (500, True), (503, True)])
 async def test_what_a_server_does_not_go_on_with_itself_is_asked_otherwise(status: int, may_pass: bool) -> None:
-    """The loop judges it, streamed or not; asked in the user's place there is no other way, and it stays what it is."""
+    """The loop judges it; asked in the user's place there is no other way, and it stays what it is."""
     error = APIError(status_code=status, message="no", llm_provider="openai", model="any")
     own: Way = "prefill"
     asking: Way = "turn"
     for way in (own, asking):
-        for kind in (HookedUpstream, WholeUpstream):
-            opened = _upstream(None, _Router(error), kind=kind)
-            with pytest.raises(UpstreamError if way == "prefill" else APIError) as raised:
-                async with opened.open(None, 100, continuation=Continuation(way=way)):
-                    pass
-            if isinstance(raised.value, UpstreamError):
-                assert raised.value.__cause__ is error
-                assert raised.value.may_pass is may_pass
-            else:
-                assert raised.value is error
+        opened = _upstream(None, _Router(error))
+        with pytest.raises(UpstreamError if way == "prefill" else APIError) as raised:
+            async with opened.open(None, 100, continuation=Continuation(way=way)):
+                pass
+        if isinstance(raised.value, UpstreamError):
+            assert raised.value.__cause__ is error
+            assert raised.value.may_pass is may_pass
+        else:
+            assert raised.value is error
 
 
 async def test_stopped_stream_is_logged_with_what_it_gave() -> None:

@@ -29,7 +29,7 @@ from litellm_compaction.simulator.rendering import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
-from tests.engine.bench import settled
+from tests.engine.bench import settled, usage
 from tests.proxy.scripted import RESTARTED, Context, Read, Scene, Turn, chunks_of, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]
@@ -227,6 +227,7 @@ async def test_answer_that_no_compaction_helps_goes_on_to_the_end_of_the_window(
     assert (read.usages[0]["compaction"], scene.listener.details) == (expected, expected)
 
 
+_NO_TEXT = ("exceeded", "whole")
 CLOSINGS = {
     "attempts": (SHORT, Turn(reply=goes_on(numbered_words(2400))), {"max_restarts": 1}, ATTEMPTS_NOTICE),
     "nearly full": ([{"role": "user", "content": prose("sacred", 1600)}], Turn(reply=Reply(WORDS)), {}, "nearly full"),
@@ -239,9 +240,12 @@ CLOSINGS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["stream", "whole", "json"])
 @pytest.mark.parametrize("place", ["content", "reasoning", "off"])
-@pytest.mark.parametrize("outcome", CLOSINGS)
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    # Of a whole answer that overflows the server gives nothing.
+    [(outcome, kind) for outcome in CLOSINGS for kind in ("stream", "whole", "json") if (outcome, kind) != _NO_TEXT],
+)
 async def test_closing_text_goes_where_nothing_can_break(outcome: str, place: Any, kind: str) -> None:
     """In the text for people, in a last thought for programs; a document and its rest stay without a word of ours.
 
@@ -420,7 +424,21 @@ async def test_cancelled_wait_closes_the_upstream(place: str) -> None:
     assert len(scene.server.opened) == (2 if place.startswith("second") else 1)
 
 
-@pytest.mark.parametrize("kind", ["words", "calls", "thoughts", "json", "whole", "error", "drop", "long prompt"])
+async def test_a_whole_answer_that_nobody_reads_is_ended_and_holds_its_room_for_a_while() -> None:
+    """Its request is cancelled; a server that does not notice writes it to its bound."""
+    turn = Turn(reply=Reply(WORDS), end="hang", after_tokens=30)
+    scene = _beside_others(Scene(SHORT, [turn], is_whole=True, output_tokens=4))
+    reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.context)))
+    await asyncio.wait_for(scene.server.hanging.wait(), 60)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert not any(opened.is_open for opened in scene.server.opened)
+    (pool,) = scene.compactor._admission._pools
+    assert usage(scene.compactor._admission, pool).used_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["words", "calls", "thoughts", "json", "error", "drop", "long prompt"])
 async def test_chunks_that_come_together_go_out_as_if_they_had_come_one_by_one(kind: str) -> None:
     """A fast server's read holds hundreds of chunks: the answer is the same, restarts and what is held included."""
     replies: dict[str, Reply | Callable[[Sequence[Message]], Reply]] = {
@@ -434,7 +452,7 @@ async def test_chunks_that_come_together_go_out_as_if_they_had_come_one_by_one(k
     read: list[list[tuple[Any, Any]]] = []
     for size in (1, 3, 1000):
         messages = talk("before", 2500) if kind == "long prompt" else SHORT
-        scene = Scene(messages, [turn], is_json=kind == "json", is_whole=kind == "whole", chunk_tokens=3)
+        scene = Scene(messages, [turn], is_json=kind == "json", chunk_tokens=3)
         scene.server.together = size
         chunks: list[tuple[Any, Any]] = []
         with contextlib.suppress(UpstreamError):
@@ -500,8 +518,8 @@ async def test_answers_beside_each_other_never_come_to_more_than_the_window(
     ]
     assert [scene.listener.details for scene in scenes] == [{}] * count
     assert context.most_tokens <= 4096
-    # The first came alone, and had to stop unless it was over soon.
-    assert len(scenes[0].server.opened) > 1 or words == 120
+    # The first came alone, and had to stop unless it was over soon; a whole answer is not stopped.
+    assert len(scenes[0].server.opened) > 1 or words == 120 or is_whole
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7])
@@ -665,3 +683,18 @@ async def test_answer_that_finds_no_room_to_go_on_ends_regularly() -> None:
     assert text.startswith(said.rstrip())
     assert len(said) > 1000
     assert abort
+
+
+@pytest.mark.parametrize("floor", [0.3, 0.6, 0.75, 0.85])
+async def test_a_whole_answer_ends_at_the_line_if_it_can_go_on_and_at_the_windows_end_otherwise(floor: float) -> None:
+    """No word is lost, and no room: an answer that no compaction helps has all of the window, as a stream has it."""
+    messages = [{"role": "user", "content": prose("floor", int(floor * 8192))}]
+    words = numbered_words(12_000)
+    scene = Scene(messages, [Turn(reply=goes_on(words))], window_tokens=8192, is_whole=True)
+    read = await scene.read()
+    legs = scene.server.opened
+    ends = [leg.prompt_tokens + leg.max_tokens for leg in legs]
+    assert all(end <= 0.9 * 8192 + 1 for end in ends[:-1])
+    assert ends[-1] > 0.93 * 8192
+    assert words.startswith(read.text.partition("\n\n\u26a0")[0])
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])

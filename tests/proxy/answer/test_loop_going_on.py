@@ -71,12 +71,13 @@ async def test_an_answer_that_ends_at_a_doubted_bound_goes_on_by_the_told_number
     assert read.raw_text.count(RESTARTED) == restarts
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("usage", [False, True])
-async def test_a_call_that_a_doubted_bound_cuts_is_asked_for_once_more(usage: bool) -> None:
+async def test_a_call_that_a_doubted_bound_cuts_is_asked_for_once_more(usage: bool, is_whole: bool) -> None:
     """The client has nothing of it yet; a server that tells no number does not cut it again and again."""
     arguments = json.dumps({"text": prose("doubt", 1370)})
     turns = [Turn(reply=Reply("", tool_calls=[("write", arguments)]), usage=usage)]
-    made = Scene(talk("doubted call", 400), turns, window_tokens=2048)
+    made = Scene(talk("doubted call", 400), turns, window_tokens=2048, is_whole=is_whole)
     read = await made.read()
     assert (read.calls, read.finish_reasons, read.raw_text) == ([("write", arguments)], ["tool_calls"], "")
     assert len(made.server.opened) == 2

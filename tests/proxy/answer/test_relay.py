@@ -16,7 +16,7 @@ from litellm_compaction.proxy.answer.one_answer import Progress
 from litellm_compaction.proxy.answer.protocol import SILENT, Asked
 from litellm_compaction.proxy.answer.relay import Relay
 from tests.engine.test_recalling import LONG, Scene
-from tests.proxy.answer.wired import Body, Wire, choice_of, chunk, sse
+from tests.proxy.answer.wired import Body, Wire, chunk, sse, text_of
 
 
 async def test_white_space_blank_by_blank_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +30,7 @@ async def test_white_space_blank_by_blank_is_looked_at_once(monkeypatch: pytest.
     monkeypatch.setattr(relay, "settled_length", counting)
     pieces = ["word " * 1_400, *[" "] * 4_000, "last"]
     wire = Wire([lambda: sse(*map(said, pieces), chunk({}, "stop"))], window_tokens=2048)
-    answer = await wire.ask()
-    assert choice_of(answer)["message"]["content"] == "".join(pieces)
+    assert text_of(await wire.ask(stream=True)) == "".join(pieces)
     assert 0 < looked[0] < 20_000
 
 

@@ -1,4 +1,4 @@
-"""The transport below LiteLLM's client: every server is asked for a stream, every client gets what it asked for."""
+"""The transport below LiteLLM's client: a server is asked for what the client wants, a stream or a whole answer."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from functools import cache
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from litellm_compaction.proxy.answer.transport import Clients, ListTransport
-from tests.proxy.answer.wired import SHORT, USAGE, USAGE_CHUNK, Body, Wire, choice_of, chunk, sse, whole
+from tests.proxy.answer.wired import SHORT, USAGE, USAGE_CHUNK, Body, Wire, choice_of, chunk, sse, text_of, whole
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_server_that_ignores_stream_is_understood(stream: bool) -> None:
-    """One JSON in spite of `stream: true`: a whole answer is given on as it came, a stream is made of it."""
+async def test_server_that_ignores_stream_is_understood() -> None:
+    """One JSON in spite of `stream: true`: a stream is made of it."""
     call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     message = {"content": "I look.", "tool_calls": [call]}
     wire = Wire([lambda: whole(message, "tool_calls")])
-    answer = await wire.ask(stream=stream)
-    if not stream:
-        assert answer.json() == whole(message, "tool_calls").json()
-        return
+    answer = await wire.ask(stream=True)
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
@@ -39,34 +35,21 @@ async def test_server_that_refuses_stream_options_is_asked_without() -> None:
     refusal = httpx.Response(400, json={"error": {"message": "Unknown parameter: stream_options"}})
     answered = [chunk({"content": "Fine."}), chunk({}, "stop")]
     wire = Wire([lambda: refusal, lambda: sse(*answered)])
-    answer = await wire.ask()
-    assert (choice_of(answer)["message"]["content"], answer.json()["usage"]["prompt_tokens"] > 0) == ("Fine.", True)
-    await wire.ask()
+    answer = await wire.ask(stream=True)
+    assert (text_of(answer), '"prompt_tokens"' in answer.text) == ("Fine.", True)
+    await wire.ask(stream=True)
     assert ["stream_options" in sent for sent in wire.sent] == [True, False, False]
 
 
-async def test_server_that_refuses_streams_is_asked_for_whole_answers() -> None:
-    """The server's own JSON reaches the client; one that wants a stream gets the refusal."""
-    refusal = httpx.Response(400, json={"error": {"message": "stream is not supported by this server"}})
-    wire = Wire([lambda: refusal, lambda: whole({"content": "Fine."})])
-    assert choice_of(await wire.ask())["message"]["content"] == "Fine."
-    assert [sent.get("stream") for sent in wire.sent] == [True, None]
-    streamed = Wire([lambda: refusal])
-    assert (await streamed.ask(stream=True)).status_code == 400
-    assert len(streamed.sent) == 1
-
-
-@pytest.mark.parametrize("words", ["stream_options", "streaming"])
-async def test_a_client_whose_words_are_quoted_teaches_nothing_of_the_server(words: str) -> None:
+async def test_a_client_whose_words_are_quoted_teaches_nothing_of_the_server() -> None:
     """An error that quotes it takes our addition out of its own request, and out of nobody else's."""
-    refusal = httpx.Response(400, json={"error": {"message": f"Unexpected role '{words}'"}})
+    refusal = httpx.Response(400, json={"error": {"message": "Unexpected role 'stream_options'"}})
     answered = [chunk({"content": "Fine."}), chunk({}, "stop")]
     wire = Wire([lambda: refusal, lambda: refusal, lambda: sse(*answered)])
-    odd = [{"role": words, "content": "hi"}, {"role": "user", "content": "hi"}]
-    assert (await wire.ask(messages=odd)).status_code == 400
-    assert choice_of(await wire.ask())["message"]["content"] == "Fine."
-    asked = [(sent.get("stream"), "stream_options" in sent) for sent in wire.sent]
-    assert (asked[0], asked[2:]) == ((True, True), [(True, True)])
+    odd = [{"role": "stream_options", "content": "hi"}, {"role": "user", "content": "hi"}]
+    assert (await wire.ask(stream=True, messages=odd)).status_code == 400
+    assert text_of(await wire.ask(stream=True)) == "Fine."
+    assert ["stream_options" in sent for sent in wire.sent] == [True, False, True]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -150,7 +133,6 @@ _LONG_ERRORS: dict[str, tuple[Body, Callable[[], httpx.Response]]] = {
     "an error": ({}, lambda: httpx.Response(500, json={"error": _LONG})),
     "an error of a stream": ({"stream": True}, lambda: httpx.Response(400, json={"error": _LONG})),
     "a first event": ({"stream": True}, lambda: sse({"error": _LONG})),
-    "a later event": ({}, lambda: sse(chunk({"content": "On"}), {"error": _LONG})),
     "an overflow as an event": (
         {"stream": True},
         lambda: sse({"error": {"message": "Context size has been exceeded. " + "broken " * 300_000}}),
@@ -179,9 +161,8 @@ async def test_no_way_gives_litellm_a_long_error(error: str) -> None:
 async def test_answer_that_does_not_end_is_ended() -> None:
     """A server that knows no limit: after four windows it is not listened to any more."""
     wire = Wire([lambda: sse(*[chunk({"content": "word " * 50})] * 500)], window_tokens=2048)
-    answer = await wire.ask()
-    assert answer.status_code >= 500
-    assert "does not end" in answer.text
+    with pytest.raises(APIStatusError, match="does not end"):
+        await wire.ask(stream=True)
 
 
 EVERY_KIND: list[Body] = [
@@ -252,53 +233,85 @@ async def test_clients_of_one_server_share_no_call() -> None:
     assert seen == [("a", None), ("b", None)] * 2
 
 
-async def test_everything_that_a_stream_can_hold_is_joined() -> None:
-    """Thoughts, calls by index, what only some servers send; what ends the choice keeps its own fields."""
-    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "read", "arguments": ""}}
-    more = {"index": 0, "id": None, "type": None, "function": {"name": None, "arguments": '{"a":1}'}}
-    other = {"index": 1, "id": "b", "function": {"name": "list", "arguments": "{}"}}
-    last = chunk({}, "tool_calls")
-    last["choices"][0]["stop_reason"] = 17
-    deltas = [{"reasoning_content": "Let me"}, {"reasoning_content": " see."}, {"tool_calls": [call]}]
-    deltas += [{"tool_calls": [more]}, {"tool_calls": [other]}, {"annotations": [{"at": 1}]}]
-    choice = choice_of(await Wire([lambda: sse(*map(chunk, deltas), last, USAGE_CHUNK)]).ask())
+async def test_a_whole_answer_stays_a_whole_answer() -> None:
+    """No stream is opened for it, and what OpenAI's clients can read reaches them as it came, all of it."""
+    for extra in ({}, {"audio": {"id": "a"}}, {"score": float("nan")}, {"refusal": "I cannot."}, {"annotations": [1]}):
+        body = {"choices": [{"index": 0, "message": {"content": "One", **extra}}, {"index": 1, "message": {}}]}
+        wire = Wire([lambda body=body: httpx.Response(200, content=json.dumps(body))])
+        assert (await wire.ask()).text == json.dumps(body)
+        assert ["stream" in sent for sent in wire.sent] == [False]
+    wire = Wire([lambda: sse(chunk({"content": "One"}, "stop"))])
+    answer = await wire.ask()
+    assert (answer.status_code, "One" in answer.text, len(wire.sent)) == (502, False, 1)
+
+
+_CALLED: Body = {
+    "content": None,
+    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "read", "arguments": '{"a": 1}'}}],
+}
+_OF_ANOTHER_SHAPE: list[tuple[Body, Body]] = [
+    ({"content": [{"type": "text", "text": "One"}, {"text": " two"}]}, {"content": "One two"}),
+    ({"content": None, "tool_calls": [{"id": "a", "function": {"name": "read", "arguments": {"a": 1}}}]}, _CALLED),
+    ({"content": None, "tool_calls": {"id": "a", "function": {"name": "read", "arguments": '{"a": 1}'}}}, _CALLED),
+]
+
+
+@pytest.mark.parametrize(("message", "read"), _OF_ANOTHER_SHAPE)
+async def test_a_whole_answer_of_another_shape_is_read(message: Body, read: Body) -> None:
+    """As what it says: text in parts, arguments as an object, calls as one."""
+    assert choice_of(await Wire([lambda: whole(message)]).ask())["message"] == {"role": "assistant", **read}
+
+
+async def test_a_second_choice_in_a_stream_goes_on_as_it_came() -> None:
+    """Nobody has asked for it, and its server has written it: beside the answer, in one chunk with it or in its own."""
+    other = {"index": 1, "delta": {"content": "Two"}, "finish_reason": "stop"}
+    both, own = chunk({"content": "One"}), {**chunk({}), "choices": [other]}
+    both["choices"].append(other)
+    for events in ([both], [chunk({"content": "One"}), own]):
+        answer = await Wire([lambda events=events: sse(*events, chunk({}, "stop"), USAGE_CHUNK)]).ask(stream=True)
+        found = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        choices = [choice for event in found for choice in event["choices"]]
+        assert [choice for choice in choices if choice["index"] == 1] == [other]
+        assert "".join(choice["delta"].get("content", "") for choice in choices if choice["index"] == 0) == "One"
+
+
+async def test_the_legs_of_a_whole_answer_are_one() -> None:
+    """One that ends at the bound goes on: texts, thoughts and lists behind each other, the last leg's calls and end."""
+    first = {"content": "One two", "reasoning_content": "Let me", "annotations": [{"at": 1}]}
+    call = {"id": "a", "function": {"name": "read", "arguments": "{}"}}
+    other = {**call, "id": "b", "function": {"name": "list", "arguments": "{}"}}
+    last = {
+        "content": "two three.",
+        "reasoning_content": " see.",
+        "annotations": [{"at": 2}],
+        "tool_calls": [call, other],
+    }
+    wire = Wire(
+        [
+            # The last word is held, and written again.
+            lambda: whole(first, "length", completion_tokens=wire.sent[-1]["max_tokens"]),
+            lambda: whole(last, "tool_calls"),
+        ]
+    )
+    answer = await wire.ask()
+    choice = choice_of(answer)
     assert choice["message"] == {
         "role": "assistant",
-        "content": None,
+        "content": "One two three.",
         "reasoning_content": "Let me see.",
-        "annotations": [{"at": 1}],
-        "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "read", "arguments": '{"a":1}'}},
-            {"id": "b", "type": "function", "function": {"name": "list", "arguments": "{}"}},
-        ],
+        "annotations": [{"at": 1}, {"at": 2}],
+        "tool_calls": [{"type": "function", **call}, {"type": "function", **other}],
     }
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", 17)
+    assert (choice["finish_reason"], len(wire.sent)) == ("tool_calls", 2)
+    assert not any("stream" in sent for sent in wire.sent)
+    assert 11 + wire.sent[0]["max_tokens"] <= 0.9 * 2048 + 11
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_refusals_and_older_calls_arrive(stream: bool) -> None:
     """A delta that is neither text nor a tool call goes on, to either kind of client."""
-    deltas = [{"refusal": "I can"}, {"refusal": "not."}]
-    wire = Wire([lambda: sse(*map(chunk, deltas), chunk({}, "stop"), USAGE_CHUNK)])
-    answer = await wire.ask(stream=stream)
-    if stream:
-        assert ('"I can"' in answer.text, '"not."' in answer.text) == (True, True)
-    else:
-        assert choice_of(answer)["message"] == {"role": "assistant", "content": None, "refusal": "I cannot."}
-    deltas = [{"function_call": {"name": "read", "arguments": ""}}, {"function_call": {"arguments": '{"a":1}'}}]
-    wire = Wire([lambda: sse(*map(chunk, deltas), chunk({}, "function_call"), USAGE_CHUNK)])
-    answer = await wire.ask(stream=stream)
-    if not stream:
-        message = choice_of(answer)["message"]
-        assert message["function_call"] == {"name": "read", "arguments": '{"a":1}'}
-
-
-@pytest.mark.parametrize("broken", [[], [chunk({"content": "Fo"})], [chunk({"content": "Fo"}), {"choices": [7]}]])
-async def test_client_that_wants_no_stream_suffers_from_none(broken: list[Body]) -> None:
-    """A stream that is none is asked for once, and whole answers from then on; one that breaks twice is an error."""
-    wire = Wire([lambda: sse(*broken, done=not broken), lambda: whole({"content": "Four."})])
-    assert [choice_of(await wire.ask())["message"]["content"] for _ in range(2)] == ["Four."] * 2
-    assert [body.get("stream") for body in wire.sent] == [True, None, None]
-    always = Wire([lambda: sse(*broken, done=not broken)])
-    assert (await always.ask()).status_code == 502
-    assert len(always.sent) == 2
+    called = {"name": "read", "arguments": '{"a":1}'}
+    for delta, end in (({"refusal": "I cannot."}, "stop"), ({"function_call": called}, "function_call")):
+        answered = sse(chunk(delta), chunk({}, end), USAGE_CHUNK) if stream else whole({"content": None, **delta}, end)
+        answer = await Wire([lambda answered=answered: answered]).ask(stream=stream)
+        assert json.dumps(delta)[1:-1].replace(" ", "") in answer.text.replace(" ", "")

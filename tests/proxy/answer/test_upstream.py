@@ -50,8 +50,6 @@ async def test_a_text_completion_gets_what_the_client_asked_for() -> None:
         "seed": 7,
         "stop": ["END", "<|eot_id|>"],
         "max_tokens": 50,
-        "stream": True,
-        "stream_options": {"include_usage": True},
     }
 
 

@@ -55,11 +55,11 @@ def chunk(delta: Body, reason: str | None = None, **fields: Any) -> Body:
 USAGE_CHUNK = {**chunk({}), "choices": [], "usage": USAGE}
 
 
-def whole(message: Body, reason: str = "stop") -> httpx.Response:
+def whole(message: Body, reason: str = "stop", **usage: int) -> httpx.Response:
     """An answer in one piece."""
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
     body = {"id": "c", "object": "chat.completion", "created": 7, "model": "served", "choices": [choice]}
-    return httpx.Response(200, json={**body, "usage": USAGE, "stats": {"tokens_per_second": 9.5}})
+    return httpx.Response(200, json={**body, "usage": {**USAGE, **usage}, "stats": {"tokens_per_second": 9.5}})
 
 
 @dataclass
@@ -109,6 +109,13 @@ class Wire:
         self.sent.append(json.loads(request.content))
         self.headers.append(request.headers)
         return self.answers[min(len(self.sent), len(self.answers)) - 1]()
+
+
+def text_of(answer: httpx.Response) -> str:
+    """Of an answer in pieces."""
+    assert answer.status_code == 200, answer.text
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
 
 
 def choice_of(answer: httpx.Response) -> Body:
