@@ -25,7 +25,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
     """What the proxy makes of a configuration with one deployment."""
     monkeypatch.setattr(litellm, "callback_settings", {"litellm_compaction": settings})
     info = {"model_info": {"compaction": own}} if own is not None else {}
-    monkeypatch.setattr(startup, "_config", lambda: {"model_list": [{"model_name": "local", **info}]})
+    monkeypatch.setattr(startup, "configuration", lambda: {"model_list": [{"model_name": "local", **info}]})
     return startup.load_settings()
 
 
@@ -98,7 +98,7 @@ def misplaced(config: dict[str, Any]) -> list[Finding]:
 def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, with the place where they stand and the one where they belong."""
     assert [found.place for found in misplaced(config)] == [place]
-    monkeypatch.setattr(startup, "_config", lambda: config)
+    monkeypatch.setattr(startup, "configuration", lambda: config)
     with pytest.raises(ConfigError) as raised:
         startup.load_settings()
     assert str(raised.value).startswith(f"{place}: ")
@@ -116,7 +116,7 @@ def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, m
 def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy starts; who asks `doctor` is told."""
     assert [found.error for found in misplaced(config)] == [None] * sum(map(len, config.values()))
-    monkeypatch.setattr(startup, "_config", lambda: config)
+    monkeypatch.setattr(startup, "configuration", lambda: config)
     startup.load_settings()
 
 
