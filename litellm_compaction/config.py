@@ -289,11 +289,6 @@ class Settings(_Section):
         "Studio's own file of the model if it is on this machine, otherwise the vocabularies in "
         "this package.",
     )
-    count: Annotated[Literal["auto", "probe"], _OF_DEPLOYMENT] = Field(
-        "auto",
-        description="probe: the server counts each result of a compaction, by a request of 16 tokens that "
-        "takes one of `max_summary_calls`. auto: only if doubt alone would decide.",
-    )
     models_folder: str | None = Field(
         None,
         min_length=1,
@@ -532,6 +527,7 @@ else:
 
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
 _REMOVED = {
+    "count": "nothing: the server is asked for its own count wherever the two ends of an estimate decide otherwise",
     "tokenizer_download": "fetch the model's tokenizer.json yourself (`hf download`), and name its path in `tokenizer`",
 }
 

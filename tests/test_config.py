@@ -57,7 +57,6 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "oversized_user_message": (["error", "excerpt"], ["cut"]),
     "tokenizer": (["auto", "heuristic", "models/x.gguf", "llama-3.1-8b"], ["", 7, None]),
     "models_folder": (["/models", None], ["", 7]),
-    "count": (["auto", "probe"], ["exact", True, 1]),
     "when_not_loaded": (["warm_up", "error"], ["wait"]),
     "window_cache_s": ([0.1, 3600], [0, 3601]),
     "ask_server": (["auto", "off"], ["on", True]),
@@ -226,7 +225,7 @@ def test_reserves_leave_room_in_a_known_window(own: dict[str, Any], finding: str
         ({"context_length": "8k"}, "context_length = '8k': "),
         ({"enabled": "maybe"}, "enabled = 'maybe': "),
         ({"pruning_model": ""}, "pruning_model = '': "),
-        ({"store": "memory://"}, "unknown key 'store'; known keys: background, context_length, count, enabled, keep"),
+        ({"store": "memory://"}, "unknown key 'store'; known keys: background, context_length, enabled, keep"),
     ],
 )
 def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: str) -> None:

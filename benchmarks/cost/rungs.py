@@ -26,8 +26,8 @@ from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.gguf import read_gguf
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.prefix import fingerprints
-from litellm_compaction.tokens.rendered import Counting
+from litellm_compaction.tokens.prompt import own_count
+from litellm_compaction.tokens.texts import TextCounts
 from tests.builders import agent_run
 from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
 
@@ -69,7 +69,7 @@ def _parts(calls: int) -> Mapping[str, Callable[[], object]]:
     kept = messages[covered:]
     known = "\n".join(message.text for message in kept)
     return {
-        "count": lambda: Counting()._by_prompt_now(_FAMILY, asked, fingerprints(asked)),
+        "count": lambda: own_count(_FAMILY, asked, TextCounts()),
         "edit": lambda: edited(messages, frozenset(stubs(messages))),
         "ledger": lambda: ledger(messages[:covered], budget_tokens=2_000, count=count, known=known),
         "chat": lambda: ledger(lines, budget_tokens=2_000, count=count),

@@ -17,7 +17,8 @@ from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
 from litellm_compaction.proxy.report import source_words, template_words, tokenizer_name
 from litellm_compaction.tokenizers.model_files import ModelFiles
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource, check_tokenizer
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, match
 from litellm_compaction.windows.windows import Target
@@ -77,7 +78,7 @@ async def _batch(rows: Iterator[bytes], model: str, teller: _Teller) -> int:
             if not name:
                 raise BadRequest("model: it is missing, and there is no --model")
             found = (await teller.count(name, asked.request)).count
-            answer = {"model": name, "tokens": found.tokens, "exact": found.exact}
+            answer = {"model": name, "tokens": found.tokens, "exact": found.own.exact}
         except CompactionError as error:
             answer, code = {"error": str(error)}, 1
         # At once: the other program may wait for each answer.
@@ -88,7 +89,7 @@ async def _batch(rows: Iterator[bytes], model: str, teller: _Teller) -> int:
 @dataclass(frozen=True, slots=True)
 class _Counted:
     model: str
-    count: Count
+    count: Estimate
     source: TokenizerSource
     # None if it is not loaded, or not known.
     window_tokens: int | None
@@ -128,12 +129,13 @@ def _document(counted: _Counted, asked: Asked) -> dict[str, object]:
     return {
         "model": counted.model,
         "tokens": count.tokens,
-        "exact": count.exact,
-        "error_ratio": count.error_ratio,
+        "exact": count.own.exact,
+        "low_tokens": count.low,
+        "high_tokens": count.likely,
         "family": source.family.name,
         "tokenizer": tokenizer_name(source),
         "tokenizer_source": source.kind,
-        "template": source.template if count.rendered else "formula",
+        "template": source.template if count.own.rendered else "formula",
         "overhead_tokens": count.overhead_tokens,
         "tools_tokens": count.tools_tokens,
         "messages": [
@@ -148,7 +150,7 @@ def _document(counted: _Counted, asked: Asked) -> dict[str, object]:
 
 def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
     count, source, window = counted.count, counted.source, counted.window_tokens
-    certainty = "exact" if count.exact else f"an estimate, at most {count.error_ratio:.0%} too low"
+    certainty = "exact" if count.own.exact else f"an estimate, from {count.low:,} to {count.likely:,}"
     yield f"tokens     {count.tokens:,}, {certainty}"
     where = without_userinfo(address)
     if window:
@@ -159,7 +161,7 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
         yield f"window     not known: no LM Studio answers at {where}"
     yield f"family     {source.family.name}"
     yield f"tokenizer  {source_words(source)}"
-    refused = source.template != "formula" and not count.rendered
+    refused = source.template != "formula" and not count.own.rendered
     yield f"template   {'it refuses this request: estimated by a formula' if refused else template_words(source)}"
     yield ""
     yield f"{count.overhead_tokens:>9,}  around the conversation"

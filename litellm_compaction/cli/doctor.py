@@ -222,7 +222,7 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
             windows,
             # A file that cannot be used becomes a finding.
             Sources.of(settings, on_failure=lambda _: None),
-            KnownWays(store),
+            KnownWays(),
             limit_s=_REPORT_LIMIT_S,
             is_patient=True,
             environ=environ,

@@ -15,7 +15,8 @@ from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.library.context import Completion
 from litellm_compaction.proxy.config_check import Finding, note, problem
 from litellm_compaction.tokenizers.sources import TokenizerSource
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.fetch import KeyRefused, without_userinfo
 from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models
 from litellm_compaction.windows.windows import Target
@@ -177,7 +178,7 @@ async def probe(
                 tools=bool(tools),
                 counted_tokens=count.tokens,
                 server_tokens=told,
-                exact=count.exact,
+                exact=count.own.exact,
                 rpc_tokens=rpc_tokens,
             )
         )
@@ -193,19 +194,19 @@ def _prompt_tokens(document: object) -> int:
     return tokens
 
 
-def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tools: bool) -> Iterator[Finding]:
+def _judged(name: str, count: Estimate, told: int, source: TokenizerSource, *, tools: bool) -> Iterator[Finding]:
     ratio = count.tokens / told - 1
     if abs(ratio) <= _TOLERANCE_RATIO:
         return
     with_tools = "with tools" if tools else "without tools"
     what = f"{with_tools} our count is {count.tokens} tokens, the server's {told} ({ratio:+.1%})"
-    is_inside = told <= count.tokens * (1 + count.error_ratio)
+    is_inside = count.low <= told <= count.likely
     has_own = source.family.owns_vocabulary and source.path is not None
     set_own = "set `tokenizer:` to the path of the model's .gguf or tokenizer.json"
-    if count.exact:
+    if count.own.exact:
         put_back = "see whether the prompt template of the model was changed on the server, and put the original back"
         yield problem(name, f"{what}, though it should be exact: {put_back if has_own else set_own}.")
-    elif tools and count.rendered and count.doubtful_tools_tokens and is_inside:
+    elif tools and count.own.rendered and count.own.optional_tokens and is_inside:
         left_out = "the model's chat template leaves tools out, and what its server shows of them is only estimated"
         yield note(name, f"{what}: {left_out} until its first number is known; where that decides, it is asked.")
     elif is_inside:
@@ -213,4 +214,4 @@ def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tool
         yield note(name, f"{what}; usage corrects it, and is asked for where that decides.{advice}")
     else:
         advice = "see whether it is of this very model" if has_own else set_own
-        yield problem(name, f"{what}, more than it may be off ({count.error_ratio:.0%}): {advice}.")
+        yield problem(name, f"{what}, outside what it may be ({count.low} to {count.likely}): {advice}.")

@@ -16,7 +16,7 @@ from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnr
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
-from litellm_compaction.tokens.prompt import renders_exactly
+from litellm_compaction.tokens.begun import renders_exactly
 from litellm_compaction.windows.lmstudio import ListedModel, WantedModel
 from litellm_compaction.windows.windows import Target, Window, Windows
 
@@ -144,7 +144,7 @@ class Reporter:
         # Every source that is no server's leads to the last way, but for LM Studio's models.
         can_render = self._windows.instance(target) is not None or renders_exactly(source.family)
         said_by = window.source if window is not None else ""
-        standing = await self._known_ways.standing(target, said_by, can_render=can_render)
+        standing = self._known_ways.standing(target, said_by, can_render=can_render)
         return replace(
             found,
             architecture=architecture,

@@ -62,7 +62,7 @@ def test_people_read_lines(count: Run, address: Address) -> None:
     asked = json.dumps({**AGENT, "messages": [*AGENT["messages"], odd]})
     code, output, _ = count("--model", QWEN, "-", stdin=asked, api_base=f"{address.base_url}/v1")
     assert code == 0
-    assert re.search(r"^tokens     [\d,]+, an estimate, at most 5% too low$", output, re.MULTILINE)
+    assert re.search(r"^tokens     [\d,]+, an estimate, from [\d,]+ to [\d,]+$", output, re.MULTILINE)
     assert "window     8,192 tokens, from api/v1: " in output
     assert "tokenizer  qwen2, the model's own from this package\n" in output
     assert "2 tools" in output

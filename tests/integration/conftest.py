@@ -36,7 +36,6 @@ _GROUPS = [
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("doubted", 4096, factor=0.8, speaks=False),
     Group("doubted-floor", 4096, factor=0.8, speaks=False),
-    Group("recounted", compaction={"count": "probe"}, factor=1.15, speaks=False),
 ]
 _SABOTAGED = [Group(key, key=key, guarded=False) for key in ("sabotaged-count", "sabotaged-learn")]
 

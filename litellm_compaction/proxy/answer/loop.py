@@ -92,8 +92,8 @@ class Answer:
         self._listener = listener
         self._room = room
         self._is_watched = is_watched
-        # At a bound of ours, too; a document is not cut for doubt.
-        self._goes_on = is_watched and not asked.is_json
+        # Once it has ended at a bound that was made for doubt, it is told only of bounds without.
+        self._was_doubted = False
         self._has_retried = False
         self._may_look_up = True
         self._cuts = 0
@@ -293,7 +293,7 @@ class Answer:
     async def _seated(self, prepared: PreparedRequest) -> PreparedRequest:
         """The request as it is sent, as soon as there is room for it; made anew if the window has shrunk meanwhile."""
         while True:
-            limit = prepared.max_output_tokens(self._output_tokens_left(), goes_on=self._goes_on)
+            limit = prepared.max_output_tokens(self._output_tokens_left(), is_certain=self._was_doubted)
             await self._room.acquire(prepared, limit, is_watched=self._is_watched)
             if not await self._compactor.has_shrunk(self._context, prepared):
                 return prepared
@@ -362,7 +362,7 @@ class Answer:
             outcomes[prepared.way] = outcome
         try:
             for way, outcome in outcomes.items():
-                await self._compactor.known_ways.learn(self._context.target, self._context.label, way, outcome)
+                self._compactor.known_ways.learn(self._context.target, self._context.label, way, outcome)
         except Exception as error:  # noqa: BLE001 - as `_learn`
             log_failure("learn", error)
 
@@ -375,10 +375,11 @@ class Answer:
 
     async def _stream(self, prepared: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         left = self._output_tokens_left()
-        all_tokens = prepared.max_output_tokens(left, goes_on=self._goes_on)
+        all_tokens = prepared.max_output_tokens(left, is_certain=self._was_doubted)
         limit = await self._room.acquire(prepared, all_tokens, is_watched=self._is_watched)
         self._room.started()
-        is_doubted = limit == all_tokens < prepared.max_output_tokens(left)
+        is_shorter = limit == all_tokens < prepared.max_output_tokens(left, is_certain=True)
+        is_doubted = is_shorter and self._is_watched and not self._asked.is_json
         relay.opened(limit, left, is_share=limit < all_tokens, is_doubted=is_doubted)
         has_begun = bool(self._progress.sent_text.strip()) or prepared.closing is not None
         continuation = continuation_of(prepared) if has_begun else None
@@ -514,7 +515,7 @@ class Answer:
             self._callbacks += relay.end == "called_back"
             self._room.was_cut(is_spent=relay.end == "spent" and not relay.is_doubted)
             # Once for each answer: a server that tells no number would end it there again and again.
-            self._goes_on = self._goes_on and not relay.is_doubted
+            self._was_doubted = self._was_doubted or relay.is_doubted
 
     def _partial(self) -> Partial:
         partial = Partial(

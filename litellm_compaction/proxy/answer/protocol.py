@@ -20,7 +20,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext
 from litellm_compaction.errors import CompactionError, is_crash
 from litellm_compaction.proxy.deployments import metadata_of
-from litellm_compaction.tokens.prompt import BegunPrompt
+from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.windows.windows import server_of
 
 logger = logging.getLogger("litellm_compaction")
