@@ -76,8 +76,10 @@ def conversation(messages: Sequence[Message], *, fixed_tokens: int = FIXED_TOKEN
     )
 
 
-def budget(window_tokens: int, weighed: Conversation, *, error_ratio: float = 0.0, rules: Rules = RULES) -> Budget:
-    return Budget(rules=rules, window_tokens=window_tokens, floor_tokens=weighed.floor_tokens, error_ratio=error_ratio)
+def budget(window_tokens: int, weighed: Conversation, *, likely_ratio: float = 1.0, rules: Rules = RULES) -> Budget:
+    return Budget(
+        rules=rules, window_tokens=window_tokens, floor_tokens=weighed.floor_tokens, likely_ratio=likely_ratio
+    )
 
 
 def first_level(

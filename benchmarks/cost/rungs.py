@@ -24,8 +24,8 @@ from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.prefix import fingerprints
-from litellm_compaction.tokens.rendered import Counting
+from litellm_compaction.tokens.prompt import own_count
+from litellm_compaction.tokens.texts import TextCounts
 from tests.builders import agent_run
 
 _FAMILY = family_of("llama", "llama-3.1-8b")
@@ -62,7 +62,7 @@ def _parts(calls: int) -> Mapping[str, Callable[[], object]]:
     kept = messages[covered:]
     known = "\n".join(message.text for message in kept)
     return {
-        "count": lambda: Counting()._by_prompt_now(_FAMILY, asked, fingerprints(asked)),
+        "count": lambda: own_count(_FAMILY, asked, TextCounts()),
         "edit": lambda: edited(messages, frozenset(stubs(messages))),
         "ledger": lambda: ledger(messages[:covered], budget_tokens=2_000, count=count, known=known),
         "chat": lambda: ledger(lines, budget_tokens=2_000, count=count),

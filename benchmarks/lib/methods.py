@@ -28,7 +28,7 @@ from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
-from litellm_compaction.tokens.counter import Count
+from litellm_compaction.tokens.estimate import Estimate
 from tests.engine.bench import Bench, Clock, FakeAsk, FakeCounter
 
 _SUMMARY_TOKENS = 800
@@ -42,20 +42,11 @@ _INSTRUCTION = "Summarise the conversation so far for your own later use. " * 35
 class _Counter(FakeCounter):
     """Counts as the played server does."""
 
-    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Count:
+    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Estimate:
         sizes = tuple(size(message.raw) for message in request.messages)
         tools_tokens = count(json.dumps(request.tools, ensure_ascii=False)) if request.tools else 0
         tokens = tools_tokens + sum(sizes)
-        return Count(
-            tokens=tokens,
-            sizes=sizes,
-            tools_tokens=tools_tokens,
-            overhead_tokens=0,
-            error_ratio=0.0,
-            text_error_ratio=0.0,
-            exact=True,
-            raw_tokens=tokens,
-        )
+        return Estimate.exactly(tokens, sizes, tools_tokens=tools_tokens)
 
     def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
         return count

@@ -27,8 +27,8 @@ from benchmarks.lib.engine_models import MODELS, write_model
 from benchmarks.lib.llama_server import VARIABLE, LlamaServer, Refused, program, served
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import Family
-from litellm_compaction.tokens.count import Count
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 
 _FOLDER_VARIABLE = "COMPACTION_TRANSCRIPTS"
 _CUTS = 12
@@ -37,7 +37,7 @@ _CUTS = 12
 class Outcome(NamedTuple):
     """One request: our count, and the engine's number, or why it gave none."""
 
-    ours: Count
+    ours: Estimate
     truth: int
     refusal: str = ""
 
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     @property
     def is_low(self) -> bool:
         """Whether the prompt is longer than what we keep free for it."""
-        return self.truth > self.ours.tokens + self.ours.margin_tokens
+        return self.truth > max(self.ours.likely, self.ours.tokens + 64)
 
 
 def main() -> None:
@@ -136,7 +136,9 @@ def _print_details(requests: Sequence[JsonObject], outcomes: Sequence[Outcome]) 
             print(f"    {index}: refused: {outcome.refusal[-120:]}")
         elif outcome.error:
             roles = "".join(message["role"][0] for message in request["messages"])[-40:]
-            marks = "".join(("exact " if outcome.ours.exact else "", "" if outcome.ours.rendered else "formula"))
+            marks = "".join(
+                ("exact " if outcome.ours.own.exact else "", "" if outcome.ours.own.rendered else "formula")
+            )
             print(f"    {index}: {roles}: ours {outcome.ours.tokens}, engine {outcome.truth} {marks}")
 
 

@@ -33,9 +33,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.registry import vocabulary
-from litellm_compaction.tokens.counter import GeneratedTokens, TokenCounter
-from litellm_compaction.tokens.prefix import fingerprints
-from litellm_compaction.tokens.rendered import Counting
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.generated import GeneratedTokens
+from litellm_compaction.tokens.prompt import own_count
+from litellm_compaction.tokens.texts import TextCounts
 
 MODELS = {
     "llama3.1": ("llama", "llama-3.1-8b"),
@@ -180,10 +181,10 @@ def longest_call_ms(family: Family, kind: str, seed: int) -> float:
         elif event in ("c_return", "c_exception") and begun:
             longest = max(longest, time.thread_time() - begun.pop())
 
-    request, counting = megabyte(kind, seed), Counting()
+    request, texts = megabyte(kind, seed), TextCounts()
     sys.setprofile(profile)
     try:
-        counting._by_prompt_now(family, request, fingerprints(request))
+        own_count(family, request, texts)
     finally:
         sys.setprofile(None)
     return 1e3 * longest

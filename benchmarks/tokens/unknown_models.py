@@ -1,19 +1,23 @@
 """What becomes of real conversations at a model whose vocabulary and template nobody knows.
 
     python benchmarks/tokens/unknown_models.py FOLDER [--windows 4096 8192] [--truth qwen3-8b] [--name glm-4]
-                                                      [--refusals]
+                                                      [--shared] [--protocol] [--refusals]
 
 FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations as JSON: `messages`, `tools`. Each is
 resent turn by turn, as a stateless client does, to an engine of its own. In-process: no server, no proxy. What counts
 the prompts is the vocabulary and the template of another family (`--truth`), which the engine is not told: it is asked
-for `--name`. A truth that ends in `:no-tools` has a template that leaves the tools out, `:no-calls` one that leaves
-out tool calls and their results as well; one that ends in `:x1.2` counts 1.2 times as many tokens as the family's.
+for `--name`, or for the name before a `=` in the truth. A truth that ends in `:no-tools` has a template that leaves
+the tools out, `:no-calls` one that leaves out tool calls and their results as well; one that ends in `:x1.2` counts 1.2
+times as many tokens as the family's. With `--shared` one engine answers all the conversations, with `--protocol` the
+server counts a request for nothing.
 
-refused, of which cannot fit: no compaction could have made room, by the truth. truncated: prompts and answers that may
+refused, of which wrong: by the truth a compaction could have made room. truncated: prompts and answers that may
 together be longer than the window (promise P1), those of summaries and questions included. low: requests whose truth
 lies above what is kept free for them, whether that did harm or not. early: compacted although prompt and output buffer
 were below the trigger. questions: to the server, by an answer of one token. prefill: tokens that one server slot with a
-prefix cache has to read, decode: those that it writes. The exit code is 1 where something was truncated or invalid.
+prefix cache has to read, decode: those that it writes. error: of a count against the truth, in percent, from the third
+request of a conversation on: median, and at the 90th percentile. The exit code is 1 where something was truncated or
+invalid.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.lib.measuring import JsonDict, Transcript, budget, load
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import JsonValue, Message, Request
@@ -39,8 +44,9 @@ from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.prompt import render
-from litellm_compaction.tokens.rendered import Counting
+from litellm_compaction.tokens.prompt import own_count, render
+from litellm_compaction.tokens.texts import TextCounts
+from litellm_compaction.windows.windows import Target, Windows
 from tests.builders import parsed
 from tests.engine.bench import SUMMARY, Bench
 from tests.integration.validity import problems
@@ -48,7 +54,7 @@ from tests.integration.validity import problems
 _VARIABLE = "COMPACTION_TRANSCRIPTS"
 _TRUTHS = ("qwen3-8b", "qwen3-8b:no-tools", "qwen3-8b:no-calls", "llama-3.1-8b", "gemma-4-12b", "mistral-nemo")
 
-_counting = Counting()
+_texts = TextCounts()
 
 
 class Truth:
@@ -66,7 +72,7 @@ class Truth:
 
     async def tokens(self, request: Request) -> int:
         """Of a prompt."""
-        return round(self._factor * (await _counting.count(self._family, self._seen(request))).tokens)
+        return round(self._factor * own_count(self._family, self._seen(request), _texts).tokens)
 
     async def run(self, request: Request, answer_tokens: int, most_tokens: int) -> int:
         """The prompt tokens of a request that is answered with so many; it may be answered with `most_tokens`."""
@@ -138,7 +144,7 @@ class Found:
 
     turns: int = 0
     refused: int = 0
-    unfit: int = 0
+    wrong: int = 0
     truncated: int = 0
     low: int = 0
     invalid: int = 0
@@ -148,6 +154,7 @@ class Found:
     questions: int = 0
     prefill: int = 0
     decode: int = 0
+    errors: list[float] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
@@ -163,6 +170,8 @@ def main() -> int:
     parser.add_argument("--windows", type=int, nargs="+", default=[4096, 8192, 16_384], metavar="TOKENS")
     parser.add_argument("--truth", nargs="+", default=list(_TRUTHS), help="families that count, by a model's name")
     parser.add_argument("--name", default="nobody-knows", help="the model that the engine is asked for")
+    parser.add_argument("--shared", action="store_true", help="one engine for all conversations")
+    parser.add_argument("--protocol", action="store_true", help="the server counts for nothing")
     parser.add_argument("--refusals", action="store_true", help="print each")
     chosen = parser.parse_args()
     if chosen.folder is None:
@@ -174,9 +183,10 @@ def main() -> int:
     for window in chosen.windows:
         print(f"\n{window} tokens, {chosen.name} counted by:\n{'':20} {_HEADINGS}")
         for truth in chosen.truth:
-            whole = Found()
-            for talk in talks:
-                whole.add(asyncio.run(replayed(talk, truth, chosen.name, window)))
+            name, _, counting = truth.rpartition("=")
+            whole = asyncio.run(
+                replayed(talks, counting, name or chosen.name, window, shared=chosen.shared, protocol=chosen.protocol)
+            )
             print(f"{truth:20} {_line(whole)}", flush=True)
             for refusal in whole.refusals if chosen.refusals else ():
                 print(f"    {refusal.name} {refusal.messages}: {'CAN' if refusal.can_fit else 'cannot'} fit, ", end="")
@@ -186,17 +196,24 @@ def main() -> int:
 
 
 _HEADINGS = (
-    "turns refused unfit truncated low invalid compacted early summaries questions/turn prefill/turn decode/turn"
+    "turns refused wrong truncated low invalid compacted early summaries questions/turn prefill/turn decode/turn error"
 )
 
 
 def _line(found: Found) -> str:
     turns = max(1, found.turns)
     return (
-        f"{found.turns:5} {found.refused:7} {found.unfit:5} {found.truncated:9} {found.low:3} {found.invalid:7} "
+        f"{found.turns:5} {found.refused:7} {found.wrong:5} {found.truncated:9} {found.low:3} {found.invalid:7} "
         f"{found.compacted:9} {found.early:5} {found.summaries:9} {found.questions / turns:14.2f} "
-        f"{found.prefill / turns:12.0f} {found.decode / turns:11.0f}"
+        f"{found.prefill / turns:12.0f} {found.decode / turns:11.0f} "
+        f"{_percent(found.errors, 0.5):.2f}/{_percent(found.errors, 0.9):.2f}"
     )
+
+
+def _percent(errors: Sequence[float], share: float) -> float:
+    """The error that so large a share of all does not exceed."""
+    ordered = sorted(errors)
+    return 100 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def _common_chars(one: str, other: str) -> int:
@@ -208,30 +225,63 @@ def _common_chars(one: str, other: str) -> int:
     return least
 
 
-async def replayed(talk: Transcript, truth_name: str, name: str, window: int) -> Found:
-    """One conversation at an engine that has learned nothing yet."""
-    messages, tools = talk.messages, tuple(talk.tools)
-    truth, bench, found = Truth(truth_name, window), Bench(counter=TokenCounter()), Found()
-    server = Server(truth)
-    target = bench.target(window, model=name)
+class Protocol(Windows):
+    """The windows of a server that counts a request without reading it."""
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(cache_s=5.0)
+        self._truth = truth
+
+    async def tokens_of(self, target: Target, request: Request) -> int | None:
+        return await self._truth.tokens(request)
+
+
+async def replayed(
+    talks: Sequence[Transcript],
+    truth_name: str,
+    name: str,
+    window: int,
+    *,
+    shared: bool = False,
+    protocol: bool = False,
+) -> Found:
+    """The conversations, each at an engine that has learned nothing yet, or all at one that is `shared`."""
+    whole = Found()
+    together = [talks] if shared else [[talk] for talk in talks]
+    for each in together:
+        truth, found = Truth(truth_name, window), Found()
+        bench = Bench(counter=TokenCounter(), **({"windows": Protocol(truth)} if protocol else {}))
+        server = Server(truth)
+        for talk in each:
+            await _conversation(talk, bench, server, name, found)
+        await bench.compactor.aclose()
+        found.truncated, found.questions, found.summaries = truth.over, server.questions, server.summaries
+        found.prefill, found.decode = truth.prefill_tokens, truth.decode_tokens
+        whole.add(found)
+    return whole
+
+
+async def _conversation(talk: Transcript, bench: Bench, server: Server, name: str, found: Found) -> None:
+    messages, tools, truth = talk.messages, tuple(talk.tools), server.truth
+    target = bench.target(truth.window_tokens, model=name)
     pruning = PruningModel(label=name, target=target, ask=server.summarize, is_same=True)
+    turns = 0
     for index, message in enumerate(messages):
         if message["role"] != "assistant" or index < 2:
             continue
         found.turns += 1
+        turns += 1
         request = Request(messages=parsed(messages[:index]), tools=tools)
-        context = bench.context(window, measure=server, target=target, pruning_models=[pruning])
+        context = bench.context(truth.window_tokens, measure=server, target=target, pruning_models=[pruning])
         try:
             guarded = await bench.compactor.guard(request, context)
         except DoesNotFit as error:
             await _refused(found, request, truth, talk.name, str(error))
             continue
         tokens = await _answered(found, request, messages[: index + 1], guarded, truth)
+        if turns > 2:
+            found.errors.append(abs(guarded.count.tokens / tokens - 1))
         bench.compactor.replies.learn(context, guarded, prompt_tokens=tokens, completion_tokens=1)
-    await bench.compactor.aclose()
-    found.truncated, found.questions, found.summaries = truth.over, server.questions, server.summaries
-    found.prefill, found.decode = truth.prefill_tokens, truth.decode_tokens
-    return found
 
 
 async def _refused(found: Found, request: Request, truth: Truth, name: str, error: str) -> None:
@@ -244,7 +294,7 @@ async def _refused(found: Found, request: Request, truth: Truth, name: str, erro
         floor_tokens += RECORD_TOKENS
     can_fit = exact.fits(tokens) or exact.fits(floor_tokens)
     found.refused += 1
-    found.unfit += not can_fit
+    found.wrong += can_fit
     found.refusals.append(Refusal(name, len(request.messages), tokens, floor_tokens, can_fit, error))
 
 
@@ -256,7 +306,7 @@ async def _answered(
     most_tokens = guarded.max_output_tokens(None)
     written = json.dumps([talk[-1].get("content"), talk[-1].get("tool_calls")], ensure_ascii=False)
     tokens = await truth.run(sent, min(len(written) // 4, most_tokens), most_tokens)
-    found.low += tokens > guarded.count.tokens + guarded.count.margin_tokens
+    found.low += tokens > max(guarded.count.likely, guarded.count.tokens + MARGIN_MIN_TOKENS)
     if guarded.messages is not None:
         found.compacted += 1
         found.early += not budget(truth.window_tokens).triggers(await truth.tokens(request))

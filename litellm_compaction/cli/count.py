@@ -15,7 +15,8 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import harmless
 from litellm_compaction.proxy.report import counted_by
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource, check_tokenizer
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target
 
 
@@ -39,21 +40,21 @@ def count(file: str, model: str, tokenizer: str, as_json: bool) -> int:
     request = _read(file)
     counted, source = asyncio.run(_counted(request, model, tokenizer))
     if as_json:
-        fields = {"model": model, "tokens": counted.tokens, "exact": counted.exact, "messages": list(counted.sizes)}
+        fields = {"model": model, "tokens": counted.tokens, "exact": counted.own.exact, "messages": list(counted.sizes)}
         print(json.dumps(fields))
     else:
         print("\n".join(map(harmless, _lines(counted, request, source))))
     return 0
 
 
-async def _counted(request: Request, model: str, tokenizer: str) -> tuple[Count, TokenizerSource]:
+async def _counted(request: Request, model: str, tokenizer: str) -> tuple[Estimate, TokenizerSource]:
     target = Target(key=model, model=model, api_base=None, api_key=None, context_length=None)
     source = Sources(tokenizer).source(target, "")
     return await TokenCounter().count(model, source.family, request), source
 
 
-def _lines(counted: Count, request: Request, source: TokenizerSource) -> Iterator[str]:
-    certainty = "exact" if counted.exact else f"an estimate, at most {counted.error_ratio:.0%} too low"
+def _lines(counted: Estimate, request: Request, source: TokenizerSource) -> Iterator[str]:
+    certainty = "exact" if counted.own.exact else f"an estimate, from {counted.low:,} to {counted.likely:,}"
     yield f"{counted.overhead_tokens:>9,}  around the conversation"
     if request.tools:
         yield f"{counted.tools_tokens:>9,}  {len(request.tools)} tools"
@@ -61,7 +62,7 @@ def _lines(counted: Count, request: Request, source: TokenizerSource) -> Iterato
         # A role may hold half a surrogate pair, which no terminal can show.
         yield f"{tokens:>9,}  messages[{index}] {message.role[:40].encode('utf-8', 'replace').decode()}"
     yield f"tokens     {counted.tokens:,}, {certainty}"
-    refused = source.template != "formula" and not counted.rendered
+    refused = source.template != "formula" and not counted.own.rendered
     formula = " (it refuses this request: estimated by a formula)" if refused else ""
     yield f"counted    with {counted_by(source)}{formula}"
 

@@ -104,7 +104,7 @@ async def examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool
         stack.push_async_callback(store.aclose)
         # A file that cannot be used becomes a finding.
         sources = Sources(settings.tokenizer)
-        reporter = Reporter(windows, sources, KnownWays(store), _REPORT_LIMIT_S, is_patient=True, environ=environ)
+        reporter = Reporter(windows, sources, KnownWays(), _REPORT_LIMIT_S, is_patient=True, environ=environ)
         names = [entry_name(entry, index) for index, entry in enumerate(file.deployments)]
         looks = [_Look(name, http, settings, reporter, probes) for name in names]
         await asyncio.gather(*(look.at(entry) for look, entry in zip(looks, file.deployments, strict=True)))

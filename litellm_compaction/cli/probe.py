@@ -10,7 +10,8 @@ import httpx
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.proxy.config_check import Finding, note, problem
 from litellm_compaction.tokenizers.sources import TokenizerSource
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Target
 
@@ -81,18 +82,18 @@ async def _prompt_tokens(http: httpx.AsyncClient, target: Target, tools: dict[st
     return tokens
 
 
-def _judged(place: str, counts: str, count: Count, told: int, source: TokenizerSource) -> Iterator[Finding]:
+def _judged(place: str, counts: str, count: Estimate, told: int, source: TokenizerSource) -> Iterator[Finding]:
     is_own_file = bool(source.path)
     todo = "set `tokenizer:` to the path of the model's tokenizer.json"
     if is_own_file:
         todo = "see whether the file is of this very model, and its prompt template as it was"
     if abs(count.tokens / told - 1) <= _TOLERANCE_RATIO:
         return
-    if count.exact:
+    if count.own.exact:
         template = "see whether the prompt template of the model was changed on the server, and put the original back"
         yield problem(place, f"{counts}, though it should be exact: {template}, or {todo}.")
-    elif told > count.tokens * (1 + count.error_ratio):
-        yield problem(place, f"{counts}, more than it may be off: {todo}.")
+    elif not count.low <= told <= count.likely:
+        yield problem(place, f"{counts}, outside what it may be ({count.low} to {count.likely}): {todo}.")
     else:
         advice = "" if is_own_file else f" To count better from the start, {todo}."
         yield note(place, f"{counts}; usage corrects it, and is asked for where that decides.{advice}")

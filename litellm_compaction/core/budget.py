@@ -1,6 +1,6 @@
 """The window as a budget: when to compact, how deep, how much an answer may take, and what fills it.
 
-All numbers are tokens. A prompt is always an estimate; `error_ratio` says how far the truth may lie above it.
+All numbers are tokens. A prompt is always an estimate; `likely_ratio` says how far the truth may lie above it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _IN_SIGHT_RATIO = 0.75
 RESERVES_MAX_RATIO = 0.75
 
 
-def margin_tokens(prompt_tokens: int, error_ratio: float) -> int:
+def margin_tokens(prompt_tokens: int, likely_ratio: float) -> int:
     """Tokens kept free because a count is an estimate: max(64, 2 %), wider if the count is less certain."""
-    return max(MARGIN_MIN_TOKENS, math.ceil(prompt_tokens * max(MARGIN_MIN_RATIO, error_ratio)))
+    return max(MARGIN_MIN_TOKENS, math.ceil(prompt_tokens * max(MARGIN_MIN_RATIO, likely_ratio - 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +66,24 @@ class Budget:
     Attributes:
         window_tokens: context length as loaded.
         floor_tokens: of system, tools and protected messages, which no compaction can shrink.
-        error_ratio: the true prompt is at most (1 + error_ratio) times the estimate.
+        likely_ratio: the true prompt is at most so many times the estimate of one that is made of this one.
         fixed_tokens: system messages and tools, which a reserve may have been made for; part of the floor.
         is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
-        own_error_ratio: of the request as it came, if the server has counted its beginning; None for no difference.
+        own_likely_ratio: of the request as it came, if the server has counted its beginning; None for no difference.
     """
 
     rules: Rules
     window_tokens: int
     floor_tokens: int
-    error_ratio: float
+    likely_ratio: float
     fixed_tokens: int = 0
-    own_error_ratio: float | None = None
+    own_likely_ratio: float | None = None
     is_wanted: bool = False
 
     @cached_property
     def own(self) -> Budget:
         """The budget of the request as it came; this one is for anything made of it."""
-        return self if self.own_error_ratio is None else replace(self, error_ratio=self.own_error_ratio)
+        return self if self.own_likely_ratio is None else replace(self, likely_ratio=self.own_likely_ratio)
 
     def with_trigger(self, prompt_tokens: int) -> Budget:
         """Returns the same with a trigger at so many tokens of a whole prompt, if that is below its own; 0 for none."""
@@ -126,7 +126,7 @@ class Budget:
 
     def _limit_tokens(self, answer_tokens: int) -> int:
         room = self.window_tokens - answer_tokens
-        by_ratio = math.floor(room / (1 + max(MARGIN_MIN_RATIO, self.error_ratio)))
+        by_ratio = math.floor(room / max(1 + MARGIN_MIN_RATIO, self.likely_ratio))
         return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
@@ -266,14 +266,14 @@ class Budget:
 
         `asked_tokens` None or negative is "unlimited".
         """
-        free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.error_ratio), 1)
+        free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.likely_ratio), 1)
         if asked_tokens is None or asked_tokens < 0:
             return free
         return min(asked_tokens, free)
 
     def needed_window_tokens(self, prompt_tokens: int) -> int:
         """The context length with which a prompt of this size would fit, rounded up to 256."""
-        needed = prompt_tokens + margin_tokens(prompt_tokens, self.error_ratio) + self.rules.answer_min_tokens
+        needed = prompt_tokens + margin_tokens(prompt_tokens, self.likely_ratio) + self.rules.answer_min_tokens
         return math.ceil(needed / 256) * 256
 
 

@@ -17,7 +17,7 @@ from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
 # With less doubt a margin is what it says; with more, a number as large as the count itself.
-_SURE_ERROR = 0.05
+_SURE_RATIO = 1.05
 _ADDED = "the client's own notes in the "
 # What to change, by the beginning of the share's name; any other is a template's.
 _REMEDIES = {
@@ -64,15 +64,15 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
     """
     shares = protected_shares(conversation, tools_tokens)
     floor = budget.floor_tokens
-    most, answer = floor + margin_tokens(floor, budget.error_ratio), budget.rules.answer_min_tokens
+    most, answer = floor + margin_tokens(floor, budget.likely_ratio), budget.rules.answer_min_tokens
     kept = f"Besides them a margin of {most - floor} tokens and {answer} tokens for the answer are kept free."
     needed = budget.needed_window_tokens(floor)
-    if budget.error_ratio > _SURE_ERROR:
+    if budget.likely_ratio > _SURE_RATIO:
         kept = (
             f"These numbers are an estimate: the server may count up to {most} tokens, and has not said how many. "
             f"{answer} tokens are kept free for the answer."
         )
-        likely = replace(budget, error_ratio=0.0).needed_window_tokens(floor)
+        likely = replace(budget, likely_ratio=1.0).needed_window_tokens(floor)
         needed = likely if likely > budget.window_tokens else needed
     remedy = f"Load {model} with a context length of at least {needed} tokens" + _remedy(shares)
     return DoesNotFit(

@@ -12,10 +12,10 @@ from litellm_compaction.engine.context import (
     PruningModel,
     RequestContext,
 )
-from litellm_compaction.engine.learning.ways import ALL_WAYS, KnownWays, Outcome, Standing
 from litellm_compaction.engine.recalling import MOST_LOOKUPS, RECALL
 from litellm_compaction.engine.sharing.pool import TOLD_AFTER_S, Held
 from litellm_compaction.engine.sharing.reservation import Reservation, shares_context
+from litellm_compaction.engine.ways import ALL_WAYS, KnownWays, Outcome, Standing
 
 __all__ = [
     "ALL_WAYS",

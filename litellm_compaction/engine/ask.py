@@ -18,7 +18,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from litellm_compaction.concurrency import Bounded, Rests, off_loop
-from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget
 from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
 from litellm_compaction.core.cut_points import request_text
@@ -272,7 +272,7 @@ class SummaryClient:
         """`job` with a smaller limit if the server's tokenizer counts more tokens for its text than ours."""
         text = "\n".join((job.instruction, *job.source))[:_SAMPLE_CHARS]
         asked = Request(messages=(user_message(text),))
-        told = await self._windows.tokens_of(target, asked) if self._counter.told.is_believed(target.key) else None
+        told = await self._windows.tokens_of(target, asked) if self._counter.protocol.is_believed(target.key) else None
         # A text may be counted by another ratio than its lines, each of which is of another script.
         ours = await off_loop(job.messages, lambda: min(count(text), sum(map(count, text.splitlines()))))
         ours += _TEMPLATE_TOKENS
@@ -313,13 +313,15 @@ class SummaryClient:
         request = request if tools is None else replace(request, tools=tools)
         counted = await self._counter.count(target.key, measured.family, request, asker=target.asker)
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
-        doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - measured.count.text_error_ratio, 0.0))
-        told = await self._windows.tokens_of(target, request) if self._counter.told.is_believed(target.key) else None
-        media_tokens = math.ceil(counted.media_tokens * counted.media_factor)
+        doubt_tokens = math.ceil(counted.tokens * max(counted.likely_ratio - measured.count.other_likely_ratio, 0.0))
+        is_believed = self._counter.protocol.is_believed(target.key)
+        told = await self._windows.tokens_of(target, request) if is_believed else None
+        media_tokens = math.ceil(counted.own.amounts.media * self._counter.known.price(target.key).usual)
         if max(counted.tokens + doubt_tokens, (told or 0) + media_tokens) > job.prompt_limit_tokens:
             return None
         answer_tokens = job.summary_tokens + job.thinking_tokens
-        if told is None and counted.tokens + counted.margin_tokens + answer_tokens > measured.window.tokens:
+        most_tokens = max(counted.likely, counted.tokens + MARGIN_MIN_TOKENS)
+        if told is None and most_tokens + answer_tokens > measured.window.tokens:
             # By the upper end of its own count.
             return None
         # The client's other parameters are not sent here.
@@ -352,9 +354,9 @@ class SummaryClient:
             ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
             WindowUnknown: its window is unknown.
         """
-        window_tokens, error_ratio, count_text = (
+        window_tokens, likely_ratio, count_text = (
             measured.window.tokens,
-            measured.count.text_error_ratio,
+            measured.count.other_likely_ratio,
             measured.count_text,
         )
         family = measured.family
@@ -364,14 +366,14 @@ class SummaryClient:
             window_tokens = window.tokens
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             shape = Request(messages=(user_message(""),))
-            error_ratio = (await self._counter.count(model.target.key, family, shape)).error_ratio
+            likely_ratio = (await self._counter.count(model.target.key, family, shape)).other_likely_ratio
             count_text = self._counter.text_counter(model.target.key, family, asker=measured.context.target.asker)
         thinking_tokens = answer_tokens if family.reasons else 0
         budget = Budget(
             rules=replace(measured.budget.rules, answer_min_tokens=answer_tokens + thinking_tokens),
             window_tokens=window_tokens,
             floor_tokens=0,
-            error_ratio=error_ratio,
+            likely_ratio=likely_ratio,
         )
         limit_tokens = budget.prompt_limit_tokens - _TEMPLATE_TOKENS
         return PromptLimit(limit_tokens, thinking_tokens, count_text, window_tokens)

@@ -15,13 +15,14 @@ from typing import Literal, NamedTuple
 
 from typing_extensions import assert_never
 
-from litellm_compaction.concurrency import Flights, off_loop_if
+from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import focus_wanted, is_undone, usable
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
 from litellm_compaction.engine.ask import SummaryClient
+from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
 from litellm_compaction.engine.context import (
@@ -34,19 +35,17 @@ from litellm_compaction.engine.context import (
     nothing,
 )
 from litellm_compaction.engine.continuing import ContinuationPlanner
-from litellm_compaction.engine.learning.small import SmallConversations
-from litellm_compaction.engine.learning.usage import ReplyReader, UsageFeedback
-from litellm_compaction.engine.learning.ways import KnownWays
 from litellm_compaction.engine.measure import RequestMeasurer, hashed, is_enough, is_small, note_length
 from litellm_compaction.engine.pins import Pins
-from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.quoting import Quoter
 from litellm_compaction.engine.recalling import Recaller
+from litellm_compaction.engine.replies import ReplyReader
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.sent import SentBefore
 from litellm_compaction.engine.sharing.coordination import Coordination
 from litellm_compaction.engine.sharing.pool import Admission, Held
 from litellm_compaction.engine.sharing.reservation import Reservation, server_of
+from litellm_compaction.engine.ways import KnownWays
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import UNDONE, Observer, Outcome
 from litellm_compaction.stores import Board, Originals, Store
@@ -57,6 +56,8 @@ from litellm_compaction.windows.windows import Target, Windows
 logger = logging.getLogger("litellm_compaction")
 # What a client's clearing has to leave free, of what is sent.
 _ROOM_RATIO = 1.25
+
+_MOST_SCOPES = 4096
 
 
 class _Shared(NamedTuple):
@@ -104,9 +105,9 @@ class Compactor:
         self._originals = originals
         self._builder = CompactionBuilder(summary_client=summary_client, store=store, originals=originals)
         self._compactions: Flights[_Shared] = Flights()
-        self._small = SmallConversations(store, clock)
+        # Tenants of whom a small conversation has been compacted at a client's wish: theirs are looked up, too.
+        self._small: Bounded[str, bool] = Bounded(_MOST_SCOPES)
         self._pins = Pins(store)
-        self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
         self._coordination = Coordination(board, clock=clock) if board is not None else None
         self._measurer = RequestMeasurer(
             windows=windows,
@@ -118,8 +119,8 @@ class Compactor:
         )
         self._quoter = Quoter(self._measurer)
         self._sent = SentBefore()
-        self.replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self.reporter)
-        self.known_ways = KnownWays(store, wall_clock)
+        self.replies = ReplyReader(windows=windows, counter=counter, reporter=self.reporter)
+        self.known_ways = KnownWays(wall_clock)
         self.continuing = ContinuationPlanner(
             planned=self._planned,
             finish=self.finish,
@@ -142,10 +143,9 @@ class Compactor:
             clock=clock,
             quiet_s=quiet_s,
         )
-        self._prober = Prober(
+        self._asker = Asker(
             windows=windows,
             counter=counter,
-            feedback=self._feedback,
             measurer=self._measurer,
             admission=self._admission,
             clock=clock,
@@ -201,7 +201,6 @@ class Compactor:
     async def _planned(self, request: Request, context: RequestContext) -> PreparedRequest | CompactionNeeded:
         """As `prepare`, but nothing is told or kept: it may not be sent."""
         await self.background.make_way(server_of(context), is_beside=context.is_beside)
-        self._feedback.recall(context.target.key)
         measured = await self._measurer.measure(request, context)
         note_length(measured)
         prepared = await self._prepared(measured)
@@ -214,11 +213,11 @@ class Compactor:
         context = measured.context
         has_wish = context.is_wanted or context.pins is not None or bool(context.portable)
         if not context.may_change and not context.portable:
-            measured = await self._prober.settled(measured)
+            measured = await self._asker.settled(measured)
             if not measured.budget.own.fits(measured.count.tokens):
                 raise unchangeable(context.label, measured.count.tokens, measured.budget)
             return self._measurer.unchanged(measured)
-        if is_small(measured) and not has_wish and not await self._small.are_compacted(context.scope):
+        if is_small(measured) and not has_wish and context.scope not in self._small:
             return self._measurer.unchanged(measured)
         measured = await hashed(measured)
         if context.is_beside or context.is_client_summary:
@@ -250,7 +249,7 @@ class Compactor:
         measured = await self._pins.applied(measured)
 
         async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
-            settled = measured if stored else await self._prober.settled(measured)
+            settled = measured if stored else await self._asker.settled(measured)
             # A running answer is stopped at this line: nothing begins above it that could begin below.
             limit_tokens = int(settled.budget.rules.streaming_ratio * settled.window.tokens)
             if (messages := await self._with_less_data(settled, limit_tokens)) is not None:
@@ -301,7 +300,7 @@ class Compactor:
                 # No level leaves less.
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
-        again = await (self._prober.fitted(measured) if does_fit else self._prober.with_floor(measured))
+        again = await (self._asker.fitted(measured) if does_fit else self._asker.with_floor(measured))
         if again is not None:
             decided = await self._decide(again, needed.stored)
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
@@ -345,13 +344,13 @@ class Compactor:
         if not is_enough(measured, levels[0], built.compaction, prepared):
             return None
         # A summary is the last level: it is sent whatever the template says.
-        if not isinstance(levels[0], Summarize) and not await self._prober.does_render(measured, prepared):
+        if not isinstance(levels[0], Summarize) and not await self._asker.does_render(measured, prepared):
             return None
         await self._builder.keep(measured, built)
         prepared = replace(prepared, compaction=None if measured.context.is_client_summary else built.kept)
         if measured.context.now:
             measured.context.attempts.has_compacted = True
-            await self._small.remember(measured.context.scope)
+            self._small[measured.context.scope] = True
         prepared = await self._quoter.added(measured, built.compaction, prepared)
         is_fallback = built.compaction.level == "truncate" and not measured.context.is_client_summary
         outcome: Outcome = "fallback" if is_fallback else "compacted"
@@ -474,7 +473,7 @@ class Compactor:
             WindowUnknown, ModelNotLoaded: as `guard`.
         """
         measured = await self._measurer.measure(request, replace(context, warm_up=nothing))
-        return (await self._prober.counted(measured)).tokens
+        return (await self._asker.counted(measured)).tokens
 
     def room(self, context: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""
@@ -502,8 +501,6 @@ class Compactor:
             await self._coordination.aclose()
         await self.replies.aclose()
         await self.windows.aclose()
-        await self._feedback.aclose()
-        await self.known_ways.aclose()
         # Before the store, whose server it may share.
         if self._originals is not None:
             await self._originals.aclose()
@@ -523,7 +520,7 @@ class Compactor:
             decision = await self._plan(measured, known)
             match decision:
                 case Keep(is_undone=is_undone):
-                    again = await self._prober.fitted(measured)
+                    again = await self._asker.fitted(measured)
                     if again is not None:
                         return await self._decide(again, stored, shorten=shorten)
                     return self._kept(measured) if is_undone else self._measurer.unchanged(measured)
@@ -538,7 +535,7 @@ class Compactor:
                     reused = await self._reused(measured, known)
                     return reused or CompactionNeeded(measured=measured, levels=levels, stored=tuple(stored))
                 case Refuse():
-                    again = await self._prober.with_floor(measured)
+                    again = await self._asker.with_floor(measured)
                     if again is not None:
                         return await self._decide(again, stored, shorten=shorten)
                     return await self._shortened_or_refused(measured, stored, shorten=shorten)
@@ -550,7 +547,7 @@ class Compactor:
     ) -> PreparedRequest:
         """The request after a compaction, counted by the server if our doubt would decide about it."""
         prepared = await self._measurer.applied(measured, compaction, action)
-        if await self._prober.has_recounted(measured, prepared):
+        if await self._asker.has_recounted(measured, prepared):
             return await self._measurer.applied(measured, compaction, action)
         return prepared
 

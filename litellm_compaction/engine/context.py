@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from litellm_compaction.config import RESERVES, Settings
-from litellm_compaction.core.budget import Budget, Rules
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.conversation import Conversation
@@ -21,9 +21,8 @@ from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.events import Phase
 from litellm_compaction.summarizer import Ask, ending_in
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
-from litellm_compaction.tokens.count import unconfirmed_tokens
-from litellm_compaction.tokens.counter import Count
-from litellm_compaction.tokens.prompt import BegunPrompt
+from litellm_compaction.tokens.begun import BegunPrompt
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target, Window
 
 # What was done to a request, as clients may be told.
@@ -231,7 +230,7 @@ class MeasuredRequest:
     context: RequestContext
     request: Request
     conversation: Conversation
-    count: Count
+    count: Estimate
     tokens_before: int
     budget: Budget
     window: Window
@@ -239,7 +238,7 @@ class MeasuredRequest:
     rereads: bool = False
     is_long: bool = False
     is_shortened: bool = False
-    floor_count: Count | None = None
+    floor_count: Estimate | None = None
     started_s: float
 
     @property
@@ -327,7 +326,6 @@ class PreparedRequest:
         tokens_before: the estimated prompt as it came.
         count: of what is sent.
         count_text: tokens of a text, for this model.
-        doubt_tokens: by how much `count` may be too low since nothing has confirmed it; the answer's bound leaves them.
         round: of the compaction that was applied, 0 for none.
         compaction: the same as it is stored; None for one that is not.
         excerpts: how many quotations of the earlier conversation stand before the person's newest words.
@@ -342,11 +340,10 @@ class PreparedRequest:
     action: Action
     messages: tuple[Message, ...] | None
     tokens_before: int
-    count: Count
+    count: Estimate
     count_text: Callable[[str], int]
     budget: Budget
     window: Window
-    doubt_tokens: int = 0
     round: int = 0
     excerpts: int = 0
     excerpt_tokens: int = 0
@@ -372,18 +369,21 @@ class PreparedRequest:
             tools=request.tools if self.tools is None else self.tools,
         )
 
-    def max_output_tokens(self, asked_tokens: int | None, *, goes_on: bool = False) -> int:
+    def max_output_tokens(self, asked_tokens: int | None, *, is_certain: bool = False) -> int:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
 
-        An answer that `goes_on` at its bound leaves room for all that nothing has confirmed, if half of the window is
-        left then: a short one would have to go on often.
+        Room is left for the most that the prompt may take, except for the least answer. Before the server has told any
+        number, and if it does not answer questions, for the likely most if the other would leave less than half of the
+        window: an answer would have to go on often. Not if `is_certain`, for one that ended at such a bound before.
         """
         limit = self.budget.max_output_tokens(self.count.tokens, asked_tokens)
-        doubted = self.budget.max_output_tokens(self.count.tokens + self.doubt_tokens, asked_tokens)
-        left_tokens = self.budget.window_tokens - self.count.tokens - unconfirmed_tokens(self.count)
-        if goes_on and left_tokens >= self.budget.window_tokens // 2:
-            doubted = min(doubted, left_tokens)
-        return min(limit, max(doubted, self.budget.rules.answer_min_tokens))
+        if is_certain:
+            return limit
+        count, window_tokens = self.count, self.budget.window_tokens
+        is_bound = count.text.is_confirmed or count.high <= window_tokens // 2
+        margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
+        left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
+        return min(limit, max(left_tokens, self.budget.rules.answer_min_tokens))
 
 
 class Foreseen(NamedTuple):

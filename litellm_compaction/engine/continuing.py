@@ -22,13 +22,13 @@ from litellm_compaction.engine.context import (
     PreparedRequest,
     RequestContext,
 )
-from litellm_compaction.engine.learning.ways import KnownWays, without_thoughts
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.sharing.reservation import Reservation
+from litellm_compaction.engine.ways import KnownWays, without_thoughts
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources
-from litellm_compaction.tokens.prompt import BegunPrompt, begun_prompt, needed_renderings
+from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt, needed_renderings
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 # A request to go on in the user's place can be sent anywhere.
@@ -104,7 +104,7 @@ class ContinuationPlanner:
             WindowUnknown, ModelNotLoaded: as `Compactor.guard`.
         """
         window, count_text = await self._measurer.text_counter(context)
-        good = [way for way in await self._known_ways.ways(context.target, window.source) if way in ways]
+        good = [way for way in self._known_ways.ways(context.target, window.source) if way in ways]
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
         if partial.closes:
@@ -171,7 +171,7 @@ class ContinuationPlanner:
         if "raw" in plan.ways:
             prompt = await self._begun_prompt(context.target, prepared.window, sent, closes=closes)
             if prompt is not None:
-                is_trusted = await self._known_ways.has_gone_on(context.target, "raw")
+                is_trusted = self._known_ways.has_gone_on(context.target, "raw")
                 closing = {} if closes else None
                 return replace(prepared, way="raw", prompt=prompt, is_trusted=is_trusted, closing=closing)
         return await self.by_another_way(prepared, plan.request, plan.partial, context, room, ways=plan.ways)
@@ -213,7 +213,7 @@ class ContinuationPlanner:
         if partial.closes:
             # A request of ours quotes less of the thoughts than the server has in its cache.
             return await self.continue_answer(request, partial, context, room)
-        good = await self._known_ways.ways(context.target, prepared.window.source)
+        good = self._known_ways.ways(context.target, prepared.window.source)
         if "prefill" in ways and "prefill" in good:
             return replace(prepared, way="prefill", prompt=None, is_trusted=False)
         messages = asked_to_go_on(prepared.messages, partial) if prepared.messages else request.messages

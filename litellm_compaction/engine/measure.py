@@ -38,12 +38,12 @@ from litellm_compaction.errors import ModelNotLoaded, OwnTemplate, WindowUnknown
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.sources import Sources
-from litellm_compaction.tokens.count import holding
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 # Messages added to a floor that the server has counted may be larger than planned by so much.
-_PLANNED_ERROR = 0.10
+_PLANNED_RATIO = 1.10
 # No vocabulary has a longer token (128 blanks in cl100k and o200k; 2026-11), so more text than this for each token of
 # the window fits by no count: all of it would only cost time, 0.15 s a megabyte.
 _MOST_CHARS_PER_TOKEN = 256
@@ -100,15 +100,15 @@ class RequestMeasurer:
     async def measure_ids(self, tokens: int, context: RequestContext) -> MeasuredRequest:
         """As `measure`, for a prompt of so many token ids: it has no text, and its count is exact."""
         measured = await self.measure(Request(messages=(user_message(""),)), context)
-        own = replace(
-            measured.count, tokens=tokens, raw_tokens=tokens, sizes=(tokens,), tools_tokens=0, overhead_tokens=0
-        )
-        count = replace(own, error_ratio=0.0, text_error_ratio=0.0, text_ratio=1.0, exact=True, prints=(), anchor=None)
+        count = Estimate.exactly(tokens)
         return self._measured(measured.request, context, measured.window, measured.family, count, measured.started_s)
 
     async def again(self, measured: MeasuredRequest) -> MeasuredRequest:
         """`measured` by what the counter has learned since."""
-        count = await self.count_request(measured, measured.request)
+        return self.by(measured, await self.count_request(measured, measured.request))
+
+    def by(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
+        """`measured` by another count of its request."""
         return self._like(measured, measured.request, count, is_shortened=measured.is_shortened)
 
     async def shortened(self, measured: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
@@ -117,10 +117,10 @@ class RequestMeasurer:
         count = await self.count_request(measured, request)
         return self._like(measured, request, count, is_shortened=True, tokens_before=measured.tokens_before)
 
-    async def count_request(self, measured: MeasuredRequest, request: Request) -> Count:
+    async def count_request(self, measured: MeasuredRequest, request: Request) -> Estimate:
         return await self._count(measured.context.target, measured.family, request, measured.window.tokens)
 
-    async def _count(self, target: Target, family: Family, request: Request, window_tokens: int) -> Count:
+    async def _count(self, target: Target, family: Family, request: Request, window_tokens: int) -> Estimate:
         """The tokens of a request; of one that is far too long, those of a sample, and the rest estimated."""
         reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS)
         has_much = is_long(request.messages, request.tools)
@@ -130,7 +130,7 @@ class RequestMeasurer:
             return count
         return await off_loop_if(has_much, lambda: _of_whole(count, sample, request))
 
-    def with_floor(self, measured: MeasuredRequest, count: Count) -> MeasuredRequest:
+    def with_floor(self, measured: MeasuredRequest, count: Estimate) -> MeasuredRequest:
         """`measured` with sizes by which its floor takes `count`, which is of the floor as a request of its own."""
         conversation, budget = measured.conversation, measured.budget
         protected = conversation.protected
@@ -148,10 +148,10 @@ class RequestMeasurer:
             fixed_tokens=math.ceil(conversation.fixed_tokens * ratio),
         )
         # In the result only the added part is still in doubt, as much as fits; it is counted again before it is sent.
-        share = min(1.0, count.tokens / max(1, replace(budget, error_ratio=0.0).prompt_limit_tokens))
-        rest_ratio = min(budget.error_ratio, _PLANNED_ERROR)
-        floor_ratio = 0.0 if count.is_told else count.error_ratio
-        error_ratio = min(budget.error_ratio, share * floor_ratio + (1 - share) * rest_ratio)
+        share = min(1.0, count.tokens / max(1, replace(budget, likely_ratio=1.0).prompt_limit_tokens))
+        rest_ratio = min(budget.likely_ratio, _PLANNED_RATIO)
+        floor_ratio = 1.0 if count.is_told else count.likely_ratio
+        likely_ratio = min(budget.likely_ratio, share * floor_ratio + (1 - share) * rest_ratio)
         return replace(
             measured,
             conversation=conversation,
@@ -159,7 +159,7 @@ class RequestMeasurer:
                 budget,
                 floor_tokens=conversation.floor_tokens,
                 fixed_tokens=conversation.prefix_tokens,
-                error_ratio=error_ratio,
+                likely_ratio=likely_ratio,
             ),
             floor_count=count,
         )
@@ -174,7 +174,6 @@ class RequestMeasurer:
             count_text=measured.count_text,
             budget=measured.budget.own,
             window=measured.window,
-            doubt_tokens=self._counter.told.doubt_tokens(measured.context.target.key, measured.count),
         )
 
     async def applied(
@@ -204,16 +203,15 @@ class RequestMeasurer:
         count = await self.count_request(measured, replace(measured.request, messages=messages, tools=tools))
         if measured.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
-            count = holding(count, [measured.floor_count])
+            count = count.with_part(measured.floor_count)
         return PreparedRequest(
             action=action,
             messages=messages,
             tokens_before=measured.tokens_before,
             count=count,
             count_text=measured.count_text,
-            budget=replace(measured.budget, error_ratio=count.error_ratio, own_error_ratio=None),
+            budget=replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None),
             window=measured.window,
-            doubt_tokens=self._counter.told.doubt_tokens(measured.context.target.key, count),
             round=compaction.round,
             tools=added.tools,
             recallable=added.recallable,
@@ -278,7 +276,7 @@ class RequestMeasurer:
             if found is None and await loaded() is None:
                 await context.warm_up()
 
-    def _like(self, measured: MeasuredRequest, request: Request, count: Count, **changes: Any) -> MeasuredRequest:
+    def _like(self, measured: MeasuredRequest, request: Request, count: Estimate, **changes: Any) -> MeasuredRequest:
         """A request made of `measured`'s, which comes again under the same hashes."""
         made = self._measured(request, measured.context, measured.window, measured.family, count, measured.started_s)
         known = measured.conversation
@@ -294,19 +292,19 @@ class RequestMeasurer:
         context: RequestContext,
         window: Window,
         family: Family,
-        count: Count,
+        count: Estimate,
         started_s: float,
     ) -> MeasuredRequest:
         if count.tokens > _COMPACTED_BEFORE_RATIO * window.tokens:
             request = replace(request, messages=marked(request.messages))
         count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
-        sizes = tuple(math.ceil(size * count.text_ratio) for size in count.sizes)
+        sizes = tuple(math.ceil(size * count.other_ratio) for size in count.sizes)
         conversation = Conversation(
             messages=request.messages,
             sizes=sizes,
             words_sizes=words_sizes(request.messages, sizes, count_text),
-            fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.text_ratio),
+            fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.other_ratio),
             count_text=count_text,
             hashes=(),
             own_tokens=count.tokens,
@@ -321,8 +319,8 @@ class RequestMeasurer:
                 rules=context.rules(reasons=family.reasons),
                 window_tokens=window.tokens,
                 floor_tokens=conversation.floor_tokens,
-                error_ratio=count.text_error_ratio,
-                own_error_ratio=count.error_ratio,
+                likely_ratio=count.other_likely_ratio,
+                own_likely_ratio=count.likely_ratio,
                 fixed_tokens=conversation.prefix_tokens,
             ).with_trigger(context.threshold_tokens),
             window=window,
@@ -355,20 +353,22 @@ def _sample(request: Request, reach_chars: int) -> Request:
     return replace(request, messages=messages, tools=request.tools if has_tools else ())
 
 
-def _of_whole(count: Count, sample: Request, request: Request) -> Count:
+def _of_whole(count: Estimate, sample: Request, request: Request) -> Estimate:
     """The count of a request by that of its sample; nothing is learned from it."""
     left_out = zip(_chars(request), _chars(sample), strict=True)
     *more, tools_tokens = (math.ceil((whole - part) / _USUAL_CHARS_PER_TOKEN) for whole, part in left_out)
-    tokens = count.tokens + sum(more) + tools_tokens
+    added = sum(more) + tools_tokens
     return replace(
         count,
-        tokens=tokens,
+        tokens=count.tokens + added,
+        low=count.low + added,
+        likely=count.likely + added,
+        high=count.high + added,
         sizes=tuple(map(sum, zip(count.sizes, more, strict=True))),
         tools_tokens=count.tools_tokens + tools_tokens,
-        raw_tokens=count.raw_tokens * tokens / max(1, count.tokens),
-        exact=False,
+        own=count.own._replace(overhead_tokens=count.own.overhead_tokens + added, exact=False),
         prints=(),
-        anchor=None,
+        told=None,
     )
 
 

@@ -94,7 +94,6 @@ class Quoter:
             prepared,
             messages=quoting.messages,
             count=quoting.count,
-            doubt_tokens=quoting.doubt_tokens,
             excerpts=found.excerpts,
             excerpt_tokens=measured.count_text(found.text),
         )

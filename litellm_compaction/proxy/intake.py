@@ -360,7 +360,6 @@ class Intake:
             wire.asked_output_tokens(kwargs),
             foreseen=foreseen,
             is_watched=is_watched,
-            goes_on=is_watched and not call.client.is_structured,
             is_stream=bool(kwargs.get("stream")),
             answers=wire.asked_answers(kwargs),
             prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),

@@ -16,7 +16,7 @@ from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnr
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, serves
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
-from litellm_compaction.tokens.prompt import renders_exactly
+from litellm_compaction.tokens.begun import renders_exactly
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 _WORDS: Mapping[Kind, str] = {
@@ -117,7 +117,7 @@ class Reporter:
             failures = tuple(filter(None, [why_broken(source.family.vocabulary)]))
         # Every source that is no server's leads to the last way, but for LM Studio's models.
         can_render = self.windows.instance(target) is not None or renders_exactly(source.family)
-        standing = await self.known_ways.standing(target, window.source, can_render=can_render)
+        standing = self.known_ways.standing(target, window.source, can_render=can_render)
         standing = standing.among(WAYS_OF[report.carrier])
         return replace(report, window=window, source=source, failures=failures, standing=standing)
 

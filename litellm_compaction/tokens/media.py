@@ -1,12 +1,7 @@
-"""Prices of images, sound and pages: an estimate from their first bytes or their size, and servers' own prices.
+"""Estimates images, sound and pages, from their first bytes or their size; `known.py` has what a server made of it.
 
 Vision models pay by area (Qwen-VL, Pixtral) or a fixed price; only inline images show their size. Nothing is decoded
 but the header, whose layout is the formats' own (PNG 1.2 §11.2.2, JPEG ITU T.81 B.2.2, GIF89a §18, RIFF WebP).
-
-Real prices are learned from a deployment's usage. They differ by server and settings (an image scaled down before it is
-seen, a model that sees none), never much between two images of one client; the highest of late counts. Four
-conversations with an image in every third message, priced in six ways (2026-11-23): error 0.0 % at the 90th percentile,
-and 13 of 2,496 counts too low; by the estimate alone 7.5 % and 76.
 """
 
 from __future__ import annotations
@@ -15,19 +10,15 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue
-from litellm_compaction.tokens.samples import Samples, Stamps
 
 # Enough for a JPEG with a large EXIF block before its frame header.
 _HEADER_CHARS = 128 * 1024
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _LEAST_TOKENS = 64
-# The most that an encoder takes which charges the same for each image, however small (Llama vision).
-MOST_FIXED_TOKENS = 1616
 # An image at an address of the web may be of any size; usual ones are about a million pixels, 1,000 to 1,300 tokens of
 # 28 pixels a side. The server's own number corrects it, and is asked for if that decides.
 _REMOTE_TOKENS = 1024
@@ -35,15 +26,6 @@ _REMOTE_TOKENS = 1024
 _TOKENS_PER_SECOND = 25
 # 16 kHz mono, which models hear; what is recorded better is longer in bytes. Speech is not packed below 16 kbit/s.
 _WAV_BYTES_PER_SECOND, _PACKED_BYTES_PER_SECOND = 32_000, 2_000
-# Of the estimate: what a server adds to each image, or an estimate by area that is far too low, explains no more.
-_MAX_RATIO = 4.0
-# What is observed may be wrong by this part of the estimate: the text beside it is an estimate too.
-_MAX_DOUBT_RATIO = 0.2
-# Below this a template's marks around an image decide.
-_LEAST_PRICED_TOKENS = 16
-_KEPT = 8
-_FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.15, 0.05, 3
-_OPTIMISM_ERROR = 0.5
 
 
 class Pixels(NamedTuple):
@@ -151,80 +133,3 @@ def _jpeg_size(header: bytes) -> Pixels | None:
             return Pixels(width, height)
         position += 2 + int.from_bytes(header[position + 2 : position + 4], "big")
     return None
-
-
-class Price(NamedTuple):
-    """True tokens of media, per estimated one.
-
-    Attributes:
-        doubt_ratio: true tokens ≤ estimate × (factor + this); None if nothing is known.
-    """
-
-    factor: float = 1.0
-    doubt_ratio: float | None = None
-
-
-UNKNOWN = Price()
-
-
-class _Sample(NamedTuple):
-    ratio: float
-    each_tokens: float
-
-
-def _sample(numbers: Sequence[float]) -> _Sample | None:
-    if len(numbers) != 2 or not 0 <= numbers[0] <= _MAX_RATIO or numbers[1] <= 0:
-        return None
-    return _Sample(*numbers)
-
-
-class MediaPrices:
-    """True tokens per estimated one, of one deployment's images and sound."""
-
-    def __init__(self, stamps: Stamps | None = None) -> None:
-        self.samples = Samples(stamps or Stamps(), _KEPT, _sample, digits=4)
-
-    def price(self) -> Price:
-        """The expected price of the next image."""
-        ratios = [sample.ratio for sample in self.samples.values]
-        if not ratios:
-            return UNKNOWN
-        factor = max(ratios)
-        doubt = _SETTLED_ERROR * factor
-        if len(ratios) < _SETTLED_SAMPLES:
-            # The next one may be of another kind, at its full estimate.
-            doubt = max(_FIRST_ERROR * factor, _OPTIMISM_ERROR * (1 - factor))
-        return Price(factor, max(doubt, factor - min(ratios)))
-
-    def between(self, estimated_tokens: float, images: int) -> tuple[float, float]:
-        """The least and the most that media take; inf if nothing is known.
-
-        Servers charge by area, or the same for each image; without knowing which, only what both say is known.
-        """
-        if not images:
-            return 0.0, 0.0
-        samples = self.samples.values
-        if not samples:
-            return 0.0, inf
-        by_area = max(sample.ratio for sample in samples) * estimated_tokens
-        by_number = max(sample.ratio * sample.each_tokens for sample in samples) * images
-        return min(by_area, by_number), max(by_area, by_number)
-
-    def note(self, estimated_tokens: float, observed_tokens: float, doubt_tokens: float, *, images: float = 1) -> None:
-        """Learns a server's count of media, unless other things may explain it.
-
-        Args:
-            estimated_tokens: ours, of so many `images`.
-            observed_tokens: the server's number for the prompt, without what its text takes.
-            doubt_tokens: by how much that text may take more or less.
-        """
-        if estimated_tokens < _LEAST_PRICED_TOKENS or doubt_tokens > _MAX_DOUBT_RATIO * estimated_tokens:
-            return
-        ratio = observed_tokens / estimated_tokens
-        # Text that is a little shorter than we count looks like a price below nothing.
-        if -_MAX_DOUBT_RATIO <= ratio <= _MAX_RATIO:
-            self.samples.add(_Sample(max(0.0, ratio), estimated_tokens / images))
-
-    def change_key(self) -> tuple[int, ...]:
-        """Changes only if the next price changes noticeably: by 5 % of the estimate."""
-        return min(len(self.samples.values), _SETTLED_SAMPLES), round(20 * self.price().factor)

@@ -1,25 +1,74 @@
-"""The exact prompt of a request, rendered: to be counted (`rendered.py`), or to be sent so that an answer goes on."""
+"""Our own count of a request: its rendered prompt if the template is this package's, else vocabulary and constants.
+
+What is asked of tokenizers and templates is asked here and in `begun.py`.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message, with_text
+from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import Template, has_odd_ids, shape, template
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary
 from litellm_compaction.tokenizers.vocabulary import Segment, Vocabulary
+from litellm_compaction.tokens.estimate import Own
+from litellm_compaction.tokens.media import image_tokens
+from litellm_compaction.tokens.texts import TextCounts
 
-_THINK_START, _THINK_END = "<think>", "</think>"
-_NEEDLE = "zq7"
-# Names of control tokens in the families that are known here, for models whose vocabulary is not.
-_CONTROL = re.compile(r"<\|[^<>\s]*\|?>|<｜[^<>\s]*｜>|</?(?:s|bos|eos|\w+_of_\w+|think)>|\[/?[A-Z_]{2,}\]")
+
+class Costs(NamedTuple):
+    """Tokens of a family's template around the texts: about, from the templates, neither high nor low."""
+
+    message: int
+    request: int
+    call: int
+    tool: int
+    tools: int
+
+
+_COSTS: Mapping[str, Costs] = {
+    "llama3": Costs(5, 26, 12, 12, 90),
+    "llama2": Costs(6, 3, 12, 10, 0),
+    "mistral": Costs(2, 3, 22, 10, 8),
+    "mixtral": Costs(2, 3, 22, 10, 8),
+    "gpt-oss": Costs(5, 65, 12, 4, 30),
+    "gpt": Costs(4, 3, 8, 4, 12),
+    "qwen2": Costs(5, 3, 18, 12, 110),
+    "qwen3": Costs(5, 3, 18, 12, 110),
+    "gemma": Costs(5, 3, 12, 6, 8),
+    "deepseek": Costs(2, 3, 12, 14, 80),
+    "phi": Costs(4, 3, 12, 10, 0),
+    "heuristic": Costs(0, 0, 0, 0, 0),
+}
+_OTHER_COSTS = Costs(6, 16, 16, 10, 60)
+# How far such a count may be too low: rendered to the letter, rendered nearly so, by its vocabulary, by a stand-in.
+EXACT_ERROR, _NEAR_ERROR, _VOCABULARY_ERROR, _STAND_IN_ERROR = 0.02, 0.05, 0.10, 0.35
+# Of a script beyond ASCII a stand-in counts up to four times too much.
+_OTHER_SCRIPT_RATIO = 0.5
+# Parts that a model sees as images, sound or pages: their data is never text.
+_MEDIA = frozenset(
+    {
+        "image_url",
+        "image",
+        "input_image",
+        "image_file",
+        "input_audio",
+        "audio",
+        "video_url",
+        "video",
+        "file",
+        "input_file",
+    }
+)
+# Longer strings without any space are data, as base64 is.
+_DATA_CHARS = 2048
+# An end for documents made to be slow.
+_MAX_VALUES = 100_000
 
 
 class Prompt(NamedTuple):
@@ -34,27 +83,220 @@ class Prompt(NamedTuple):
     is_faithful: bool
 
 
-class BegunPrompt(NamedTuple):
-    """A prompt that ends inside an answer.
+def error_ratio(family: Family, own: Own) -> float:
+    """By how much a count may be too low, before anything is known of its server."""
+    if own.rendered:
+        return EXACT_ERROR if family.exact else max(_NEAR_ERROR, family.error_ratio)
+    if family.exact and not family.template:
+        # OpenAI's models, of which nothing more is known than constants.
+        return EXACT_ERROR
+    return _VOCABULARY_ERROR if family.owns_vocabulary else _STAND_IN_ERROR
+
+
+def own_count(family: Family, request: Request, texts: TextCounts) -> Own:
+    """Our own count of a request: 0.1 s per new MB in this thread. Raises on nothing in its messages and tools.
+
+    Raises:
+        RecursionError: its extras are nested deeper than JSON is written.
+    """
+    parts = _Parts.of(family, request, texts)
+    prompt = render(family, request)
+    if prompt is None:
+        return parts.own(family)
+    chosen = template(family.template_for(tools=bool(request.tools)))
+    segments = vocabulary(family.vocabulary).split(prompt.text)
+    shown = texts_of(prompt.text, segments)
+    tokens = sum(texts.lengths(family.vocabulary, shown, "in prompt")) + len(segments) - len(shown)
+    return parts.in_proportion(family, tokens, chosen, is_faithful=prompt.is_faithful)
+
+
+class _Parts(NamedTuple):
+    """The parts of a request by vocabulary and constants; entry i of each belongs to messages[i].
 
     Attributes:
-        text: without the token with which the server begins every prompt itself.
-        end_of_turn: the template's end of the answer; "" if it names no token for that.
+        sizes: of what a template gets to see as text.
+        thoughts: of them, reasoning before the person's newest word, which most templates leave out.
+        beside: of parts that no template gets to see as text; media: of images, sound and pages.
+        said: of text beside calls.
+        other: of them all, of scripts beyond ASCII.
     """
 
-    text: str
-    end_of_turn: str
+    request: Request
+    costs: Costs
+    sizes: list[float]
+    thoughts: list[float]
+    beside: list[float]
+    media: list[float]
+    said: float
+    other: float
+    tools: float
+    extras: float
+    images: int
+
+    @classmethod
+    def of(cls, family: Family, request: Request, texts: TextCounts) -> _Parts:
+        costs = _COSTS.get(family.name, _OTHER_COSTS)
+        tools = [_as_json(tool) for tool in request.tools]
+        extras = [json.dumps(request.extras, ensure_ascii=False, default=str)] if request.extras else []
+        groups = [_texts(message) for message in request.messages]
+        beside = [_beside(message, family) for message in request.messages]
+        flat = [text for group in groups for text in group]
+        flat += [text for each in beside for text in each.texts]
+        place, ratio = "alone", family.text_ratio
+        if not family.owns_vocabulary:
+            place, ratio = ("digits apart" if family.single_digits else "alone"), 1.0
+        lengths = [ratio * tokens for tokens in texts.lengths(family.vocabulary, flat, place)]  # type: ignore[arg-type]
+        left = iter(lengths)
+        (*added,) = texts.sampled(family.vocabulary, [*tools, *extras])
+        last_user = max((at for at, message in enumerate(request.messages) if message.role == "user"), default=-1)
+        sizes, thoughts, said = [], [], 0.0
+        for at, (message, group) in enumerate(zip(request.messages, groups, strict=True)):
+            tokens = [next(left) for _ in group]
+            sizes.append(costs.message + len(message.calls) * costs.call + sum(tokens))
+            thoughts.append(tokens[1] if at < last_user else 0.0)
+            said += tokens[0] if message.calls else 0.0
+        return cls(
+            request=request,
+            costs=costs,
+            sizes=sizes,
+            thoughts=thoughts,
+            beside=[sum(next(left) for _ in each.texts) for each in beside],
+            media=[each.media_tokens for each in beside],
+            said=said,
+            other=0.0 if family.owns_vocabulary else _OTHER_SCRIPT_RATIO * _of_other_scripts(flat, lengths),
+            tools=sum(added[: len(tools)]) + (costs.tools + costs.tool * len(tools) if tools else 0),
+            extras=sum(added[len(tools) :]),
+            images=sum(len(message.other_parts) for message in request.messages)
+            if any(e.media_tokens for e in beside)
+            else 0,
+        )
+
+    def own(self, family: Family) -> Own:
+        """The count by constants."""
+        overhead, optional = self.costs.request + self.extras, self.extras + sum(self.thoughts) + self.other
+        if not (self.request.messages and self.request.messages[0].is_system):
+            overhead, optional = overhead + family.default_system_tokens, optional + family.default_system_tokens
+        # OpenAI's models have no template that could leave tools out.
+        optional += 0.0 if family.name == "gpt" else self.tools
+        is_exact = family.exact and not family.template and not optional and not any(self.media)
+        return Own(
+            sizes=tuple(map(sum, zip(self.sizes, self.beside, self.media, strict=True))),
+            tools_tokens=self.tools,
+            overhead_tokens=overhead,
+            optional_tokens=optional,
+            media=self._media(),
+            images=self.images,
+            exact=is_exact,
+            asks=self.asks,
+        )
+
+    def in_proportion(self, family: Family, tokens: int, chosen: Template, *, is_faithful: bool) -> Own:
+        """The count of a rendered prompt of so many tokens, divided as the constants divide theirs."""
+        has_tools = bool(self.request.tools) and chosen.renders_tools
+        hidden = 0.0 if chosen.renders_text_beside_calls else self.said
+        sizes = [max(0.0, size - thought) for size, thought in zip(self.sizes, self.thoughts, strict=True)]
+        shares = [*sizes, self.tools if has_tools else 0.0, self.costs.request]
+        factor = tokens / max(1.0, sum(shares))
+        *shown, tools, overhead = (share * factor for share in shares)
+        is_whole = is_faithful and not any((self.extras, *self.beside, *self.media))
+        doubtful_tools = 0.0 if has_tools else self.tools
+        return Own(
+            sizes=tuple(map(sum, zip(shown, self.beside, self.media, strict=True))),
+            tools_tokens=tools + doubtful_tools,
+            overhead_tokens=overhead + self.extras,
+            optional_tokens=self.extras + doubtful_tools,
+            hidden_tokens=hidden,
+            media=self._media(),
+            images=self.images,
+            rendered=True,
+            exact=family.exact and is_whole and not hidden and not doubtful_tools,
+            asks=self.asks,
+        )
+
+    @property
+    def asks(self) -> bool:
+        return bool(self.request.messages) and self.request.messages[-1].role == "user"
+
+    def _media(self) -> tuple[float, ...]:
+        return tuple(self.media) if any(self.media) else ()
 
 
-def texts_of(text: str, segments: Sequence[Segment]) -> list[str]:
-    """The ordinary texts among the segments of a prompt, in order."""
-    return [text[segment.start : segment.end] for segment in segments if not segment.is_special]
+def _texts(message: Message) -> list[str]:
+    """All of a message that a template may write: its text, its reasoning, and the rest."""
+    found = [message.text, message.reasoning]
+    for call in message.calls:
+        found += (call.name, call.arguments)
+    name = message.raw.get("name")
+    return [*found, name] if isinstance(name, str) else found
+
+
+class _Beside(NamedTuple):
+    texts: list[str]
+    media_tokens: float
+
+
+def _beside(message: Message, family: Family) -> _Beside:
+    """Parts of a message that no template gets to see as text."""
+    legacy_call = message.raw.get("function_call")
+    texts, tokens = strings(legacy_call), 0
+    content = message.raw.get("content")
+    for part in content if message.other_parts and isinstance(content, list) else ():
+        fields = part if isinstance(part, Mapping) else {}
+        if isinstance(part, str) or isinstance(fields.get("text"), str):
+            continue
+        if fields.get("type") in _MEDIA:
+            tokens += image_tokens(part, limit_tokens=family.image_tokens, patch_px=family.image_patch_px)
+        else:
+            texts += strings(part)
+    return _Beside(texts, float(tokens))
+
+
+def _of_other_scripts(texts: Sequence[str], lengths: Sequence[float]) -> float:
+    """The part of texts' tokens that is of characters beyond ASCII, of which each takes about three times as many."""
+    tokens = 0.0
+    for text, length in zip(texts, lengths, strict=True):
+        if not text.isascii():
+            other = 3 * (len(text) - len(text.encode("ascii", "ignore")))
+            tokens += length * other / (other + len(text) - other / 3)
+    return tokens
+
+
+def _as_json(tool: JsonValue) -> str:
+    try:
+        return json.dumps(tool, ensure_ascii=False, default=str)
+    except (RecursionError, ValueError):
+        return "\n".join(strings(tool))
+
+
+def strings(value: JsonValue) -> list[str]:
+    """Every key, string and number inside a JSON value, without data URIs and base64; for any depth."""
+    found: list[str] = []
+    open_values: list[JsonValue] = [value]
+    while open_values and len(found) < _MAX_VALUES:
+        current = open_values.pop()
+        if isinstance(current, str):
+            if not _is_data(current):
+                found.append(current)
+        elif isinstance(current, Mapping):
+            open_values += current.values()
+            found += map(str, current)
+        elif isinstance(current, Sequence):
+            open_values += current
+        elif current is not None:
+            found.append(str(current))
+    return found
+
+
+def _is_data(text: str) -> bool:
+    if text.startswith("data:"):
+        return True
+    return len(text) > _DATA_CHARS and text.isascii() and " " not in text and "\n" not in text[:_DATA_CHARS]
 
 
 def render(family: Family, request: Request) -> Prompt | None:
     """The prompt; None if the family has no template, or it refuses the request.
 
-    Without tools if the template drops them (`drops_tools`). Loads the vocabulary and the template: up to 2 s.
+    Without tools if the template drops them. Loads the vocabulary and the template: up to 2 s.
     """
     if not family.template:
         return None
@@ -62,157 +304,17 @@ def render(family: Family, request: Request) -> Prompt | None:
     if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in request.messages):
         # A server shows them in a way of its own, so that leaving them out would count too little.
         return None
-    return _render(chosen, words, request.messages, request.tools)
+    return rendered(chosen, words, request.messages, request.tools)
 
 
-def renders_exactly(family: Family) -> bool:
-    """Returns True if prompts can be rendered here exactly as the server does, so that it can go on inside them."""
-    return family.exact and bool(family.template)
-
-
-def begun_prompt(
-    family: Family,
-    messages: Sequence[Message],
-    now: datetime,
-    by_server: Sequence[str] = (),
-    *,
-    adds_bos: bool = True,
-    closes: bool = False,
-) -> BegunPrompt | None:
-    """The prompt that ends with the last message, an answer that goes on; None if it cannot be known exactly.
-
-    It is sent to servers that put no template around it and take the names of control tokens in it for these tokens, as
-    they do when they render the template themselves. So none may stand in a message's text.
-
-    Args:
-        family: of the model.
-        messages: of a request without tools; the last one is an assistant's, of text.
-        now: the date, for templates that write it.
-        by_server: `needed_renderings` as the server writes them, for models without a template here, too.
-        adds_bos: the server puts the token that begins every prompt before it, if the vocabulary says so.
-        closes: the last message is the model's thoughts, and the prompt ends behind them.
-    """
-    has_control = vocabulary(family.vocabulary).has_control if family.owns_vocabulary else _CONTROL.search
-    texts = (text for message in messages for text in _texts(message))
-    if any(message.other_parts for message in messages) or any(map(has_control, texts)):
-        return None
-    rendered = by_server or _rendered_here(family, messages, now, adds_bos=adds_bos)
-    if not rendered:
-        return None
-    prompt, written, closed = rendered
-    start = written.rfind(_NEEDLE)
-    opening = _opening(prompt, written[:start]) if start >= 0 else None
-    if opening is None:
-        return None
-    text = messages[-1].text
-    if closes:
-        begun = _closed(opening, text)
-        if begun is None:
-            return None
-    else:
-        begun = f"{opening}{text.lstrip() if opening[-1:].isspace() else text}"
-    behind = closed.rpartition(_NEEDLE)[2]
-    if family.owns_vocabulary:
-        end = _end_of_turn(vocabulary(family.vocabulary), behind)
-    else:
-        found = _CONTROL.match(behind.lstrip())
-        end = found[0] if found else ""
-    return BegunPrompt(f"{prompt}{begun}", end)
-
-
-def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """The messages up to the answer, with a text that is found again in its place, and with a turn after it.
-
-    The last message may be one that the server goes on with, so that nothing shows its end.
-    """
-    written = (*messages[:-1], with_text(messages[-1], _NEEDLE))
-    return tuple(messages[:-1]), written, (*written, user_message("."))
-
-
-def _rendered_here(
-    family: Family, messages: Sequence[Message], now: datetime, *, adds_bos: bool
-) -> tuple[str, str, str] | None:
-    if not renders_exactly(family):
-        return None
-    chosen, words = template(family.template), vocabulary(family.vocabulary)
-    if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in messages[:-1]):
-        return None
-    before, written = (_render(chosen, words, each, (), now) for each in needed_renderings(messages)[:2])
-    if before is None or written is None or not before.is_faithful:
-        return None
-    bos = words.bos if words.adds_bos and adds_bos else ""
-    return before.text.removeprefix(bos), written.text.removeprefix(bos), written.text
-
-
-def _texts(message: Message) -> Iterator[str]:
-    """All that a template may write of a message."""
-    yield from (message.text, message.reasoning)
-    for call in message.calls:
-        yield from (call.name, call.arguments)
-
-
-def _opening(prompt: str, written: str) -> str | None:
-    """The text between a prompt and an answer to it; None if the template does not show it.
-
-    Args:
-        prompt: up to where the model begins.
-        written: the same as a template writes it before an earlier answer, past the name of a channel (gpt-oss) or the
-            thoughts (Qwen 3: an empty block).
-    """
-    if written.startswith(prompt):
-        return written[len(prompt) :]
-    # Thoughts that the prompt has begun and earlier answers go without (DeepSeek R1, QwQ) are over.
-    return f"\n{_THINK_END}\n\n" if prompt.rstrip().endswith(_THINK_START) else None
-
-
-def _closed(opening: str, thoughts: str) -> str | None:
-    """Thoughts in the empty block that a template writes before an answer; None if it writes none.
-
-    The block's start stands in the prompt itself if the template has the model begin inside it (DeepSeek R1).
-    """
-    start, end, rest = opening.partition(_THINK_END)
-    if not end or start.strip() not in ("", _THINK_START):
-        return None
-    begun = f"{_THINK_START}\n" if start.strip() else ""
-    return f"{begun}{thoughts.strip()}\n{_THINK_END}{rest}"
-
-
-def _end_of_turn(words: Vocabulary, behind: str) -> str:
-    """The special token that follows an answer; "" if there is none."""
-    segment = next(iter(words.split(behind.lstrip())), None)
-    return behind.lstrip()[: segment.end] if segment is not None and segment.is_special else ""
-
-
-def drops_tools(family: Family, request: Request) -> bool:
-    """Returns True if the family's template drops a request's tools; servers may show them all the same."""
-    return bool(request.tools) and not template(family.template_for(tools=True)).renders_tools
-
-
-def left_out_texts(family: Family, request: Request) -> list[str]:
-    """The texts beside calls if a family's template leaves them out; a server's own template may render them."""
-    if template(family.template_for(tools=bool(request.tools))).renders_text_beside_calls:
-        return []
-    return [message.text for message in request.messages if message.calls and message.text]
-
-
-def tool_prompts(family: Family, request: Request) -> tuple[Prompt, Prompt] | None:
-    """A tiny conversation with the request's tools and without: the difference is what the tools take."""
-    chosen, words = template(family.template_for(tools=True)), vocabulary(family.vocabulary)
-    messages: tuple[Message, ...] = (user_message("x"),)
-    if has_system(request) and chosen.takes_system:
-        messages = (parse_message({"role": "system", "content": "x"}), *messages)
-    with_tools = _render(chosen, words, messages, request.tools)
-    without = _render(chosen, words, messages, ())
-    return (with_tools, without) if with_tools is not None and without is not None else None
-
-
-def _render(
+def rendered(
     chosen: Template,
     words: Vocabulary,
     messages: Sequence[Message],
     tools: Sequence[JsonValue],
     now: datetime | None = None,
 ) -> Prompt | None:
+    """The prompt by a template and a vocabulary; None if the template refuses it."""
     shaped = shape(messages, chosen, short_ids=chosen.wants_short_ids and has_odd_ids(messages))
     try:
         text = "".join(chosen.parts(shaped.messages, tools, bos=words.bos, eos=words.eos, now=now))
@@ -224,14 +326,6 @@ def _render(
     return Prompt(text, shaped.is_faithful)
 
 
-def has_system(request: Request) -> bool:
-    return bool(request.messages) and request.messages[0].is_system
-
-
-def tools_key(tools: Sequence[JsonValue]) -> str:
-    """Equal for equal tools."""
-    try:
-        text = json.dumps(tools, default=str)
-    except (RecursionError, ValueError):
-        return ""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def texts_of(text: str, segments: Sequence[Segment]) -> list[str]:
+    """The ordinary texts among the segments of a prompt, in order."""
+    return [text[segment.start : segment.end] for segment in segments if not segment.is_special]

@@ -34,12 +34,12 @@ def budgets(draw: st.DrawFn) -> Budget:
         window_tokens=window_tokens,
         floor_tokens=floor_tokens,
         fixed_tokens=draw(st.integers(0, floor_tokens)),
-        error_ratio=draw(st.one_of(st.sampled_from([0.0, 0.02, 0.03, 0.05, 0.1, 0.25, 0.35]), st.floats(0.0, 4.0))),
+        likely_ratio=draw(st.one_of(st.sampled_from([1.0, 1.02, 1.03, 1.05, 1.1, 1.25, 1.35]), st.floats(1.0, 5.0))),
     )
 
 
-def _budget(window_tokens: int, *, floor_tokens: int = 0, error_ratio: float = 0.0) -> Budget:
-    return Budget(rules=RULES, window_tokens=window_tokens, floor_tokens=floor_tokens, error_ratio=error_ratio)
+def _budget(window_tokens: int, *, floor_tokens: int = 0, likely_ratio: float = 1.0) -> Budget:
+    return Budget(rules=RULES, window_tokens=window_tokens, floor_tokens=floor_tokens, likely_ratio=likely_ratio)
 
 
 @settings(max_examples=settings().max_examples * 4)
@@ -50,12 +50,12 @@ def test_what_fits_leaves_margin_and_answer(budget: Budget, data: st.DataObject)
     assume(limit > 0)
     for prompt in (limit, data.draw(st.integers(1, limit))):
         assert budget.fits(prompt)
-        margin = margin_tokens(prompt, budget.error_ratio)
+        margin = margin_tokens(prompt, budget.likely_ratio)
         assert prompt + margin + budget.rules.answer_min_tokens <= budget.window_tokens
         # The true prompt may be larger by the error, and still there is room for an answer.
-        assert prompt * (1 + budget.error_ratio) + budget.rules.answer_min_tokens <= budget.window_tokens + 1e-6
+        assert prompt * budget.likely_ratio + budget.rules.answer_min_tokens <= budget.window_tokens + 1e-6
     assert not budget.fits(limit + 1)
-    margin = margin_tokens(limit + 2, budget.error_ratio)
+    margin = margin_tokens(limit + 2, budget.likely_ratio)
     assert limit + 2 + margin + budget.rules.answer_min_tokens > budget.window_tokens
 
 
@@ -67,7 +67,7 @@ def test_an_answer_never_gets_more_than_is_left_or_asked(budget: Budget, prompt:
     if asked is not None and asked >= 0:
         assert allowed <= asked
     if budget.fits(prompt):
-        margin = margin_tokens(prompt, budget.error_ratio)
+        margin = margin_tokens(prompt, budget.likely_ratio)
         assert prompt + margin + allowed <= budget.window_tokens
         if asked is None or asked < 0:
             assert allowed >= budget.rules.answer_min_tokens
@@ -105,7 +105,7 @@ def _ruled(window_tokens: int = 32_768, *, fixed_tokens: int = 0, floor_tokens: 
         rules=replace(RULES, **rules),  # type: ignore[arg-type]
         window_tokens=window_tokens,
         floor_tokens=max(floor_tokens, fixed_tokens),
-        error_ratio=0.0,
+        likely_ratio=1.0,
         fixed_tokens=fixed_tokens,
     )
 

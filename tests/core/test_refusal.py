@@ -85,7 +85,7 @@ def test_a_refusal_says_who_and_what_to_do(raw: list[JsonDict], named: str, reme
 def test_a_refusal_by_an_estimate_says_how_far_it_may_be_off(error_ratio: float) -> None:
     """The true number at most, not a margin as large as the count; the window to load is that of the count."""
     weighed = conversation(parsed([user(BIG)]))
-    limits = budget(8192, weighed, error_ratio=error_ratio)
+    limits = budget(8192, weighed, likely_ratio=1 + error_ratio)
     error = refusal("qwen", weighed, limits, tools_tokens=0)
     floor = weighed.floor_tokens
     assert "a margin of" not in str(error)
@@ -97,7 +97,7 @@ def test_a_refusal_by_an_estimate_says_how_far_it_may_be_off(error_ratio: float)
 def test_a_window_to_load_is_never_one_that_is_loaded() -> None:
     """A count that would fit if it were exact needs as much as it may be off."""
     weighed = conversation(parsed([user("word " * 5000)]))
-    limits = budget(8192, weighed, error_ratio=0.6)
+    limits = budget(8192, weighed, likely_ratio=1.6)
     assert weighed.floor_tokens < 8192 - 512
     error = refusal("qwen", weighed, limits, tools_tokens=0)
     assert error.needed_tokens == limits.needed_window_tokens(weighed.floor_tokens) > 8192

@@ -19,8 +19,9 @@ from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.stores import Board, Originals
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
-from litellm_compaction.tokens.counter import Count, TokenCounter
-from litellm_compaction.tokens.prefix import fingerprints
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
+from litellm_compaction.tokens.known import fingerprints
 from litellm_compaction.windows.windows import Target, Windows
 from tests.builders import JsonDict, broken_promises, count, parsed, size
 from tests.stores.made import MemoryStore
@@ -49,27 +50,23 @@ class FakeCounter(TokenCounter):
         self.learned: list[tuple[str, int]] = []
         self.counted = 0
 
-    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Count:
+    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Estimate:
         self.counted += 1
         sizes = tuple(size(message) for message in request.messages)
         tools_tokens = count(json.dumps(request.tools)) if request.tools else 0
         tokens = OVERHEAD_TOKENS + tools_tokens + sum(sizes)
-        return Count(
-            tokens=tokens,
-            sizes=sizes,
+        return Estimate.exactly(
+            tokens,
+            sizes,
             tools_tokens=tools_tokens,
             overhead_tokens=OVERHEAD_TOKENS,
-            error_ratio=0.0,
-            text_error_ratio=0.0,
-            exact=True,
-            raw_tokens=tokens,
             prints=fingerprints(request, asker),
         )
 
     def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
         return count
 
-    def learn(self, target_key: str, counted: Count, prompt_tokens: int) -> None:
+    def learn(self, target_key: str, counted: Estimate, prompt_tokens: int, *, label: str = "") -> None:
         self.learned.append((target_key, prompt_tokens))
 
 
@@ -79,13 +76,11 @@ class RecordingStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__(ttl_s=3600, max_bytes=10_000_000)
         self.finds = 0
-        self.facts_read = 0
         self.kept: list[tuple[str, Compaction]] = []
         self.broken = False
         self.full_after: int | None = None
 
     async def get_fact(self, scope: str, key: str) -> str | None:
-        self.facts_read += key == "wanted"
         if self.broken:
             raise StoreError("the store is down")
         return await super().get_fact(scope, key)
@@ -275,7 +270,7 @@ def sent(raw: Sequence[JsonDict], prepared: PreparedRequest) -> tuple[Message, .
     """What goes upstream, after a check that it may: it keeps the promises and fits its window."""
     assert prepared.budget.fits(prepared.count.tokens)
     output_tokens = prepared.max_output_tokens(None)
-    assert prepared.count.tokens + prepared.count.margin_tokens + output_tokens <= prepared.window.tokens
+    assert prepared.count.high + output_tokens <= prepared.window.tokens
     assert output_tokens >= prepared.budget.rules.answer_min_tokens
     messages = parsed(raw) if prepared.messages is None else prepared.messages
     assert prepared.count.sizes == tuple(size(message) for message in messages)

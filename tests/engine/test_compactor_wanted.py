@@ -7,7 +7,7 @@ from typing import Any
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import SummaryFailed
 from tests.builders import JsonDict, chat
-from tests.engine.bench import Bench, Clock, FakeAsk
+from tests.engine.bench import Bench, FakeAsk
 
 WINDOW = 32_768
 # Far below any trigger: some 2,900 tokens of 32,768.
@@ -16,15 +16,6 @@ SMALL = chat(20, words=60)
 
 async def wanted(bench: Bench, raw: list[JsonDict], *, focus: str = "", **settings: Any) -> PreparedRequest:
     return await bench.guard(raw, WINDOW, now=True, focus=focus, **settings)
-
-
-async def test_a_store_that_is_down_costs_a_small_request_one_look() -> None:
-    """It goes on as it came; the next ones of half a minute do not even ask."""
-    bench = Bench(clock=Clock())
-    bench.store.broken = True
-    for _ in range(20):
-        assert (await bench.guard(SMALL, WINDOW)).action == "none"
-    assert bench.store.facts_read == 1
 
 
 async def test_what_fits_stays_as_it_is_where_no_model_gives_a_summary() -> None:

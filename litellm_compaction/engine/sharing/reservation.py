@@ -20,7 +20,7 @@ from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.sharing.pool import Admission, Seat
 from litellm_compaction.errors import DoesNotFit, Share
-from litellm_compaction.tokens.counter import Count
+from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Window
 
 # A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
@@ -56,7 +56,7 @@ class Reservation:
         self._context = context
         self._seat: Seat | None = None
         # By its count, which stays the same object if a carrier tells the rest of it anew.
-        self._taken_for: Count | None = None
+        self._taken_for: Estimate | None = None
         self._limit_tokens = 0
         self._is_running = False
         self._cuts = 0
@@ -196,7 +196,7 @@ class Reservation:
         if not can_be_cut:
             return seat.must_give_way(None)
         again_tokens = prepared.count.tokens + generated_tokens + _GOING_ON_TOKENS
-        margin = margin_tokens(again_tokens, prepared.count.error_ratio)
+        margin = margin_tokens(again_tokens, prepared.count.likely_ratio)
         return seat.must_give_way(again_tokens + margin + self._reserve_tokens(prepared))
 
     def stay(self) -> None:
@@ -342,7 +342,7 @@ def _soon(loop: asyncio.AbstractEventLoop, give_back: Callable[[], object]) -> N
 
 def _prompt_tokens(prepared: PreparedRequest) -> int:
     """The most that the prompt can take."""
-    return prepared.count.tokens + margin_tokens(prepared.count.tokens, prepared.count.error_ratio)
+    return prepared.count.tokens + margin_tokens(prepared.count.tokens, prepared.count.likely_ratio)
 
 
 def _least_of_several(

@@ -103,7 +103,7 @@ def judged(text: str, client_text: Callable[[], str], *, used_tokens: float, win
 
 def most_tokens(prepared: PreparedRequest) -> float:
     """Of a prompt, if our count is too low."""
-    return prepared.count.tokens * (1 + prepared.count.error_ratio)
+    return prepared.count.high
 
 
 def taught(overflow: Overflow, prepared: PreparedRequest, *, is_shared: bool) -> Overflow:

@@ -70,7 +70,6 @@ async def prepared_in_room(
     *,
     foreseen: Foreseen | None = None,
     is_watched: bool,
-    goes_on: bool = False,
     is_stream: bool = True,
     answers: int = 1,
     prompts: int = 1,
@@ -82,7 +81,6 @@ async def prepared_in_room(
         asked_tokens: the client's bound on the answer.
         foreseen: found before the deployment was chosen.
         is_watched: the answer comes in pieces, and can go on after a stop.
-        goes_on: it does so at its bound, too.
         is_stream: the server notices when its reader leaves; a plain answer is written to its end.
         answers: to each prompt.
 
@@ -97,7 +95,7 @@ async def prepared_in_room(
                 prepared = await compactor.bound(request, context)
             else:
                 prepared = await compacted(compactor, await compactor.prepared_for(request, context, foreseen), room)
-            limit = prepared.max_output_tokens(asked_tokens, goes_on=goes_on)
+            limit = prepared.max_output_tokens(asked_tokens)
             limit = await room.acquire(prepared, limit, is_watched=is_watched, answers=answers, prompts=prompts)
             if not await compactor.has_shrunk(context, prepared):
                 # Otherwise the model has been loaded with a smaller window while it waited for its turn.

@@ -99,10 +99,10 @@ class Answer:
         self._prepared = prepared
         self._listener = listener
         self._room = room
-        # At a bound of ours, too; a document is not cut for doubt.
-        self._goes_on = not asked.is_json
         # A whole answer is not seen before its end: it stops at the line if it can go on behind it.
-        self._stops_at_line = self._goes_on and asked.is_whole
+        self._stops_at_line = asked.is_whole and not asked.is_json
+        # Once it has ended at a bound that was made for doubt, it is told only of bounds without.
+        self._was_doubted = False
         self._has_retried = False
         self._may_look_up = True
         self._cuts = 0
@@ -393,7 +393,7 @@ class Answer:
             outcomes[prepared.way] = outcome
         try:
             for way, outcome in outcomes.items():
-                await self._compactor.known_ways.learn(self._context.target, self._context.label, way, outcome)
+                self._compactor.known_ways.learn(self._context.target, self._context.label, way, outcome)
         except Exception as error:  # noqa: BLE001 - as `_learn`
             log_failure("learn", error)
 
@@ -546,7 +546,7 @@ class Answer:
             self._callbacks += relay.end == "called_back"
             self._room.was_cut(is_spent=relay.end == "spent" and not relay.is_doubted)
             # Once for each answer: a server that tells no number would end it there again and again.
-            self._goes_on = self._goes_on and not relay.is_doubted
+            self._was_doubted = self._was_doubted or relay.is_doubted
 
     def _partial(self) -> Partial:
         partial = Partial(
@@ -566,15 +566,15 @@ class Answer:
         end if that line is near.
         """
         left_tokens, count = self._output_tokens_left(), prepared.count.tokens
-        most_tokens = prepared.max_output_tokens(left_tokens)
-        tokens = prepared.max_output_tokens(left_tokens, goes_on=self._goes_on)
+        most_tokens = prepared.max_output_tokens(left_tokens, is_certain=True)
+        tokens = prepared.max_output_tokens(left_tokens, is_certain=self._was_doubted)
         line_tokens = int(self._context.settings.streaming_ratio * prepared.window.tokens) - count
         if (
             not self._stops_at_line
             or self._is_last
             or not prepared.budget.output_buffer_tokens(count) <= line_tokens < tokens
         ):
-            return _Bound(tokens, is_doubted=tokens < most_tokens)
+            return _Bound(tokens, is_doubted=tokens < most_tokens and not self._asked.is_json)
         return _Bound(line_tokens, is_at_line=True)
 
     @property

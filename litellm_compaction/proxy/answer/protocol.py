@@ -21,7 +21,7 @@ from litellm_compaction.engine import CompactionNeeded, PreparedRequest, Request
 from litellm_compaction.errors import CompactionError, is_crash
 from litellm_compaction.proxy.deployments import metadata_of
 from litellm_compaction.proxy.wire import sections_of_owners
-from litellm_compaction.tokens.prompt import BegunPrompt
+from litellm_compaction.tokens.begun import BegunPrompt
 from litellm_compaction.windows.windows import server_of
 
 logger = logging.getLogger("litellm_compaction")

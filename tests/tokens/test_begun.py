@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.core.messages import JsonValue, parse_message
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokens.prompt import BegunPrompt, begun_prompt
+from litellm_compaction.tokens.begun import BegunPrompt, begun_prompt
 
 NOW = datetime(2031, 2, 3, 4, 5, 6)
 SYSTEM, ASK = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell of a ship."}

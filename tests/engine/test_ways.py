@@ -7,10 +7,10 @@ from typing import Any
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.learning.ways import ALL_WAYS, KnownWays
+from litellm_compaction.engine.ways import ALL_WAYS, KnownWays
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
-from tests.engine.bench import Bench, Clock, RecordingStore
+from tests.engine.bench import Bench, Clock
 
 DAY_S = 24 * 3600.0
 BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260)) + "\nThe "
@@ -21,21 +21,21 @@ def target(name: str = "m", **changes: Any) -> Target:
     return Target(**{**known, "context_length": None, **changes})
 
 
-async def test_a_way_that_fails_is_left_for_a_day() -> None:
+def test_a_way_that_fails_is_left_for_a_day() -> None:
     """At once where it never led on, after two in a row where it had; an update of the server may change that."""
     clock = Clock(1e9)
-    known_ways = KnownWays(RecordingStore(), clock)
+    known_ways = KnownWays(clock)
     one = target()
-    await known_ways.learn(one, "m", "raw", "refused")
-    assert await known_ways.ways(one, "api/v1") == ("prefill", "turn")
-    await known_ways.learn(one, "m", "prefill", "went_on")
-    await known_ways.learn(one, "m", "prefill", "began_anew")
-    assert await known_ways.ways(one, "api/v1") == ("prefill", "turn")
-    await known_ways.learn(one, "m", "prefill", "began_anew")
-    assert await known_ways.ways(one, "api/v1") == ("turn",)
-    assert await known_ways.ways(target("another"), "api/v1") == ALL_WAYS
+    known_ways.learn(one, "m", "raw", "refused")
+    assert known_ways.ways(one, "api/v1") == ("prefill", "turn")
+    known_ways.learn(one, "m", "prefill", "went_on")
+    known_ways.learn(one, "m", "prefill", "began_anew")
+    assert known_ways.ways(one, "api/v1") == ("prefill", "turn")
+    known_ways.learn(one, "m", "prefill", "began_anew")
+    assert known_ways.ways(one, "api/v1") == ("turn",)
+    assert known_ways.ways(target("another"), "api/v1") == ALL_WAYS
     clock.now_s += DAY_S + 1
-    assert await known_ways.ways(one, "api/v1") == ALL_WAYS
+    assert known_ways.ways(one, "api/v1") == ALL_WAYS
 
 
 ALL: frozenset[Way] = frozenset(ALL_WAYS)

@@ -1,1 +1,0 @@
-"""Lessons of servers: their counts, and their ways to go on."""

@@ -1,0 +1,149 @@
+"""Learns from servers' replies: how they count, how large their windows are, and if one cut a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from litellm_compaction.concurrency import Bounded, Tasks, ended
+from litellm_compaction.core.budget import MARGIN_MIN_TOKENS
+from litellm_compaction.engine.context import PreparedRequest, RequestContext
+from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.errors import CompactionError, Overflow
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
+from litellm_compaction.windows.windows import Windows
+
+logger = logging.getLogger("litellm_compaction")
+
+_FULL_WINDOW_RATIO = 0.98
+# A prompt that fills more of the window than this may have been cut to it.
+_INSIDE_RATIO = 0.9
+# A process that ends waits so long for a question to LM Studio that the last answer has left.
+_FAREWELL_S = 1.0
+# Wildcard deployments get their model names from clients, so the number of targets needs an end.
+_MAX_TARGETS = 4096
+
+
+class ReplyReader:
+    def __init__(self, *, windows: Windows, counter: TokenCounter, reporter: Reporter) -> None:
+        self._windows = windows
+        self._counter = counter
+        self._reporter = reporter
+        self._asking = Tasks()
+        self._warned: Bounded[str, bool] = Bounded(_MAX_TARGETS)
+
+    def learn(
+        self, context: RequestContext, prepared: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
+    ) -> None:
+        """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
+
+        The tokens are those that the server reported for exactly what was sent; 0 of an empty answer.
+        """
+        if completion_tokens > 0:
+            self._windows.served(context.target, prompt_tokens)
+        reason = truncation(prepared, prompt_tokens, completion_tokens, self._counter)
+        if not reason and not is_whole(prepared.count, prepared.window.tokens, prompt_tokens):
+            # A prompt that may have been cut teaches nothing.
+            return
+        if not reason:
+            if context.target.is_listed and self._counter.may_be_cut(prepared.count, prompt_tokens):
+                self._asking.begin(self._learn_if_whole(context, prepared, prompt_tokens, completion_tokens))
+            else:
+                self._learned(context, prepared.count, prompt_tokens)
+            return
+        is_inside = prompt_tokens < _INSIDE_RATIO * prepared.window.tokens
+        is_low = reason == "prompt_far_below_count" and is_inside
+        if is_low and self._counter.explains(context.target.key, prepared.count, prompt_tokens):
+            # That is how it counts: another of its numbers says so, too.
+            return
+        self._windows.invalidate(context.target)
+        if context.target.is_listed:
+            self._asking.begin(self._learn_if_whole(context, prepared, prompt_tokens, completion_tokens, reason))
+            return
+        self._reporter.alarmed(context, prepared, prompt_tokens, reason)
+
+    async def aclose(self) -> None:
+        """Gives questions for windows a moment, so that an alarm is raised; then ends them."""
+        if self._asking:
+            await asyncio.wait(self._asking, timeout=_FAREWELL_S)
+        await ended(self._asking)
+
+    def learn_overflow(self, context: RequestContext, prepared: PreparedRequest | None, overflow: Overflow) -> None:
+        """Takes note of an overflow error: the window we knew is out of date, and what the error names is true.
+
+        `prepared` is what was sent; None when that is not certain.
+        """
+        self._windows.invalidate(context.target)
+        if overflow.window_tokens is not None:
+            self._windows.learn(context.target, overflow.window_tokens)
+        if overflow.prompt_tokens is not None and prepared is not None:
+            # In the middle of an answer the number has what was generated in it, which is no prompt's.
+            self._counter.learn_ratio(context.target.key, prepared.count, overflow.prompt_tokens)
+
+    def _learned(self, context: RequestContext, count: Estimate, prompt_tokens: int) -> None:
+        """Has the counter learn, and warns once of a known family that does not fit."""
+        key = context.target.key
+        deviation = self._counter.learn(key, count, prompt_tokens, label=context.label)
+        if deviation is not None and key not in self._warned:
+            self._warned[key] = True
+            logger.warning(
+                "count_deviation model=%s expected=%d reported=%d tokens ratio=%.2f; counts follow the server from now "
+                "on where they can: its chat template may not be the family's",
+                context.label,
+                deviation.expected,
+                deviation.actual,
+                deviation.ratio,
+            )
+
+    async def _learn_if_whole(
+        self,
+        context: RequestContext,
+        prepared: PreparedRequest,
+        prompt_tokens: int,
+        completion_tokens: int,
+        reason: str = "",
+    ) -> None:
+        """Learns a number far below ours if the window, read again, still holds what was sent; else raises the alarm.
+
+        A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise, as
+        one does whose template leaves tools out. A model that was loaded anew with a smaller window cuts the prompt,
+        and answers as if nothing had happened; with a larger one it may fit though it is above the window we knew.
+        """
+        try:
+            window = await self._windows.resolve(context.target, fresh=True)
+        except CompactionError:
+            window = None
+        if (
+            window is None
+            or prepared.count.tokens > window.tokens
+            or _is_full(window.tokens, prompt_tokens, completion_tokens)
+        ):
+            self._reporter.alarmed(context, prepared, prompt_tokens, reason or "prompt_far_below_count")
+        elif is_whole(prepared.count, window.tokens, prompt_tokens):
+            self._counter.take_over(context.target.key, prepared.count, prompt_tokens)
+
+
+def surely_fits(count: Estimate, window_tokens: int) -> bool:
+    """Returns True if a prompt is shorter than its window even by the upper end of its count."""
+    return count.high + MARGIN_MIN_TOKENS <= window_tokens
+
+
+def is_whole(count: Estimate, window_tokens: int, prompt_tokens: int) -> bool:
+    """Returns True if a server's number is certainly of all the prompt: one that may have been cut teaches nothing."""
+    return surely_fits(count, window_tokens) and prompt_tokens < _FULL_WINDOW_RATIO * window_tokens
+
+
+def truncation(prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
+    """Returns one word for what a reply's usage says of a prompt that the server did not see whole, else ""."""
+    if full := _is_full(prepared.window.tokens, prompt_tokens, completion_tokens):
+        return full
+    return "prompt_far_below_count" if counter.is_suspicious(prepared.count, prompt_tokens) else ""
+
+
+def _is_full(window_tokens: int, prompt_tokens: int, completion_tokens: int) -> str:
+    """Returns one word for a prompt that a window cannot have held with its answer; "" if it can."""
+    if prompt_tokens > window_tokens:
+        return "prompt_above_window"
+    is_empty = completion_tokens == 0
+    return "empty_at_full_window" if is_empty and prompt_tokens >= _FULL_WINDOW_RATIO * window_tokens else ""

@@ -1,0 +1,150 @@
+"""The prompt that ends inside an answer, so that a server which puts no template around it goes on with that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from litellm_compaction.core.messages import Message, user_message, with_text
+from litellm_compaction.templates.template import template
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokenizers.registry import vocabulary
+from litellm_compaction.tokenizers.vocabulary import Vocabulary
+from litellm_compaction.tokens.prompt import rendered
+
+_THINK_START, _THINK_END = "<think>", "</think>"
+_NEEDLE = "zq7"
+# Names of control tokens in the families that are known here, for models whose vocabulary is not.
+_CONTROL = re.compile(r"<\|[^<>\s]*\|?>|<｜[^<>\s]*｜>|</?(?:s|bos|eos|\w+_of_\w+|think)>|\[/?[A-Z_]{2,}\]")
+
+
+class BegunPrompt(NamedTuple):
+    """A prompt that ends inside an answer.
+
+    Attributes:
+        text: without the token with which the server begins every prompt itself.
+        end_of_turn: the template's end of the answer; "" if it names no token for that.
+    """
+
+    text: str
+    end_of_turn: str
+
+
+def renders_exactly(family: Family) -> bool:
+    """Returns True if prompts can be rendered here exactly as the server does, so that it can go on inside them."""
+    return family.exact and bool(family.template)
+
+
+def begun_prompt(
+    family: Family,
+    messages: Sequence[Message],
+    now: datetime,
+    by_server: Sequence[str] = (),
+    *,
+    adds_bos: bool = True,
+    closes: bool = False,
+) -> BegunPrompt | None:
+    """The prompt that ends with the last message, an answer that goes on; None if it cannot be known exactly.
+
+    It is sent to servers that put no template around it and take the names of control tokens in it for these tokens, as
+    they do when they render the template themselves. So none may stand in a message's text.
+
+    Args:
+        family: of the model.
+        messages: of a request without tools; the last one is an assistant's, of text.
+        now: the date, for templates that write it.
+        by_server: `needed_renderings` as the server writes them, for models without a template here, too.
+        adds_bos: the server puts the token that begins every prompt before it, if the vocabulary says so.
+        closes: the last message is the model's thoughts, and the prompt ends behind them.
+    """
+    has_control = vocabulary(family.vocabulary).has_control if family.owns_vocabulary else _CONTROL.search
+    texts = (text for message in messages for text in _texts(message))
+    if any(message.other_parts for message in messages) or any(map(has_control, texts)):
+        return None
+    renderings = by_server or _rendered_here(family, messages, now, adds_bos=adds_bos)
+    if not renderings:
+        return None
+    prompt, written, closed = renderings
+    start = written.rfind(_NEEDLE)
+    opening = _opening(prompt, written[:start]) if start >= 0 else None
+    if opening is None:
+        return None
+    text = messages[-1].text
+    if closes:
+        begun = _closed(opening, text)
+        if begun is None:
+            return None
+    else:
+        begun = f"{opening}{text.lstrip() if opening[-1:].isspace() else text}"
+    behind = closed.rpartition(_NEEDLE)[2]
+    if family.owns_vocabulary:
+        end = _end_of_turn(vocabulary(family.vocabulary), behind)
+    else:
+        found = _CONTROL.match(behind.lstrip())
+        end = found[0] if found else ""
+    return BegunPrompt(f"{prompt}{begun}", end)
+
+
+def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
+    """The messages up to the answer, with a text that is found again in its place, and with a turn after it.
+
+    The last message may be one that the server goes on with, so that nothing shows its end.
+    """
+    written = (*messages[:-1], with_text(messages[-1], _NEEDLE))
+    return tuple(messages[:-1]), written, (*written, user_message("."))
+
+
+def _rendered_here(
+    family: Family, messages: Sequence[Message], now: datetime, *, adds_bos: bool
+) -> tuple[str, str, str] | None:
+    if not renders_exactly(family):
+        return None
+    chosen, words = template(family.template), vocabulary(family.vocabulary)
+    if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in messages[:-1]):
+        return None
+    before, written = (rendered(chosen, words, each, (), now) for each in needed_renderings(messages)[:2])
+    if before is None or written is None or not before.is_faithful:
+        return None
+    bos = words.bos if words.adds_bos and adds_bos else ""
+    return before.text.removeprefix(bos), written.text.removeprefix(bos), written.text
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """All that a template may write of a message."""
+    yield from (message.text, message.reasoning)
+    for call in message.calls:
+        yield from (call.name, call.arguments)
+
+
+def _opening(prompt: str, written: str) -> str | None:
+    """The text between a prompt and an answer to it; None if the template does not show it.
+
+    Args:
+        prompt: up to where the model begins.
+        written: the same as a template writes it before an earlier answer, past the name of a channel (gpt-oss) or the
+            thoughts (Qwen 3: an empty block).
+    """
+    if written.startswith(prompt):
+        return written[len(prompt) :]
+    # Thoughts that the prompt has begun and earlier answers go without (DeepSeek R1, QwQ) are over.
+    return f"\n{_THINK_END}\n\n" if prompt.rstrip().endswith(_THINK_START) else None
+
+
+def _closed(opening: str, thoughts: str) -> str | None:
+    """Thoughts in the empty block that a template writes before an answer; None if it writes none.
+
+    The block's start stands in the prompt itself if the template has the model begin inside it (DeepSeek R1).
+    """
+    start, end, rest = opening.partition(_THINK_END)
+    if not end or start.strip() not in ("", _THINK_START):
+        return None
+    begun = f"{_THINK_START}\n" if start.strip() else ""
+    return f"{begun}{thoughts.strip()}\n{_THINK_END}{rest}"
+
+
+def _end_of_turn(words: Vocabulary, behind: str) -> str:
+    """The special token that follows an answer; "" if there is none."""
+    segment = next(iter(words.split(behind.lstrip())), None)
+    return behind.lstrip()[: segment.end] if segment is not None and segment.is_special else ""
