@@ -15,6 +15,7 @@ Deterministic, in any language (what names something is a matter of its form), i
 from __future__ import annotations
 
 import heapq
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ _OPENING = 1.3
 _OUTCOME = 1.0
 _LEAST_STATEMENT_CHARS = 30
 # A number or an id says most; a name says where to look again. A bare number in a tool's output is mostly a line's.
-_NUMBER, _NAMED, _IDENTIFIER, _NAME = 3.0, 2.5, 1.5, 1.0
+_NUMBER, _ID, _PATH, _IDENTIFIER, _NAME = 3.0, 3.0, 2.0, 1.5, 1.0
 _RESULT_NUMBER = 1.0
 # Of the room: for sentences with a word that makes rules (without it every second of them is lost; with more,
 # questions for values lose what rules gain), for bare names if tools are called (0.5 to 0.7 are the same), and in
@@ -69,6 +70,8 @@ _RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
 # Half of the room would do, were it divided evenly among the user's messages; of others a line or two.
 _FAIR_SHARE, _LEAST_FAIR_BYTES, _BYTES_PER_TOKEN = 0.5, 120, 4
 _FAIR_LINES_BYTES = 160
+# How much more a thing counts for each time that a short message of the assistant's names it (logarithmically).
+_REUSE = 2.0
 # Of rows of an output that differ in their digits only, each older one counts so much of the next.
 _ROW_RATIO = 0.7
 _DIGITS = str.maketrans("123456789", "000000000")
@@ -77,9 +80,13 @@ _MOST_MISSES = 200
 # A line that ends so says little without the next one.
 _ANNOUNCES = (":", "：")
 _MOST_ANNOUNCING_CHARS = 100
-# A name that the assistant took up is needed again ten times as often, one of the last few messages seven times.
-_TAKEN_UP, _FRESH, _FRESH_MESSAGES = 9.0, 6.0, 5
-_MOST_NAMES, _LEAST_NAME_TOKENS, _NAME_COST_CHARS = 2_000, 3, 8
+# How likely a name is needed again that stands in 0, 1, or more of the assistant's messages; a bare figure is half as
+# likely, a plain word less; and up to seven times as likely if it was named in the last few messages.
+_AGAIN = (1.0, 10.0, 15.0)
+_NUMBER_RATIO, _PLAIN_RATIO = 0.5, 0.3
+_FRESH, _FRESH_MESSAGES = 6.0, 5
+_NAME_COST_CHARS = 8
+_MOST_NAMES, _LEAST_NAME_TOKENS = 2_000, 3
 # Between a number and the words next to it: "12 months" and "12 eggs" are two things to know.
 _NEXT = "\t"
 _WORD = re.compile(r"[^\s\"`“”„«»「」『』,;(){}\[\]<>|=*…、，；：（）【】《》]+")
@@ -177,6 +184,9 @@ class _Selection:
         self._taken: dict[int, _Piece] = {}
         self._taken_bytes: Counter[int] = Counter()
         self._names: list[str] = []
+        self._named_by_assistant: Counter[str] = Counter()
+        self._ages: dict[str, int] = {}
+        self._use = self._uses()
         speakers = len({piece.message for piece in self._pieces if piece.is_words}) or 1
         fair = _FAIR_SHARE * _BYTES_PER_TOKEN * budget_tokens / speakers
         self._fair_bytes = max(fair, _LEAST_FAIR_BYTES)
@@ -255,7 +265,8 @@ class _Selection:
 
     def _says(self, piece: _Piece) -> float:
         """The value, for its size, of the things that a piece alone says."""
-        new = sum([weight for key, weight in piece.names.items() if key not in self._seen])
+        use, seen = self._use, self._seen
+        new = sum([weight * use.get(key, 1.0) for key, weight in piece.names.items() if key not in seen])
         if not new and (not piece.base or (piece.names and not piece.is_words)):
             return 0.0
         return piece.ratio * (new + piece.base) * self._breadth(piece) / (piece.size_bytes + _PIECE_COST_BYTES)
@@ -267,36 +278,48 @@ class _Selection:
         fair = self._fair_bytes if piece.is_words else _FAIR_LINES_BYTES
         return 1 / (1 + self._taken_bytes[piece.message] / fair)
 
-    def _take_names(self, room: int) -> None:
-        """Takes the names that stand nowhere else: those that are taken up again, late and short first."""
-        room -= self._count(NAMES_HEAD) + _ITEM_TOKENS
-        latest: dict[str, int] = {}
-        said: Counter[str] = Counter()
+    def _uses(self) -> dict[str, float]:
+        """A factor for each thing by how often the assistant names it; notes how each was in use."""
+        weighed: defaultdict[str, float] = defaultdict(float)
         for piece in self._pieces:
-            is_assistants = self._messages[piece.message].role == "assistant"
-            for name in map(_name_of, piece.names):
-                latest[name] = piece.message
-                said[name] += is_assistants
+            message = self._messages[piece.message]
+            is_assistant = message.role == "assistant"
+            brevity = min(1.0, _SHORT_CHARS / _said_chars(message)) if is_assistant else 0.0
+            for key in piece.names:
+                name = _name_of(key)
+                self._ages[name] = len(self._messages) - 1 - piece.message
+                if is_assistant:
+                    weighed[key] += brevity
+                    self._named_by_assistant[name] += 1
+        return {key: 1 + _REUSE * math.log1p(weight) for key, weight in weighed.items()}
+
+    def _take_names(self, room: int) -> None:
+        """Takes the names that are most likely needed again for their size and stand nowhere else."""
+        room -= self._count(NAMES_HEAD) + _ITEM_TOKENS
+        times, ages = self._named_by_assistant, self._ages
         shown = set(map(_name_of, self._seen))
+
+        def again(name: str) -> float:
+            # A plain word is a person's name, or in German any noun.
+            is_plain = name.isalpha() and name[1:] == name[1:].lower()
+            ratio = _NUMBER_RATIO if _is_number(name) else _PLAIN_RATIO if is_plain else 1.0
+            chance = _AGAIN[min(times[name], len(_AGAIN) - 1)] * ratio
+            return chance * (1 + _FRESH / (1 + (ages[name] / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
+
         # A bare figure that was not taken up says nothing, and what is set off in several words is no name.
         names = [
             name
-            for name in latest
-            if not (name in shown or " " in name or _orders(name)) and (said[name] or not _is_number(name))
+            for name in ages
+            if not (name in shown or " " in name or _orders(name)) and (times[name] or not _is_number(name))
         ]
-
-        def worth(name: str) -> float:
-            age = (len(self._messages) - 1 - latest[name]) / _FRESH_MESSAGES
-            return (1 + _TAKEN_UP * min(said[name], 2)) * (1 + _FRESH / (1 + age**2)) / (_NAME_COST_CHARS + len(name))
-
-        for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-worth(name), name)):
+        for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name)):
             if room < _LEAST_NAME_TOKENS:
                 break
             tokens = self._count(name) + 2
             if tokens <= room:
                 room -= tokens
                 self._names.append(name)
-        self._names.sort(key=lambda name: (latest[name], name))
+        self._names.sort(key=lambda name: (-ages[name], name))
         self._seen.update(self._names)
 
     def _quotations(self, taken: Iterable[_Piece]) -> list[str]:
@@ -530,7 +553,7 @@ def named(text: str, *, number_weight: float = _NUMBER) -> dict[str, float]:
     found: dict[str, float] = {}
     for at, word in enumerate(words):
         for name, weight in _names_in(word):
-            if weight == _NUMBER:
+            if not weight:
                 before = words[at - 1].strip(_AROUND).lower() if at else ""
                 behind = words[at + 1].strip(_AROUND).lower() if at + 1 < len(words) else ""
                 found[f"{before}{_NEXT}{name}{_NEXT}{behind}"] = number_weight
@@ -551,18 +574,18 @@ def _is_number(name: str) -> bool:
 
 @lru_cache(maxsize=16_384)
 def _names_in(word: str) -> tuple[tuple[str, float], ...]:
-    """What a word names, with its weight. Remembered: words come back, in a conversation and in its next compaction."""
+    """What a word names, with its weight, 0 for a bare number. Remembered: words come back."""
     bare = word.strip(_AROUND)
     if not bare or len(bare) > _MOST_WORD_CHARS:
         return ()
     if not bare.isascii() and _UNSPACED.search(bare):
-        found = tuple((name, _NAMED) for name in _IN_UNSPACED.findall(bare))
-        return (*found, (bare, _NAMED)) if "/" in bare else found
+        found = tuple((name, _PATH) for name in _IN_UNSPACED.findall(bare))
+        return (*found, (bare, _PATH)) if "/" in bare else found
     if any(map(str.isdigit, bare)):
         is_id = len(bare) >= _LEAST_ID_CHARS and any(map(str.isalpha, bare))
-        return ((bare, _NAMED if is_id else _NUMBER),)
+        return ((bare, _ID if is_id else 0.0),)
     if _ERROR_SIGN.search(word):
-        return ((f"{bare}:", _NAMED),)
+        return ((f"{bare}:", _ID),)
     if _IDENTIFIER_SIGN.search(word.strip(_MARKS)):
-        return ((bare, _NAMED if "/" in bare else _IDENTIFIER),)
+        return ((bare, _PATH if "/" in bare else _IDENTIFIER),)
     return ((bare, _NAME),) if bare[0].isupper() and len(bare) >= _LEAST_NAME_CHARS else ()
