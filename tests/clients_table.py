@@ -28,7 +28,7 @@ def _windows() -> Iterator[str]:
 def _lines(name: str) -> Iterator[str]:
     client = filled(name, _PLACE)
     yield f"\n### {client['title']}"
-    for heading, language, text in sections(client, client.get("files", [""])[0]):
+    for heading, language, text in sections(client):
         yield f"\n{f'`{heading}`:' if language and heading else heading}" if heading else ""
         if text:
             yield f"{'' if not heading else chr(10)}```{language}\n{text}\n```"

@@ -95,8 +95,6 @@ _SLOW_PLACES = (
     "security/test_resources.py",
     "security/test_shared_store.py",
     "security/test_tenants.py",
-    "cli/test_up_children.py",
-    "cli/test_up.py",
     "engine/test_compactor_long_conversations.py",
     "tokenizers/test_registry.py",
     "tokenizers/test_sources.py",

@@ -1,6 +1,6 @@
 """Draws docs/demo.svg: the turns of `litellm-compaction demo`, without the plug-in and with it, one after the other.
 
-    litellm-compaction demo --fast --no-color | python tools/demo_picture.py > docs/demo.svg
+    litellm-compaction demo --fast | python tools/demo_picture.py > docs/demo.svg
 
 The picture moves by CSS alone, once, and stands still for readers who prefer that; it has a light and a dark form.
 """
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
 
 def read(text: str) -> tuple[list[Turn], list[Turn]]:
-    """Returns the turns without the plug-in and with it, of what `demo --no-color` has printed."""
+    """Returns the turns without the plug-in and with it, of what `demo` has printed."""
     without: list[Turn] = []
     with_it: list[Turn] = []
     for line in text.splitlines():

@@ -7,13 +7,11 @@ without a plug-in and with a window that nothing fills, which tells a client's o
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +22,10 @@ from typing import Any, Literal
 from contrib.clients.install import NotInstalled, install, search_path
 from contrib.clients.model import CONTENT, DONE, OWN_SUMMARY, TARGET, Model, Name
 from contrib.clients.table import Client, driver_of
+from litellm_compaction.cli.connect import Place, filled, windows_at
 from tests.builders import prose
 from tests.integration.bench import Bench, Group, Watch, open_bench, overrun
-from tests.integration.harness import MASTER_KEY, environment
+from tests.integration.harness import MASTER_KEY
 
 # docs/clients.md says what each of them is.
 SCENARIOS: tuple[Name, ...] = ("task", "results", "long", "unfit", "cancel", "own")
@@ -243,18 +242,17 @@ class _Run:
                 shutil.copy(path, root)
 
     def _connect(self, bench: Bench, group: str) -> None:
-        ours = environment(**{name: self._environ[name] for name in ("HOME", "LITELLM_MASTER_KEY")})
-        base = [str(Path(sys.executable).with_name("litellm-compaction")), "connect", self._client.connect]
-        base += ["--model", group, "--base-url", bench.proxy.base_url]
-        told = subprocess.run([*base, "--json"], env=ours, capture_output=True, text=True, timeout=60, check=True)
-        lines = json.loads(told.stdout)
-        if lines["file"]:
-            subprocess.run([*base, "--write", "--yes"], env=ours, capture_output=True, timeout=60, check=True)
+        window = windows_at(bench.proxy.base_url, MASTER_KEY)[group]
+        lines = filled(self._client.connect, Place(group, window, bench.proxy.base_url))
+        if "file" in lines:
+            file = Path(lines["file"].replace("~", self._environ["HOME"], 1))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(lines["text"], encoding="utf-8")
+        elif "text" in lines:
+            suffix, exported = ("py", "") if self._client.command[0] == "python" else ("mjs", "\nexport { model };\n")
+            (self._root / f"connected.{suffix}").write_text(lines["text"] + exported, encoding="utf-8")
         for name, value in lines.get("environment", {}).items():
             self._environ[name] = str(value).replace("$LITELLM_MASTER_KEY", MASTER_KEY)
-        if "code" in lines:
-            suffix, exported = ("py", "") if self._client.command[0] == "python" else ("mjs", "\nexport { model };\n")
-            (self._root / f"connected.{suffix}").write_text(lines["code"] + exported, encoding="utf-8")
         if "command" in lines:
             command = [word.replace("$LITELLM_MASTER_KEY", MASTER_KEY) for word in lines["command"]]
             subprocess.run(

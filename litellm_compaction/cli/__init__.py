@@ -1,4 +1,4 @@
-"""The command line: `litellm-compaction up`, `demo`, `doctor`, `count`, `compact`, `events`, `store`."""
+"""The command line: `litellm-compaction up`, `demo`, `doctor`, `connect` and the others; `app.py` has their list."""
 
 from litellm_compaction.cli.app import main
 

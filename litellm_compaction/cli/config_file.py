@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from litellm_compaction.errors import ConfigError
+from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.config_check import (
     API_BASE_VARIABLE,
-    ENVIRONMENT_PREFIX,
     SECTION,
     Finding,
     check_config,
@@ -50,14 +50,12 @@ class ConfigFile:
     @property
     def models_by_environment(self) -> Sequence[str]:
         """The models of the deployments whose address is `LM_STUDIO_API_BASE`, without their provider's prefix."""
-        places = [as_entry(entry.get("litellm_params")) for entry in self.deployments]
-        return [
-            model.partition("/")[2]
-            for params in places
-            if params.get("api_base") == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"
-            or (params.get("api_base") is None and str(params.get("model", "")).startswith("lm_studio/"))
-            for model in [str(params.get("model", ""))]
-        ]
+        found: list[str] = []
+        for params in (as_entry(entry.get("litellm_params")) for entry in self.deployments):
+            api_base, (provider, _, model) = params.get("api_base"), str(params.get("model", "")).partition("/")
+            if api_base == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}" or (api_base is None and provider == "lm_studio"):
+                found.append(model)
+        return found
 
     def findings(self, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield from check_config(self.data, environ)
@@ -97,8 +95,10 @@ def read_config(path: Path) -> ConfigFile:
         if len(seen) > _MAX_INCLUDES:
             raise ConfigError(f"{path} includes more than {_MAX_INCLUDES} files")
         more = _read(file)
-        pending += _includes(more, file)
-        # As LiteLLM does it (config_includes.py, 1.106.2): lists grow, everything else is replaced whole.
+        names = more.get("include")
+        texts = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        pending += [(file.parent / name).absolute() for name in texts]
+        # As LiteLLM does it: lists grow, everything else is replaced whole.
         for key, value in more.items():
             known = merged.get(key)
             merged[key] = known + value if isinstance(known, list) and isinstance(value, list) else value
@@ -110,21 +110,11 @@ def _read(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(f"{path} cannot be read ({exc.strerror or exc})") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path} is not UTF-8 text") from exc
-    except yaml.YAMLError as exc:
+    except (ValueError, yaml.YAMLError) as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(
-            f"{path} is not valid YAML{where}: {getattr(exc, 'problem', None) or 'syntax error'}"
-        ) from exc
+        what = getattr(exc, "problem", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{path} is not valid YAML{where}: {what}") from exc
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is not a LiteLLM config: it must be a mapping with `model_list`")
     return document
-
-
-def _includes(data: Mapping[str, Any], declared_in: Path) -> Iterator[Path]:
-    names = data.get("include")
-    for name in names if isinstance(names, list) else ():
-        if isinstance(name, str):
-            yield (declared_in.parent / name).absolute()

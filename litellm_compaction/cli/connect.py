@@ -5,28 +5,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import click
 import httpx
 
-from litellm_compaction.cli.client_files import change_of, rendered
 from litellm_compaction.cli.running import running_up
-from litellm_compaction.cli.servers import listing_of
-from litellm_compaction.cli.shells import content_of, quoted, variable
-from litellm_compaction.cli.stores import confirmed
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key, known_master_key
-from litellm_compaction.windows.fetch import without_userinfo
-from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, match, server_root
+from litellm_compaction.windows.lmstudio import server_root
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,10 +33,8 @@ CLIENTS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
 # Clients keep so much of the window for an answer; the proxy bounds answers by what is really free.
 _KEPT_ANSWER_TOKENS = 8192
 _MOST_ANSWER_TOKENS = 16_384
-_SET = ("export {}={}", "$env:{} = {}")
-_VARIABLE = re.compile(r"\$\{(\w{1,40}):-([^}]{0,200})\}")
 _DEFAULT_PROXY = "http://127.0.0.1:4000"
-_SHOWN = ("environment", "command", "lines", "code", "note")
+_KEY = f"${KEY_VARIABLE}"
 _LIMIT_S = 2.0
 _NAMES = re.compile(r"\{(model|url|root|window|answer|prompt|most)\}")
 
@@ -55,178 +47,113 @@ class Place(NamedTuple):
     base_url: str
 
 
-def connect(
-    *,
-    client: str,
-    model: str | None,
-    base_url: str | None,
-    lm_studio: str | None,
-    powershell: bool,
-    write: bool,
-    yes: bool,
-    as_json: bool,
-    environ: Mapping[str, str],
-) -> int:
-    """Prints the lines, or merges those of a file into it after a question; 0, or 1 when the answer was no.
+@click.command()
+@click.option("--model", metavar="NAME", help="As the proxy names it, if several have a window.")
+@click.option("--base-url", metavar="URL", help="The proxy, if it is neither a running `up` nor at port 4000.")
+@click.argument("client")
+def connect(client: str, model: str | None, base_url: str | None) -> int:
+    """Print the lines that make a client use the proxy.
 
-    Args:
-        model: as the proxy or LM Studio names it; None is the one that is loaded.
-        base_url: of the proxy; None is that of an `up` that runs, else port 4000.
-        lm_studio: None looks at `LM_STUDIO_API_BASE`, then at the server of an `up` that runs, then at port 1234.
-
-    Raises:
-        click.UsageError: no such client, none with a file to write, or several models to choose from.
-        CompactionError: the window is not known, or the file cannot be changed.
+    They name the model, and its window where that helps the client. CLIENT is claude, codex, opencode, cline,
+    continue, aider, qwen, open-webui, llm, openai-python, openai-node, vercel or langchain.
     """
+    environ = os.environ
     if client not in CLIENTS:
         raise click.UsageError(f"{client!r} is none of {', '.join(CLIENTS)}")
-    if write and "files" not in CLIENTS[client]:
-        raise click.UsageError(f"{client} is not connected by a file: leave out --write")
     if base_url is None:
         live = running_up(environ)
         base_url = _DEFAULT_PROXY if live is None else live.base_url
     root = server_root(base_url if "://" in base_url else f"http://{base_url}")
-    if not urlsplit(root).hostname:
-        raise click.UsageError(f"{base_url!r} is not the address of a proxy")
-    place = _place(model, lm_studio, root, environ)
+    place = _place(model, root, environ)
     table = filled(client, place)
-    path = _file(table, environ)
-    warnings = [*_warnings(table, place, environ)]
-    if as_json:
-        shown = {name: value for name, value in table.items() if name in _SHOWN}
-        report = {"client": client, **place._asdict(), **shown, "file": path and str(path), "warnings": warnings}
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-        return 0
     print(f"# {table['title']} with {place.model}, {place.window_tokens:,} tokens")
-    key = variable(KEY_VARIABLE, powershell=powershell)
+    key = _KEY
     if not environ.get(KEY_VARIABLE, "").strip() and known_master_key(environ) is not None:
-        read = content_of(str(ensure_master_key(dict(environ)).path), powershell=powershell)
-        if KEY_VARIABLE in json.dumps([table.get("lines"), table.get("code")]):
-            print(_SET[powershell].format(KEY_VARIABLE, f'"{read}"'))
+        read = f"$(cat {shlex.quote(str(ensure_master_key(dict(environ)).path))})"
+        if KEY_VARIABLE in table.get("text", ""):
+            print(f'export {KEY_VARIABLE}="{read}"')
         else:
             # What else runs in the shell need not know it by that name.
             key = read
-    for heading, _, text in sections(table, str(path), key=key, powershell=powershell):
+    for heading, _, text in sections(table, key=key):
         print("\n".join(filter(None, (heading and f"# {heading}", text))))
-    for warning in warnings:
+    for warning in _warnings(table, place, environ):
         print(f"litellm-compaction: {warning}", file=sys.stderr)
-    if not write or path is None:
-        return 0
-    change = change_of(path, table["lines"], table.get("if_new", {}))
-    if not (difference := change.difference()):
-        print(f"# {path} has these lines already.")
-        return 0
-    print(difference)
-    if not yes and not confirmed(f"Write {path}?"):
-        print("Nothing was written.")
-        return 1
-    backup = change.write()
-    print(f"Written{f'; the old file is {backup}' if backup else ''}.")
     return 0
 
 
 def filled(client: str, place: Place) -> dict[str, Any]:
     """A client's table with the values of a place."""
-    answer_tokens = min(_KEPT_ANSWER_TOKENS, place.window_tokens // 4)
-    free_tokens = min(_MOST_ANSWER_TOKENS, place.window_tokens - CLIENTS[client].get("prompt_tokens", 0))
-    values: dict[str, str | int] = {
-        "model": place.model,
-        "url": f"{place.base_url}/v1",
-        "root": place.base_url,
-        "window": place.window_tokens,
-        "answer": answer_tokens,
-        "prompt": place.window_tokens - answer_tokens,
-        "most": max(free_tokens, answer_tokens),
-    }
+    window = place.window_tokens
+    answer = min(_KEPT_ANSWER_TOKENS, window // 4)
+    most = max(min(_MOST_ANSWER_TOKENS, window - CLIENTS[client].get("prompt_tokens", 0)), answer)
+    values = {"model": place.model, "url": f"{place.base_url}/v1", "root": place.base_url}
+    values |= {"window": str(window), "answer": str(answer), "prompt": str(window - answer), "most": str(most)}
+    # Files and programs have their texts between double quotes.
+    quoted = {name: json.dumps(value, ensure_ascii=False)[1:-1] for name, value in values.items()}
 
-    def fill(part: Any, *, in_code: bool = False) -> Any:
+    def fill(part: Any, by: Mapping[str, str]) -> Any:
         if isinstance(part, dict):
-            return {fill(key): fill(value, in_code=key == "code") for key, value in part.items()}
+            return {key: fill(value, quoted if key == "text" else by) for key, value in part.items()}
         if isinstance(part, list):
-            return [fill(value) for value in part]
-        if not isinstance(part, str):
-            return part
-        whole = _NAMES.fullmatch(part)
-        if whole is not None and isinstance(values[whole[1]], int):
-            return values[whole[1]]
-        quoted = {name: json.dumps(str(value), ensure_ascii=False)[1:-1] for name, value in values.items()}
-        return _NAMES.sub(lambda found: quoted[found[1]] if in_code else str(values[found[1]]), part)
+            return [fill(value, by) for value in part]
+        return _NAMES.sub(lambda found: by[found[1]], part) if isinstance(part, str) else part
 
-    table: dict[str, Any] = fill(CLIENTS[client])
+    table: dict[str, Any] = fill(CLIENTS[client], values)
     told = table.pop("told_environment", {})
-    if place.window_tokens >= table.get("told_from_tokens", 0):
+    if window >= table.get("told_from_tokens", 0):
         table["environment"] = {**table.get("environment", {}), **told}
     return table
 
 
-def sections(
-    table: Mapping[str, Any], path: str, *, key: str = "", powershell: bool = False
-) -> Iterator[tuple[str, str, str]]:
+def sections(table: Mapping[str, Any], *, key: str = _KEY) -> Iterator[tuple[str, str, str]]:
     """The parts of what a user enters: a heading, the language, and the text of each.
 
-    `key` is how the shell gets it; "" is by its variable.
+    `key` is the master key as a shell gets it.
     """
-    key = key or variable(KEY_VARIABLE, powershell=powershell)
 
     def word(text: str) -> str:
-        if text != f"${KEY_VARIABLE}":
-            return quoted(text, powershell=powershell)
-        return key if powershell and key.startswith("$env:") else f'"{key}"'
+        return f'"{key}"' if text == _KEY else shlex.quote(text)
 
-    lines = [_SET[powershell].format(name, word(str(value))) for name, value in table.get("environment", {}).items()]
+    lines = [f"export {name}={word(value)}" for name, value in table.get("environment", {}).items()]
     if "command" in table:
         lines.append(" ".join(map(word, table["command"])))
     if lines:
         yield "", "sh", "\n".join(lines)
-    if "lines" in table:
-        suffix = Path(path).suffix
-        yield path, suffix[1:], rendered(table["lines"], suffix).rstrip()
-    if "code" in table:
-        yield "", table["language"], table["code"].strip()
+    if "text" in table:
+        yield table.get("file", ""), table["language"], table["text"].strip()
     if "note" in table:
         yield table["note"], "", ""
 
 
-def _place(model: str | None, lm_studio: str | None, root: str, environ: Mapping[str, str]) -> Place:
-    if model is not None and (listed := _listed_tokens(model, root, environ)) is not None:
-        return Place(model, listed, root)
-    live = running_up(environ)
-    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or (live and live.api_base) or DEFAULT_ADDRESS
-    url = url if "://" in url else f"http://{url}"
-    listing = listing_of(url, environ.get("LM_STUDIO_API_KEY"))
-    url = without_userinfo(url)
-    if listing is None:
-        raise ServerUnavailable(f"No LM Studio answers at {url}: start its server, or name another with --lm-studio")
-    loaded = [each.key for each in listing.models if each.kind == "llm" and each.instances]
-    names = f"Loaded: {', '.join(loaded) or 'none'}"
-    if model is None and len(loaded) != 1:
-        raise click.UsageError(f"choose one of the loaded models with --model. {names}")
-    name = (model or loaded[0]).removeprefix("lm_studio/")
-    found = match(listing, name)
-    if found is None or found[1] is None or found[1].context_length is None or not name.isprintable():
-        raise CompactionError(f"LM Studio at {url} has {name!r} not loaded with a known window: load it first. {names}")
-    return Place(f"lm_studio/{name}", found[1].context_length, root)
+def windows_at(root: str, key: str | None) -> dict[str, int]:
+    """The models that a proxy lists with a window, and their windows in tokens.
 
-
-def _listed_tokens(model: str, root: str, environ: Mapping[str, str]) -> int | None:
-    """The window of a model that the proxy names; None if it names none such, or does not answer."""
-    with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError):
-        headers = {"Authorization": f"Bearer {known_master_key(environ) or ''}"}
+    Raises:
+        ServerUnavailable: no proxy answers, or it lists no models.
+    """
+    try:
         with httpx.Client(trust_env=False, timeout=_LIMIT_S) as http:
-            models = http.get(f"{root}/v1/models", headers=headers).json()["data"]
-        found = [each["max_input_tokens"] for each in models if each["id"] == model]
-        return found[0] if found and isinstance(found[0], int) else None
-    return None
+            answer = http.get(f"{root}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+        listed = {each["id"]: each.get("max_input_tokens") for each in answer.json()["data"]}
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        todo = "start it (`litellm-compaction up`), or name another with --base-url"
+        raise ServerUnavailable(f"No proxy answers at {root}: {todo}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        todo = f"is it a LiteLLM proxy, and {KEY_VARIABLE} its key?"
+        raise ServerUnavailable(f"{root}/v1/models lists no models (HTTP {answer.status_code}): {todo}") from error
+    return {name: window for name, window in listed.items() if isinstance(window, int) and str(name).isprintable()}
 
 
-def _file(table: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
-    """The client's file: the first that exists, else the first whose folder does, else the first."""
-    paths = [
-        Path(_VARIABLE.sub(lambda found: environ.get(found[1]) or found[2], file)).expanduser()
-        for file in table.get("files", ())
-    ]
-    known = [path for path in paths if path.exists()] + [path for path in paths if path.parent.exists()] + paths
-    return known[0] if known else None
+def _place(model: str | None, root: str, environ: Mapping[str, str]) -> Place:
+    known = windows_at(root, known_master_key(environ))
+    names = f"With a window now: {', '.join(known) or 'none'}"
+    if model is None and len(known) != 1:
+        raise click.UsageError(f"{'choose one with --model' if known else 'load a model first'}. {names}")
+    name = next(iter(known)) if model is None else model if model in known else f"lm_studio/{model}"
+    if name not in known:
+        raise CompactionError(f"the proxy lists {model!r} without a window, or not at all: load it first. {names}")
+    return Place(name, known[name], root)
 
 
 def _warnings(table: Mapping[str, Any], place: Place, environ: Mapping[str, str]) -> Iterator[str]:

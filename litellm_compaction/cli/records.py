@@ -1,99 +1,69 @@
-"""`litellm-compaction show` and `undo`: one record, with `--text` beside the messages that it covers; and its end."""
+"""`litellm-compaction records`: the stored records as a list, one of them, and its end."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
-from litellm_compaction.cli.stores import named
-from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.engine.records import Pair, View, view_of
-from litellm_compaction.engine.records import pin as pin_message
-from litellm_compaction.engine.records import undo as undo_record
-from litellm_compaction.errors import ConfigError
+import click
+
+from litellm_compaction.cli.stores import Opened, at_store
+from litellm_compaction.engine.records import Pair, View, undo, view_of
+from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.events import harmless
-from litellm_compaction.stores import Originals, Store, StoredCompaction, digest
+from litellm_compaction.master_key import KEY_VARIABLE
+from litellm_compaction.stores import StoredCompaction, digest
 
-_INSET = "    "
 
+@click.command()
+@click.option("--text", is_flag=True, help="Show the conversation's text, too, if originals are kept.")
+@click.option("--undo", "forget", is_flag=True, help="Forget the record, and those that go on from it.")
+@click.argument("record", required=False)
+@at_store
+async def records(opened: Opened, record: str | None, text: bool, forget: bool) -> int:
+    """List the stored compactions, show one, or forget one.
 
-def show(store: Store, originals: Originals | None, *, beginning: str, text: bool) -> int:
-    """Prints the record whose id begins so; ends the store and the originals; 0.
-
-    Args:
-        text: with the text of the conversation, as far as originals of it are kept.
-
-    Raises:
-        StoreError: the store cannot be read, or has none such, or several.
+    The list has no text. RECORD is an id as this list, `events` and the header x-litellm-compaction-record show it;
+    its beginning will do. After --undo a conversation is sent as it is, while it fits.
     """
-    view = asyncio.run(_view(store, originals, beginning))
+    known, unreadable = await opened.store.compactions(), len(await opened.store.unreadable())
+    if record is None:
+        if text or forget:
+            raise ConfigError("name the record whose text is shown, or that is forgotten; `records` lists them")
+        print("\n".join(map(harmless, _table(known, unreadable))))
+        return 0
+    found = [stored for stored in known if stored.id.startswith(record)]
+    if len(found) != 1:
+        more = f"; {_unreadable(unreadable)}" if unreadable else ""
+        raise StoreError(f"{len(found) or 'no'} records have an id that begins with {record!r}{more}")
+    if forget:
+        print(f"{await undo(opened.store, found[0])} records forgotten.")
+        return 0
+    view = await view_of(found[0], opened.store, opened.originals)
     print("\n".join(harmless(line, keep="\n\t") for line in _lines(view, text=text)))
     return 0
 
 
-async def _view(store: Store, originals: Originals | None, beginning: str) -> View:
-    try:
-        return await view_of(await _found(store, beginning), store, originals)
-    finally:
-        if originals is not None:
-            await originals.aclose()
-        await store.aclose()
+def _unreadable(number: int) -> str:
+    return (
+        f"{number} records cannot be read: they are not encrypted with the master key that this command knows. Set "
+        f"{KEY_VARIABLE} to the proxy's, or name its config.yaml (--config); `purge` deletes them without it"
+    )
 
 
-def undo(store: Store, originals: Originals | None, *, beginning: str, focus: str = "") -> int:
-    """Forgets the record whose id begins so, with those that go on from it; ends the store and the originals; 0.
-
-    Args:
-        focus: the topic with which it is made anew at the next request; "" if it is not.
-
-    Raises:
-        ConfigError: the focus is too long.
-        StoreError: the store cannot be written, or has none such, or several.
-    """
-    try:
-        topic = one_line_topic(focus)
-    except ValueError as error:
-        raise ConfigError(f"--focus has {error}") from None
-    print(f"{asyncio.run(_undone(store, originals, beginning, topic))} records forgotten.")
-    return 0
-
-
-async def _undone(store: Store, originals: Originals | None, beginning: str, focus: str) -> int:
-    try:
-        return await undo_record(store, await _found(store, beginning), focus=focus)
-    finally:
-        if originals is not None:
-            await originals.aclose()
-        await store.aclose()
-
-
-def pin(store: Store, originals: Originals | None, *, beginning: str, number: int, remove: bool) -> int:
-    """Pins a message that a record covers, or takes the pin away; ends the store and the originals; 0.
-
-    Args:
-        number: of the message, as `show --text` has it.
-
-    Raises:
-        BadWish: the message cannot be pinned, or too much is.
-        StoreError: the store cannot be written, or has no such record, or several.
-    """
-    asyncio.run(_pinned(store, originals, beginning, number, remove=remove))
-    print(f"Message {number} {'is pinned no more' if remove else 'stays verbatim from the next request on'}.")
-    return 0
-
-
-async def _pinned(store: Store, originals: Originals | None, beginning: str, number: int, *, remove: bool) -> None:
-    try:
-        view = await view_of(await _found(store, beginning), store, originals)
-        await pin_message(store, view, number, wanted=not remove)
-    finally:
-        if originals is not None:
-            await originals.aclose()
-        await store.aclose()
-
-
-async def _found(store: Store, beginning: str) -> StoredCompaction:
-    return named(await store.compactions(), len(await store.unreadable()), beginning)
+def _table(known: Sequence[StoredCompaction], unreadable: int) -> Iterator[str]:
+    if unreadable:
+        yield f"{_unreadable(unreadable)}."
+    if not known:
+        yield from () if unreadable else ["No records yet."]
+        return
+    yield f"{'id':16}  {'scope':8}  {'made':16}  {'used':16}  {'round':>5}  {'covers':>6}  {'by':8}  {'bytes':>9}"
+    for stored in known:
+        made, used = (time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (stored.created_s, stored.used_s))
+        numbers = f"{stored.compaction.round:5}  {stored.compaction.covered_messages:6}  {stored.compaction.level:8}"
+        yield f"{stored.id:16}  {stored.scope[:8]:8}  {made}  {used}  {numbers}  {stored.size_bytes:9,}"
+    total_bytes = sum(stored.size_bytes for stored in known)
+    yield f"{len(known)} records, {total_bytes:,} bytes, {len({stored.scope for stored in known})} scopes"
 
 
 def _lines(view: View, *, text: bool) -> Iterator[str]:
@@ -123,4 +93,4 @@ def _pair(pair: Pair) -> str:
 
 
 def _inset(text: str) -> str:
-    return "\n".join(_INSET + line for line in text.splitlines())
+    return "\n".join(f"    {line}" for line in text.splitlines())

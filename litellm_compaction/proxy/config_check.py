@@ -7,7 +7,6 @@ too high would leave the guard acting.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,23 +15,21 @@ from typing import Any, Literal
 from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from, settings_from
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
+from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.routing import (
     BYPASS_VARIABLE,
     as_entry,
-    deployment_of,
     is_bypassed,
     serves,
     unknown_model,
 )
 from litellm_compaction.tokenizers.sources import check_sources, check_tokenizer
-from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 
 SECTION = "litellm_compaction"
 SETTINGS_PLACE = f"callback_settings.{SECTION}"
 HANDLER = f"{SECTION}.handler"
 CALLBACKS_PLACE = "litellm_settings.callbacks"
 API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
-ENVIRONMENT_PREFIX = "os.environ/"
 
 _CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
 _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callback", "input_callback")
@@ -40,23 +37,10 @@ _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callba
 _OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
 _LIKENESS_RATIO = 0.92
 _AUTO_ROUTER = "auto_router/complexity_router"
-# Places that LiteLLM does not read for us, or reads too late (order of settings in LiteLLM 1.106.2).
-_OURS = (
-    (SECTION,),
-    ("general_settings", SECTION),
-    ("general_settings", "callback_settings", SECTION),
-    ("litellm_settings", SECTION),
-    ("litellm_settings", "callback_settings", SECTION),
-)
+# Sections in which settings of ours are looked for, though nobody reads them there.
+_SECTIONS = ("general_settings", "litellm_settings", "callback_settings")
 # Words that another callback, or a later LiteLLM, may use for itself.
-_PERHAPS_OURS = (
-    ("compaction",),
-    ("callback_settings", "compaction"),
-    ("general_settings", "compaction"),
-    ("general_settings", "callback_settings"),
-    ("litellm_settings", "compaction_settings"),
-    ("litellm_settings", "callback_settings"),
-)
+_PERHAPS_OURS = ("compaction", "compaction_settings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +96,6 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
             "with it LiteLLM ignores the client below which answers are carried over the limit, so LiteLLM's hooks "
             "do it: unset it to get notices before the summary, and restarts on every route.",
         )
-    yield from _master_key(as_entry(data.get("general_settings")).get("master_key"), environ)
 
 
 def entries_of(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -128,30 +111,26 @@ def entry_name(entry: Mapping[str, Any], index: int) -> str:
 def _refused(place: str, named: str, error: ConfigError) -> Finding:
     """`named` is the error's name of the place."""
     what = str(error).removeprefix(f"{named}: ").rstrip(".")
-    return problem(place, f"{what}. Correct it: the proxy refuses to start with it.", error)
+    end = "" if what.endswith("?") else "."
+    return problem(place, f"{what}{end} Correct it: the proxy refuses to start with it.", error)
 
 
 def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:
     listed = settings.get("callbacks")
-    names = _names(listed)
+    # LiteLLM takes a bare string for a list of one.
+    names = [listed] if isinstance(listed, str) else listed if isinstance(listed, list) else []
     if HANDLER not in names:
         alike = next((str(name) for name in names if "compaction" in str(name)), None)
         found = f"{alike!r} is not the handler" if alike else "the plug-in is not listed, so nothing is guarded"
         yield problem(CALLBACKS_PLACE, f"{found}: {_CALLBACK_LINE}.")
     elif isinstance(listed, str):
-        yield problem(
-            CALLBACKS_PLACE, f"a bare string replaces all other callbacks, a list adds to them: {_CALLBACK_LINE}."
-        )
+        what = "a bare string replaces all other callbacks, a list adds to them"
+        yield problem(CALLBACKS_PLACE, f"{what}: {_CALLBACK_LINE}.")
     elif names.count(HANDLER) > 1:
         yield problem(CALLBACKS_PLACE, f"{HANDLER} is listed {names.count(HANDLER)} times: leave one.")
     for other in _OTHER_CALLBACK_LISTS:
-        if HANDLER in _names(settings.get(other)):
+        if HANDLER in str(settings.get(other)):
             yield problem(f"litellm_settings.{other}", f"this list has no request hooks: {_CALLBACK_LINE} instead.")
-
-
-def _names(listed: object) -> list[object]:
-    """LiteLLM takes a bare string for a list of one."""
-    return [listed] if isinstance(listed, str) else listed if isinstance(listed, list) else []
 
 
 def _pruning_model(data: Mapping[str, Any], name: str, place: str, named: str) -> Iterator[Finding]:
@@ -163,25 +142,22 @@ def _pruning_model(data: Mapping[str, Any], name: str, place: str, named: str) -
 def _misplaced(data: Mapping[str, Any]) -> Iterator[Finding]:
     """Settings of ours in places that are not read; each place at most once."""
     advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
-    sure = [names for names in _OURS if _has(data, names)]
-    for name in map(str, as_entry(data.get("callback_settings"))):
-        is_like_ours = get_close_matches(name.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
-        if name != SECTION and (name in Settings.model_fields or is_like_ours):
-            sure.append(("callback_settings", name))
-    for names in sure:
-        place = ".".join(names)
-        yield problem(place, advice, ConfigError(f"{place}: {advice}"))
-    for names in _PERHAPS_OURS:
-        if _has(data, names) and not any(known[: len(names)] == names for known in sure):
-            yield problem(".".join(names), advice)
+    for place, name in _keys(data, ""):
+        is_section = get_close_matches(name.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
+        is_setting = place.startswith("callback_settings.") and name in Settings.model_fields
+        if place != SETTINGS_PLACE and (is_section or is_setting):
+            yield problem(place, advice, ConfigError(f"{place}: {advice}"))
+        elif name in _PERHAPS_OURS:
+            yield problem(place, advice)
 
 
-def _has(data: object, names: tuple[str, ...]) -> bool:
-    for name in names:
-        if not isinstance(data, Mapping) or name not in data:
-            return False
-        data = data[name]
-    return True
+def _keys(section: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
+    """The keys of a document and of its sections, also of those inside each other: (place, key)."""
+    for key, value in section.items():
+        inner = f"{place}.{key}" if place else str(key)
+        yield inner, str(key)
+        if key in _SECTIONS and isinstance(value, Mapping):
+            yield from _keys(value, inner)
 
 
 def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
@@ -213,12 +189,14 @@ def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, se
 
 
 def _auto_router(data: Mapping[str, Any], params: Mapping[str, Any], name: str) -> Iterator[Finding]:
-    """LiteLLM's auto-router has a provider compact what nears the window of a tier, or refuses it (1.106.2)."""
+    """LiteLLM's auto-router has a provider compact what nears the window of a tier, or refuses it."""
     own = as_entry(params.get("complexity_router_config"))
     if params.get("model") != _AUTO_ROUTER or not own.get("context_compaction", True):
         return
-    tiers = set(_texts(own.get("tiers")))
-    if any(serves(group, tier) for group in _local_groups(data) for tier in tiers):
+    tiers = [text for _, text in _texts(own.get("tiers"), "")]
+    params_of = {entry_name(each, at): as_entry(each.get("litellm_params")) for at, each in enumerate(entries_of(data))}
+    local = [at for at, each in params_of.items() if "api_base" in each or "lm_studio/" in str(each.get("model"))]
+    if any(serves(group, tier) for group in local for tier in tiers):
         yield problem(
             f"{name}: litellm_params.complexity_router_config.context_compaction",
             "LiteLLM's own compaction goes before the guard, and refuses what nears a local model's window: "
@@ -226,58 +204,21 @@ def _auto_router(data: Mapping[str, Any], params: Mapping[str, Any], name: str) 
         )
 
 
-def _local_groups(data: Mapping[str, Any]) -> Iterator[str]:
-    """The names under which there is a deployment that may be guarded."""
-    for index, entry in enumerate(entries_of(data)):
-        # One with settings that cannot be read is told of anyway.
-        with contextlib.suppress(ConfigError):
-            params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
-            if deployment_of(params, info, group="", environ={}).kind != "foreign":
-                yield entry_name(entry, index)
-
-
-def _texts(value: object) -> Iterator[str]:
-    """All texts in a value, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (Mapping, list)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
-
-
 def _variables(data: object, environ: Mapping[str, str]) -> Iterator[Finding]:
-    for place, name in _environment_values(data, ""):
-        if environ.get(name) or name == KEY_VARIABLE:
-            continue
-        if name == API_BASE_VARIABLE:
-            yield note(
-                place,
-                f"{name} is not set: {DEFAULT_API_BASE} is assumed here, and set by `litellm-compaction up`. "
-                "Set it for a server elsewhere.",
-            )
-        else:
+    """Variables without a value, but for those that the start sets itself."""
+    for place, text in _texts(data, ""):
+        name = text.removeprefix(ENVIRONMENT_PREFIX)
+        if name != text and name not in (KEY_VARIABLE, API_BASE_VARIABLE) and not environ.get(name):
             yield problem(place, f"the environment variable {name} is not set: set it where the proxy starts.")
 
 
-def _environment_values(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """Every `os.environ/NAME` value: (place in the file, NAME)."""
-    if isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX):
-        yield place, value.removeprefix(ENVIRONMENT_PREFIX)
+def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
+    """All texts in a value, at any depth: (place in the file, text)."""
+    if isinstance(value, str):
+        yield place, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _environment_values(inner, f"{place}.{key}" if place else str(key))
+            yield from _texts(inner, f"{place}.{key}" if place else str(key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _environment_values(inner, f"{place}[{index}]")
-
-
-def _master_key(written: object, environ: Mapping[str, str]) -> Iterator[Finding]:
-    if isinstance(written, str) and written and not written.startswith(ENVIRONMENT_PREFIX):
-        yield note(
-            "general_settings.master_key",
-            f"the key stands in the file: better write os.environ/{KEY_VARIABLE} and set that variable.",
-        )
-    elif not environ.get(KEY_VARIABLE):
-        yield note(
-            KEY_VARIABLE, "it is not set here: `litellm-compaction up` makes and keeps a key; set it to use your own."
-        )
+            yield from _texts(inner, f"{place}[{index}]")

@@ -17,7 +17,6 @@ from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carri
 from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
 from litellm_compaction.tokens.prompt import renders_exactly
-from litellm_compaction.windows.lmstudio import ListedModel, WantedModel
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 _WORDS: Mapping[Kind, str] = {
@@ -36,8 +35,8 @@ class DeploymentReport:
 
     Attributes:
         carrier: carries a running answer over the limit.
-        absence: why there is no window; None also for a wildcard without loaded models, and without an answer in time.
-        source: counts its prompts; None without a window, but for models that are not loaded.
+        absence: why there is no window; None also without an answer in time.
+        source: counts its prompts; None without a window.
         failures: the faults of the sources that should have come before it, and their remedies.
         standing: the ways in which its server goes on with an answer.
         model_settings: how LM Studio's own settings make the model answer, in words; "" if it was not asked.
@@ -48,12 +47,16 @@ class DeploymentReport:
     carrier: Carrier
     window: Window | None = None
     absence: CompactionError | None = None
-    architecture: str = ""
     source: TokenizerSource | None = None
     failures: tuple[str, ...] = ()
     standing: Standing = field(default_factory=Standing)
     model_settings: str = ""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Returns True if its server says so: a request surely loads nothing."""
+        return self.window is not None and self.window.source.startswith(("api/", "llama.cpp", "vllm"))
 
 
 async def targets_of(windows: Windows, deployment: Deployment) -> list[Target]:
@@ -65,107 +68,63 @@ async def targets_of(windows: Windows, deployment: Deployment) -> list[Target]:
     return [replace(target, key=f"{deployment.id}|{name}", model=name) for name in names]
 
 
+@dataclass(frozen=True, slots=True)
 class Reporter:
     """Looks at deployments by the same cached reads as requests do.
 
-    Args:
+    Attributes:
         limit_s: for each question to a server.
         is_patient: waits until the counter has been loaded, and asks LM Studio about its settings.
     """
 
-    def __init__(
-        self,
-        windows: Windows,
-        sources: Sources,
-        known_ways: KnownWays,
-        *,
-        limit_s: float,
-        is_patient: bool = False,
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
-        self._windows = windows
-        self._sources = sources
-        self._known_ways = known_ways
-        self._limit_s = limit_s
-        self._is_patient = is_patient
-        self._environ = environ
+    windows: Windows
+    sources: Sources
+    known_ways: KnownWays
+    limit_s: float
+    is_patient: bool = False
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     async def reports(self, deployment: Deployment, settings: Settings) -> list[DeploymentReport]:
         """One report, or one for each loaded model of a wildcard; the wildcard's own if there is none."""
+        carrier = carrier_of(deployment, settings, self.environ)
         try:
-            targets = await asyncio.wait_for(targets_of(self._windows, deployment), self._limit_s)
+            targets = await asyncio.wait_for(targets_of(self.windows, deployment), self.limit_s)
         except (CompactionError, asyncio.TimeoutError):
             targets = []
-        if not targets:
-            return [self.blank(deployment, settings, deployment.target)]
-        return [await self.report(deployment, settings, target) for target in targets]
+        targets = targets or [deployment.target]
+        return [await self._report(DeploymentReport(target=target, carrier=carrier)) for target in targets]
 
-    async def report(
-        self, deployment: Deployment, settings: Settings, target: Target, listed: ListedModel | None = None
-    ) -> DeploymentReport:
-        """Reports a target: the deployment's, or that of a model of its wildcard.
-
-        `listed` is the model as LM Studio lists it: it names the future counter of a model that is not loaded.
-        """
-        found = self.blank(deployment, settings, target)
+    async def _report(self, report: DeploymentReport) -> DeploymentReport:
         try:
-            window = await asyncio.wait_for(self._window(target), self._limit_s)
+            window = await asyncio.wait_for(self._window(report.target), self.limit_s)
         except asyncio.TimeoutError:
-            return found
-        except ModelNotLoaded as error:
-            found = replace(found, absence=error)
-            return await self._counted(found, listed.architecture, listed.wanted) if listed is not None else found
+            return report
         except CompactionError as error:
-            return replace(found, absence=error)
-        if (said := self._windows.model_settings(target)) is not None:
-            found = replace(found, model_settings=said.in_words(), warnings=tuple(said.works_against()))
-        return await self._counted(replace(found, window=window), window.architecture, window.wanted)
-
-    def blank(self, deployment: Deployment, settings: Settings, target: Target) -> DeploymentReport:
-        return DeploymentReport(target=target, carrier=carrier_of(deployment, settings, self._environ))
+            return replace(report, absence=error)
+        if (said := self.windows.model_settings(report.target)) is not None:
+            report = replace(report, model_settings=said.in_words(), warnings=tuple(said.works_against()))
+        return await self._counted(report, window)
 
     async def _window(self, target: Target) -> Window:
-        window = await self._windows.resolve(target)
-        return await self._windows.confirmed(target, window) if self._is_patient else window
+        window = await self.windows.resolve(target)
+        return await self.windows.confirmed(target, window) if self.is_patient else window
 
-    async def _counted(
-        self, found: DeploymentReport, architecture: str, wanted: WantedModel | None
-    ) -> DeploymentReport:
-        target, window = found.target, found.window
-        source = await self._sources.source(target, architecture, wanted, patient=self._is_patient)
-        failures = list(source.failures)
-        if self._is_patient:
+    async def _counted(self, report: DeploymentReport, window: Window) -> DeploymentReport:
+        target = report.target
+        source = await self.sources.source(target, window.architecture, window.wanted, patient=self.is_patient)
+        failures = source.failures
+        if self.is_patient:
             # Loaded as the proxy would: only then is known whether it can be.
-            source, more = await _in_use(source)
-            failures += more
-        if window is not None and window.template:
-            family = await self._sources.in_effect(source, window.template, patient=self._is_patient)
+            await usable_soon(source.family)
+            failures += tuple(filter(None, [why_broken(source.family.vocabulary)]))
+        if window.template:
+            family = await self.sources.in_effect(source, window.template, patient=self.is_patient)
             source = replace(source, family=family)
         # Every source that is no server's leads to the last way, but for LM Studio's models.
-        can_render = self._windows.instance(target) is not None or renders_exactly(source.family)
-        said_by = window.source if window is not None else ""
-        standing = await self._known_ways.standing(target, said_by, can_render=can_render)
-        return replace(
-            found,
-            architecture=architecture,
-            source=source,
-            failures=tuple(failures),
-            standing=standing.among(WAYS_OF[found.carrier]),
-        )
-
-
-async def _in_use(source: TokenizerSource) -> tuple[TokenizerSource, list[str]]:
-    """The source with its vocabulary loaded, or its stand-in and the faults; 0.1–2 s in a thread."""
-    planned = source.family
-    family = await usable_soon(planned)
-    if family.vocabulary != planned.vocabulary:
-        failure = why_broken(planned.vocabulary) or f"The vocabulary {planned.vocabulary} cannot be loaded."
-        instead = replace(source, kind="stand_in", family=family, path=None)
-        return instead, [f"{failure} {family.vocabulary} counts meanwhile."]
-    if family.template != planned.template:
-        failure = f"The chat template {planned.template} cannot be read: reinstall litellm-compaction."
-        return replace(source, family=family), [f"{failure} A formula counts meanwhile."]
-    return source, []
+        can_render = self.windows.instance(target) is not None or renders_exactly(source.family)
+        standing = await self.known_ways.standing(target, window.source, can_render=can_render)
+        standing = standing.among(WAYS_OF[report.carrier])
+        return replace(report, window=window, source=source, failures=failures, standing=standing)
 
 
 def why_unasked(absence: CompactionError) -> str:
@@ -177,17 +136,9 @@ def why_unasked(absence: CompactionError) -> str:
     return "its context length is unknown: write model_info.compaction.context_length for it"
 
 
-def tokenizer_name(source: TokenizerSource) -> str:
-    return str(source.path) if source.path is not None else source.family.vocabulary
-
-
-def source_words(source: TokenizerSource) -> str:
-    return _WORDS[source.kind].format(tokenizer_name(source))
-
-
-def template_words(source: TokenizerSource) -> str:
-    if source.template == "formula":
-        return "estimated by a formula"
-    if source.template == "file" and source.path is None:
-        return "the one that LM Studio says is in effect"
-    return "the file's own" if source.template == "file" else f"{source.family.template}, from this package"
+def counted_by(source: TokenizerSource) -> str:
+    """Names the vocabulary and the chat template that count, and where they come from."""
+    vocabulary = _WORDS[source.kind].format(source.path or source.family.vocabulary)
+    package = f"{source.family.template}, from this package"
+    template = {"formula": "estimated by a formula", "file": "the model's own"}.get(source.template, package)
+    return f"{vocabulary}; template: {template}"

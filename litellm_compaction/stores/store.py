@@ -201,7 +201,7 @@ class CompactionStore(_OverRows):
             logger.warning(
                 "records_unreadable the store holds records that are not encrypted with this proxy's master key; they "
                 "count as not there: give workers that share a store the same key, and after a change of it delete "
-                "the old ones with `litellm-compaction store purge` (logged once)"
+                "the old ones with `litellm-compaction purge` (logged once)"
             )
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from litellm_compaction.cli.app import main
-from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.simulator import Address, Model, Simulator, serve
 from tests.integration.plain_server import PlainServer, serve_plain
 
@@ -23,7 +20,7 @@ QWEN = "qwen/qwen3-8b"
 GPT_OSS = "openai/gpt-oss-20b"
 NOWHERE = "http://127.0.0.1:9/v1"
 Run = Callable[..., tuple[int, str, str]]
-Report = Callable[..., tuple[int, dict[str, Any]]]
+Check = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -83,13 +80,13 @@ def without_lm_studio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def count(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `count` with a standard input: exit code, output, errors."""
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command with a standard input: exit code, output, errors."""
 
-    def run(*arguments: str, stdin: bytes | str = b"", api_base: str = NOWHERE) -> tuple[int, str, str]:
+    def run(*arguments: str, stdin: bytes | str = b"") -> tuple[int, str, str]:
         raw = stdin.encode() if isinstance(stdin, str) else stdin
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(raw)))
-        code = main(["count", "--api-base", api_base, *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+        code = main(arguments)
         output, errors = capsys.readouterr()
         return code, output, errors
 
@@ -97,12 +94,20 @@ def count(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def report(write: Callable[..., Path], environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Report:
-    """Runs doctor on a document: exit code and JSON report."""
+def check(
+    write: Callable[..., Path],
+    environ: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Check:
+    """Runs doctor on a document, or on none: exit code and report, a line for each problem (✗) and note (·)."""
 
-    def run(document: Any, *, probes: bool = False, **variables: str) -> tuple[int, dict[str, Any]]:
-        code = doctor(config=write(document), as_json=True, environ={**environ, **variables}, probe=probes)
-        return code, json.loads(capsys.readouterr().out)
+    def run(document: Any, *options: str, **variables: str) -> tuple[int, str]:
+        with monkeypatch.context() as patched:
+            for name, value in {**environ, **variables}.items():
+                patched.setenv(name, value)
+            code = main(["doctor", *options, *(["--config", str(write(document))] if document else [])])
+        return code, capsys.readouterr().out
 
     return run
 
@@ -128,8 +133,3 @@ def config(*entries: dict[str, Any], settings: Any = None, **sections: Any) -> d
 def at(address: Address, **params: Any) -> dict[str, Any]:
     """litellm_params of a deployment at the simulator."""
     return {"api_base": f"{address.base_url}/v1", **params}
-
-
-def messages(found: dict[str, Any], level: str = "problem") -> list[str]:
-    """The messages of one level."""
-    return [finding["message"] for finding in found["findings"] if finding["level"] == level]

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tomlkit
 import yaml
 
 from litellm_compaction.cli.app import main
 from litellm_compaction.cli.connect import CLIENTS, Place, filled, sections
-from litellm_compaction.cli.shells import content_of, quoted, variable
-from litellm_compaction.simulator import Address, Simulator
-from tests.cli.conftest import GPT_OSS, NOWHERE, QWEN
+from tests.cli.conftest import NOWHERE, QWEN, Run
 from tests.integration.plain_server import PlainServer
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME = f"lm_studio/{QWEN}"
 KEY = "sk-connect-0123456789abcdefghij"
 Connect = Callable[..., tuple[int, str, str]]
 
@@ -30,36 +33,26 @@ Connect = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder without clients, and an environment with a key."""
-    for name in ("CODEX_HOME", "XDG_CONFIG_HOME", "CONTINUE_GLOBAL_DIR", "QWEN_HOME", "LLM_USER_PATH"):
-        monkeypatch.delenv(name, raising=False)
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("LITELLM_MASTER_KEY", KEY)
-    monkeypatch.delenv("LM_STUDIO_API_KEY", raising=False)
     return tmp_path
 
 
 @pytest.fixture
-def connect(
-    home: Path, address: Address, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Connect:
-    """Runs `connect` with the simulator behind a proxy that does not answer: exit code, output, errors."""
+def connect(home: Path, plain: PlainServer, capsys: pytest.CaptureFixture[str]) -> Connect:
+    """Runs `connect` with a proxy that lists models and windows: exit code, output, errors."""
 
-    def run(*arguments: str, base_url: str = "127.0.0.1:9") -> tuple[int, str, str]:
-        monkeypatch.setenv("LM_STUDIO_API_BASE", f"{address.base_url}/v1")
-        code = main(["connect", *arguments, "--base-url", base_url])
+    def run(*arguments: str, **windows: int | None) -> tuple[int, str, str]:
+        models = windows or {NAME: 8192, "cold": None}
+        plain.gets["/v1/models"] = {"data": [{"id": name, "max_input_tokens": each} for name, each in models.items()]}
+        code = main(["connect", *arguments, "--base-url", f"{plain.base_url}/v1/"])
         output, errors = capsys.readouterr()
         assert KEY not in output + errors
         return code, output, errors
 
     return run
-
-
-def reload(simulator: Simulator, tokens: int) -> None:
-    """The model with another window."""
-    simulator.unload(QWEN)
-    simulator.load(QWEN, tokens)
 
 
 def exported(output: str, *, key: str = KEY) -> dict[str, str]:
@@ -76,25 +69,27 @@ def exported(output: str, *, key: str = KEY) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_every_client_gets_address_model_and_a_name_for_the_key(name: str, connect: Connect) -> None:
+def test_every_client_gets_address_model_and_a_name_for_the_key(
+    name: str, connect: Connect, plain: PlainServer
+) -> None:
     """Nothing is left to fill in; the key is a variable's."""
     code, output, errors = connect(name)
     assert code == 0, errors
-    assert f"lm_studio/{QWEN}" in output
-    assert "http://127.0.0.1:9" in output
+    assert NAME in output
+    assert plain.base_url in output
     assert "LITELLM_MASTER_KEY" in output
     assert not re.search(r"\{(model|url|root|window|answer|prompt|most)\}", output)
+    assert plain.requests[-1].headers["authorization"] == f"Bearer {KEY}"
 
 
-def test_a_small_window_is_warned_of(connect: Connect, simulator: Simulator) -> None:
+def test_a_small_window_is_warned_of(connect: Connect) -> None:
     """By the client's own prompt: too small to work with, small, and large enough."""
     assert "11,600 of the 8,192 tokens: too little is left to work with" in connect("claude")[2]
     assert connect("continue")[2] == ""
-    reload(simulator, 16_384)
-    assert "8,500 of the 16,384 tokens: compactions will be frequent" in connect("codex")[2]
-    assert "Load the model with 32,768 or more (16,384 at least)" in connect("codex")[2]
-    reload(simulator, 32_768)
-    assert connect("codex")[2] == ""
+    said = connect("codex", qwen=16_384)[2]
+    assert "8,500 of the 16,384 tokens: compactions will be frequent" in said
+    assert "Load the model with 32,768 or more (16,384 at least)" in said
+    assert connect("codex", qwen=32_768)[2] == ""
 
 
 @pytest.mark.parametrize(
@@ -104,58 +99,46 @@ def test_an_answer_may_take_what_is_free(window_tokens: int, longest: int, is_to
     """Beside Claude Code's own prompt; its own compaction begins behind that prompt, wherever it is told a window."""
     table = filled("claude", Place("lm_studio/any", window_tokens, "http://127.0.0.1:4000"))
     environment = table["environment"]
-    assert environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == longest
-    told = environment.get("CLAUDE_CODE_MAX_CONTEXT_TOKENS", 0)
+    assert int(environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == longest
+    told = int(environment.get("CLAUDE_CODE_MAX_CONTEXT_TOKENS", 0))
     assert told == window_tokens * is_told
     assert not told or told - longest - 13_000 > 2 * table["prompt_tokens"]
 
 
-def test_several_loaded_models_are_a_choice(connect: Connect, simulator: Simulator) -> None:
-    """Exit code 2, and their names; --model takes one of them."""
-    simulator.load(GPT_OSS, 4096)
-    code, output, errors = connect("llm")
-    assert (code, output) == (2, "")
-    assert QWEN in errors
-    assert GPT_OSS in errors
-    code, output, _ = connect("llm", "--model", GPT_OSS)
-    assert (code, f"lm_studio/{GPT_OSS}" in output) == (0, True)
-    assert connect("llm", "--model", f"lm_studio/{GPT_OSS}")[1] == output
-
-
-def test_a_model_that_is_not_loaded_has_no_window(connect: Connect, simulator: Simulator) -> None:
-    """LM Studio knows it or not; with none loaded there is no choice, and without LM Studio its address is named."""
-    for name in (GPT_OSS, "nobody/knows"):
-        code, output, errors = connect("llm", "--model", name)
-        assert (code, output) == (1, "")
-        assert "not loaded" in errors
-        assert f"Loaded: {QWEN}" in errors
-    assert f"No LM Studio answers at {NOWHERE}" in connect("llm", "--lm-studio", NOWHERE)[2]
-    simulator.unload(QWEN)
-    code, _, errors = connect("llm")
-    assert (code, "Loaded: none" in errors) == (2, True)
-
-
-def test_a_model_that_the_proxy_names_has_its_window(connect: Connect, plain: PlainServer) -> None:
-    """By `/v1/models`; a name without a window, or in another shape, is looked for in LM Studio."""
-    plain.gets["/v1/models"] = {"data": [{"id": "local", "max_input_tokens": 32_768}, {"id": QWEN}]}
-    code, output, _ = connect("codex", "--model", "local", base_url=f"{plain.base_url}/v1/")
-    assert code == 0
-    assert f'base_url = "{plain.base_url}/v1"' in output
-    assert 'model = "local"\n' in output
-    assert "model_context_window = 32768" in output
-    assert f"lm_studio/{QWEN}" in connect("codex", "--model", QWEN, base_url=plain.base_url)[1]
-    plain.gets["/v1/models"] = {"data": ["local"]}
-    assert connect("codex", "--model", "local", base_url=plain.base_url)[0] == 1
-
-
 @pytest.mark.parametrize(
-    "arguments", [["nobody"], ["claude", "--write"], ["codex", "--write", "--json"], ["codex", "--shell", "fish"], []]
+    ("arguments", "windows", "code", "said"),
+    [
+        (["llm"], {"one": 4096, "two": 8192}, 2, "choose one with --model. With a window now: one, two"),
+        (["llm"], {"one": None}, 2, "load a model first. With a window now: none"),
+        (["llm", "--model", "two"], {"one": 4096, "two": 8192}, 0, 'model_id: "two"'),
+        (["llm", "--model", "qwen"], {"lm_studio/qwen": 4096}, 0, 'model_id: "lm_studio/qwen"'),
+        (["llm", "--model", "two"], {"one": 4096, "two": None}, 1, "lists 'two' without a window, or not at all: load"),
+        (["nobody"], {"one": 4096}, 2, "'nobody' is none of claude, codex"),
+        (["codex"], {"one": 4096}, 0, "model_context_window = 4096"),
+    ],
 )
-def test_wrong_arguments_end_with_2(arguments: list[str], connect: Connect) -> None:
-    """A name that is not in the table; no file to write; options that exclude each other."""
-    code, output, errors = connect(*arguments)
-    assert (code, output) == (2, "")
-    assert "Error: " in errors
+def test_a_model_is_chosen(
+    connect: Connect, arguments: list[str], windows: dict[str, int | None], code: int, said: str
+) -> None:
+    """The one that has a window, or that --model names as the proxy or LM Studio does."""
+    found, output, errors = connect(*arguments, **windows)
+    assert (found, said in output + errors) == (code, True), output + errors
+
+
+@pytest.mark.parametrize("address", [NOWHERE, "http://[", "not a host"])
+def test_without_a_proxy_there_are_no_lines(home: Path, address: str, run: Run) -> None:
+    """It says what to start."""
+    code, output, errors = run("connect", "llm", "--base-url", address)
+    assert (code, output) == (1, "")
+    assert "start it (`litellm-compaction up`)" in errors
+
+
+def test_another_server_is_no_proxy(connect: Connect, plain: PlainServer, run: Run) -> None:
+    """Its answer has another shape, or is no JSON."""
+    for answer in ({"data": ["local"]}, {"models": []}, 7):
+        plain.gets["/v1/models"] = answer
+        code, _, errors = run("connect", "llm", "--base-url", plain.base_url)
+        assert (code, "is it a LiteLLM proxy, and LITELLM_MASTER_KEY its key?" in errors) == (1, True)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
@@ -180,56 +163,21 @@ def test_names_are_quoted_for_each_reader() -> None:
     """A model's name is a server's word: a shell, a file and a program read it as one."""
     name = 'it\'s "a" $(touch x) `x` ’ \\ größe'
     place = Place(name, 8192, "http://127.0.0.1:4000")
-    [(_, _, posix)] = sections({"environment": {"A": name}}, "")
+    [(_, _, posix)] = sections({"environment": {"A": name}})
     assert shlex.split(posix) == ["export", f"A={name}"]
-    [(_, _, powershell)] = sections({"environment": {"A": name, "K": "$LITELLM_MASTER_KEY"}}, "", powershell=True)
-    quoted = name.replace("'", "''").replace("’", "’’")
-    assert powershell == f"$env:A = '{quoted}'\n$env:K = $env:LITELLM_MASTER_KEY"
-    [(_, language, code)] = sections(filled("langchain", place), "")
+    [(_, language, code)] = sections(filled("langchain", place))
     assert language == "python"
     compiled = compile(code, "langchain", "exec")
     assert name in {value for value in compiled.co_consts if isinstance(value, str)}
-    for client, read in (("codex", tomlkit.parse), ("llm", yaml.safe_load), ("opencode", json.loads)):
-        table = filled(client, place)
-        texts = [text for heading, _, text in sections(table, table["files"][0]) if heading == table["files"][0]]
-        assert [read(text) for text in texts] == [table["lines"]]
+    readers: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+    for client in ("codex", "llm", "opencode", "continue", "qwen"):
+        [(_, language, text)] = [part for part in sections(filled(client, place)) if part[1] in readers]
+        assert any(name in each for each in _texts(readers[language](text))), client
 
 
-def test_write_shows_asks_and_writes(connect: Connect, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer, no, yes, and once more, with nothing left to do."""
-    path = home / ".codex" / "config.toml"
-    path.parent.mkdir()
-    path.write_text('model = "gpt"  # mine\n', encoding="utf-8")
-    code, _, errors = connect("codex", "--write")
-    assert (code, "--yes" in errors) == (1, True)
-    terminal = io.StringIO("n\n")
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stdin", terminal)
-    code, output, _ = connect("codex", "--write")
-    assert (code, output.splitlines()[-1].endswith("Nothing was written.")) == (1, True)
-    assert '-model = "gpt"  # mine' in output
-    assert path.read_text("utf-8") == 'model = "gpt"  # mine\n'
-    code, output, _ = connect("codex", "--write", "--yes")
-    assert (code, output.splitlines()[-1]) == (0, f"Written; the old file is {path}.bak.")
-    assert tomlkit.parse(path.read_text("utf-8"))["model_context_window"] == 8192
-    code, output, _ = connect("codex", "--write")
-    assert (code, output.splitlines()[-1]) == (0, f"# {path} has these lines already.")
-    assert len(list(path.parent.iterdir())) == 2
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell reads the lines")
-def test_a_unix_shell_reads_back_what_was_meant(tmp_path: Path) -> None:
-    """Blanks, quotes and dollars included."""
-    text, file = 'it\'s $HOME `a` "b"', tmp_path / "a b's key"
-    file.write_text("sk-1\n", encoding="utf-8")
-    line = f'printf "%s|" {quoted(text, powershell=False)} "{variable("K", powershell=False)}"'
-    line += f' "{content_of(str(file), powershell=False)}"'
-    told = subprocess.run(["/bin/sh", "-c", line], env={"K": "v"}, capture_output=True, text=True, check=True)
-    assert told.stdout == f"{text}|v|sk-1|"
-
-
-def test_powershell_doubles_its_quotes() -> None:
-    """Typographic ones as well, which it takes for plain ones; nothing else means anything between them."""
-    assert quoted("it's ’$x", powershell=True) == "'it''s ’’$x'"
-    assert variable("K", powershell=True) == "$env:K"
-    assert content_of(r"C:\a b\key", powershell=True) == r"$(Get-Content 'C:\a b\key')"
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, (dict, list)):
+        for each in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(each)
+    else:
+        yield f"[{value}]"

@@ -1,26 +1,29 @@
-"""`events` and `store` as an operator uses them, on a file that a proxy has written."""
+"""`events`, `records`, `recall` and `purge` as an operator uses them, on a file that a proxy has written."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from litellm_compaction.cli import main
-from litellm_compaction.cli.stores import events
+from litellm_compaction.cli import main, stores
+from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
-from litellm_compaction.stores import Store, open_store
+from litellm_compaction.stores import digest, open_originals, open_store
 from tests.cli.conftest import config
+from tests.recall.test_lookup import BIRD
 from tests.stores.compactions import compaction
 from tests.stores.made import MemoryStore
+from tests.stores.test_originals import covered, kept, talk
 
-DAY_S = 86_400.0
 SECRET = "sk-of-the-environment"
 TOLD = CompactionEvent(
     outcome="compacted",
@@ -30,64 +33,81 @@ TOLD = CompactionEvent(
     window_source="api/v1",
     tokens_before=10_600,
     tokens_after=1986,
-    covered_messages=42,
-    round=2,
-    rung="summary",
-    pruning_model="small",
-    summary_calls=1,
-    summary_ms=1200.0,
-    duration_ms=1300.0,
     excerpts=3,
     excerpt_tokens=1412,
-    when_s=1_700_000_000.0,
     compaction_id="aaaa",
     continues_id="bbbb",
 )
 ALARM = TruncationAlarm(
     model="qwen", window_tokens=4096, expected_tokens=9000, reported_tokens=4096, reason="prompt_far_below_count"
 )
+EVENTS = (event_to_json(TOLD), event_to_json(ALARM), '{"event": "from the future"}')
+WALRUS = covered(*talk(5, "walrus"), scope="scope-a", tenant="one")
+KNOWN = replace(compaction(WALRUS.hashes[-1], covered=5, text="The \x1b[31msummary."), window_tokens=1000)
+RECORD = compaction_id("scope-a", WALRUS.hashes[-1])
+Run = Callable[..., str]
 
 
-def fill(store: Store) -> None:
-    """Two compactions of two tenants, one fact, three events of today."""
-
-    async def run() -> None:
-        await store.put("scope-a", compaction("h1", text="The secret plan."))
-        await store.put("scope-b", compaction("h2", covered=7))
-        await store.put_fact("scope-a", "ratio", "1.1")
-        now_s = time.time()
-        for number, text in enumerate([event_to_json(TOLD), event_to_json(ALARM), '{"event": "from the future"}']):
-            await store.add_event(now_s + number, text)
-        await store.aclose()
-
-    asyncio.run(run())
+async def _fill(url: str, *, originals: bool) -> None:
+    store = open_store(url, ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET)
+    await store.put("scope-a", KNOWN)
+    await store.put("scope-b", compaction("h2", covered=7))
+    await store.put_fact("scope-a", "ratio", "1.1")
+    now_s = time.time()
+    for number, text in enumerate(EVENTS):
+        await store.add_event(now_s + number, text)
+    if originals:
+        beside = open_originals(url, store, ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET)
+        assert beside is not None
+        await kept(beside, WALRUS, covered(*BIRD, scope="scope-b", tenant="two"))
+        await beside.aclose()
+    await store.aclose()
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with the records and originals of two tenants, a fact, and three events of today."""
     monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
     monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "home"))
     found = tmp_path / "store.sqlite3"
-    fill(open_store(f"sqlite:///{found}", ttl_s=1000, max_bytes=1_000_000, secret=lambda: SECRET))
+    asyncio.run(_fill(f"sqlite:///{found}", originals=True))
     return found
 
 
 @pytest.fixture
-def run(path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command on the store; what it printed."""
+def run(path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command on the store; what it printed, or its error."""
 
-    def run(*arguments: str, code: int = 0) -> str:
-        assert main([*arguments, "--store", f"sqlite:///{path}"]) == code
+    def run(*arguments: str, code: int = 0, store: bool = True) -> str:
+        assert main([*arguments, *(["--store", f"sqlite:///{path}"] if store else [])]) == code
         captured = capsys.readouterr()
         return captured.err if code and captured.err else captured.out
 
     return run
 
 
-def ids(run: Callable[..., str]) -> dict[str, str]:
-    """Scope → id, as `store ls` shows them."""
-    rows = [line.split() for line in run("store", "ls").splitlines()[1:-1]]
-    return {row[1]: row[0] for row in rows}
+def scopes(run: Run) -> set[str]:
+    """Those that `records` shows."""
+    return {row.split()[1] for row in run("records").splitlines()[1:-1]}
+
+
+def test_a_record_tells_numbers_and_text_only_if_it_is_asked_for(run: Run) -> None:
+    """By the beginning of an id; nothing commands the terminal."""
+    assert scopes(run) == {"scope-a", "scope-b"}
+    shown = run("records", RECORD[:6])
+    assert (RECORD in shown, digest(KNOWN) in shown, "5 messages" in shown) == (True, True, True)
+    assert (shown.count("walrus"), shown.count("summary.")) == (0, 0)
+    shown = run("records", "--text", RECORD)
+    assert ("summary." in shown, "\x1b" in shown) == (True, False)
+    assert "[2] assistant: verbatim\n    walrus 1\n[3] user: in the record\n    walrus 2\n" in shown
+
+
+def test_undo_forgets_one(run: Run) -> None:
+    """It is listed no more, and cannot be shown; which one has to be said."""
+    assert "name the record" in run("records", "--undo", code=1)
+    assert run("records", "--undo", RECORD[:6]) == "1 records forgotten.\n"
+    assert scopes(run) == {"scope-b"}
+    assert "no records have an id" in run("records", RECORD, code=1)
 
 
 @pytest.mark.parametrize(
@@ -100,114 +120,128 @@ def ids(run: Callable[..., str]) -> dict[str, str]:
         (["--all"], set(), 0),
     ],
 )
-def test_purge_deletes_what_is_named(
-    run: Callable[..., str], path: Path, arguments: list[str], left: set[str], events: int
-) -> None:
-    """And no more; the file is smaller then and holds the text no longer."""
-    said = run("store", "purge", *arguments, "--yes")
-    assert said == f"{2 - len(left)} compactions deleted.\n"
-    assert {row.split()[1] for row in run("store", "ls").splitlines()[1:-1]} == left
-    if "scope-a" not in left:
-        assert b"The secret plan." not in path.read_bytes()
+def test_purge_deletes_what_is_named(run: Run, path: Path, arguments: list[str], left: set[str], events: int) -> None:
+    """And no more, with the originals; the file holds the text no longer."""
+    gone = 2 - len(left)
+    said = run("purge", *arguments, "--yes").splitlines()
+    assert said[0] == f"This deletes {gone} of 2 records, and the originals that they cover."
+    assert said[-1] == f"{gone} records and {gone} parts of originals deleted."
+    assert ("facts and events" in said[1]) == ("--scope" not in arguments)
+    assert scopes(run) == left
+    if left == {"scope-b"}:
+        assert "walrus 1" not in run("recall", "walrus")
+        assert "falcon" in run("recall", "falcon")
+    elif not left:
+        assert "no originals" in run("recall", "falcon", code=1)
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT count(*) FROM line").fetchone() == (events,)
     connection.close()
 
 
-@pytest.mark.parametrize("key", ["sk-of-another-proxy", ""])
-def test_with_another_key_records_are_counted_and_deleted(
-    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    """Or with none: it says what to do in place of an empty list, and a purge needs no key."""
-    record = ids(run)["scope-a"]
-    monkeypatch.setenv("LITELLM_MASTER_KEY", key)
-    for said in (
-        run("store", "ls"),
-        run("store", "show", record, code=1),
-        run("show", record, code=1),
-        run("undo", record, code=1),
-    ):
-        assert "2 records cannot be read" in said
-        assert "Set LITELLM_MASTER_KEY to the proxy's" in said
-        assert "No compactions yet" not in said
-    assert run("store", "purge", "--scope", "scope-a", "--yes") == "1 compactions deleted.\n"
-    monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
-    assert set(ids(run)) == {"scope-b"}
-
-
 @pytest.mark.parametrize("arguments", [[], ["--all", "--scope", "a"], ["--all", "--older-than", "1d"]])
-def test_purge_wants_to_know_what(run: Callable[..., str], arguments: list[str]) -> None:
+def test_purge_wants_to_know_what(run: Run, arguments: list[str]) -> None:
     """Nothing by default, and no contradiction."""
-    assert "name what to delete" in run("store", "purge", "--yes", *arguments, code=1)
-    assert len(ids(run)) == 2
+    assert "name what to delete" in run("purge", "--yes", *arguments, code=1)
+    assert len(scopes(run)) == 2
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("Yes", 0, 0), ("", 1, 2), ("n", 1, 2)])
-def test_purge_asks(
-    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: int
+def test_purge_asks(run: Run, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: int) -> None:
+    """It says how many first; only a yes deletes, and nobody's silence."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert "add --yes" in run("purge", "--all", code=1)
+    terminal = io.StringIO(f"{answer}\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert run("purge", "--all", code=code).startswith("This deletes 2 of 2 records")
+    assert len(scopes(run)) == left
+
+
+@pytest.mark.parametrize("key", ["sk-of-another-proxy", ""])
+def test_with_another_key_records_are_counted_and_deleted(run: Run, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """Or with none: it says what to do in place of an empty list, and a purge needs no key."""
+    monkeypatch.setenv("LITELLM_MASTER_KEY", key)
+    for said in (run("records"), run("records", RECORD, code=1), run("records", RECORD, "--undo", code=1)):
+        assert "2 records cannot be read" in said
+        assert "Set LITELLM_MASTER_KEY to the proxy's" in said
+        assert "No records yet" not in said
+    assert "1 records and 1 parts of originals deleted." in run("purge", "--scope", "scope-a", "--yes")
+    monkeypatch.setenv("LITELLM_MASTER_KEY", SECRET)
+    assert scopes(run) == {"scope-b"}
+
+
+def test_recall_searches_one_scope_or_all(run: Run) -> None:
+    """A scope by its beginning; nothing of another one is shown; JSON for programs."""
+    assert "falcon" in run("recall", "--scope", "scope-b", "falcon")
+    assert run("recall", "--scope", "scope-a", "falcon").endswith("for: falcon\n")
+    assert "2 scopes begin with 'scope-'" in run("recall", "--scope", "scope-", "falcon", code=1)
+    assert "falcon" in str(json.loads(run("recall", "--json", "falcon"))["hits"])
+
+
+@pytest.mark.parametrize("written", ["sk-else", "os.environ/ELSE", None])
+def test_the_key_is_the_configs_then_the_environments(
+    run: Run, path: Path, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, written: str | None
 ) -> None:
-    """The question says how many; only a yes deletes."""
-    asked: list[str] = []
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
-    run("store", "purge", "--all", code=code)
-    more = "with the facts and events of that time, and copies of damaged files"
-    assert asked == [f"Delete 2 of 2 compactions, {more}? [y/N] "]
-    assert len(ids(run)) == left
+    """Another one reads nothing and is told so; no key is made."""
+    general = {"master_key": written} if written else {}
+    named = str(write(config(settings={"store": f"sqlite:///{path}"}, general_settings=general)))
+    if written is None:
+        assert "falcon" in run("recall", "--config", named, "falcon", store=False)
+        monkeypatch.delenv("LITELLM_MASTER_KEY")
+    assert "no originals here that can be read" in run("recall", "--config", named, "falcon", code=1, store=False)
+    monkeypatch.setenv("ELSE", SECRET)
+    if written == "os.environ/ELSE":
+        assert "falcon" in run("recall", "--config", named, "falcon", store=False)
+    assert not (path.parent / "home").exists()
 
 
-def test_events_are_lines_for_people(run: Callable[..., str]) -> None:
-    """Oldest first: what, for which model, how many tokens, how made; another version's are told as such."""
+def test_without_originals_it_says_how_to_have_them(run: Run, tmp_path: Path) -> None:
+    """A store of before, or of a proxy that keeps none: no file is made for a look."""
+    url = f"sqlite:///{tmp_path / 'other.sqlite3'}"
+    asyncio.run(_fill(url, originals=False))
+    assert "keep_originals: compacted" in run("recall", "fish", "--store", url, code=1, store=False)
+    assert list(tmp_path.glob("other.sqlite3.originals*")) == []
+
+
+def test_events_are_lines_for_people_and_json_for_programs(run: Run) -> None:
+    """Oldest first, as the log has them, with the record's id; another version's are told as such."""
     compacted, alarm, future = run("events").splitlines()
-    assert compacted.partition("  ")[2] == (
-        "compacted  lm_studio/qwen  10,600 → 1,986 of 8,192 tokens, pre_request, round 2 (summary), "
-        "42 messages covered, 3 excerpts of 1,412 tokens, 1 summary call of small in 1,200 ms, 1,300 ms, "
-        "id aaaa after bbbb"
-    )
-    assert "truncation_alarm  qwen  server saw 4,096 of 9,000 tokens" in alarm
+    assert " compacted model=lm_studio/qwen phase=pre_request 10600/8192 tokens" in compacted
+    assert compacted.endswith("excerpts=3 excerpt_tokens=1412 record=aaaa after=bbbb")
+    assert "  truncation_alarm model=qwen " in alarm
     assert future.endswith("(written by another version)")
-
-
-def test_events_are_json_for_programs(run: Callable[..., str]) -> None:
-    """One object a line with all fields, also those of another version; `--last` takes the newest."""
     first, second, third = map(json.loads, run("events", "--json").splitlines())
-    assert (first["number"], first["event"], first["tokens_before"], first["rung"]) == (
-        1,
-        "compaction",
-        10_600,
-        "summary",
-    )
+    assert (first["number"], first["event"], first["tokens_before"]) == (1, "compaction", 10_600)
     assert second["event"] == "truncation_alarm"
-    assert third == {"number": 3, "event": "from the future"}
-    assert json.loads(run("events", "--json", "--last", "1")) == third
+    assert third == {"number": 3, "event": "from the future"} == json.loads(run("events", "--json", "--last", "1"))
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_follow_goes_on_until_interrupted(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+class _Later(MemoryStore):
+    """Has new events whenever it is asked again: two, none, one; then its reader is interrupted."""
+
+    left = (2, 0, 1)
+
+    async def events(self, **asked: Any) -> Any:
+        if "after" in asked:
+            if not self.left:
+                raise KeyboardInterrupt
+            number, *self.left = self.left  # type: ignore[assignment]
+            for _ in range(number):
+                await self.add_event(time.time(), EVENTS[0])
+        return await super().events(**asked)
+
+
+def test_follow_goes_on_until_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new event once, in order, however many come between two looks."""
-    store = MemoryStore(ttl_s=100, max_bytes=100_000)
-    fill_later = [2, 0, 1]
-
-    async def wait() -> None:
-        if not fill_later:
-            raise KeyboardInterrupt
-        for _ in range(fill_later.pop(0)):
-            await store.add_event(time.time(), event_to_json(TOLD))
-
-    with pytest.raises(KeyboardInterrupt):
-        events(store, last=10, follow=True, as_json=as_json, wait=wait)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    if as_json:
-        assert [json.loads(line)["number"] for line in lines] == [1, 2, 3]
+    monkeypatch.setattr(stores, "_POLL_S", 0)
+    monkeypatch.setattr(stores, "chosen", lambda *_: stores.Opened(_Later(ttl_s=100, max_bytes=100_000), None))
+    assert main(["events", "--follow", "--json"]) == 130
+    assert [json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()] == [1, 2, 3]
 
 
-def test_the_config_names_the_store(
-    tmp_path: Path, path: Path, write: Callable[[Any], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_config_names_the_store(run: Run, path: Path, write: Callable[[Any], Path]) -> None:
     """`--config` reads the setting; a memory store is explained."""
-    assert main(["store", "ls", "--config", str(write(config(settings={"store": f"sqlite:///{path}"})))]) == 0
-    assert "2 compactions" in capsys.readouterr().out
-    for command in (["store", "ls"], ["events"]):
-        assert main([*command, "--config", str(write(config(settings={"store": "memory://"})))]) == 1
-        assert "memory:// lives in the proxy's process" in capsys.readouterr().err
+    named = str(write(config(settings={"store": f"sqlite:///{path}"})))
+    assert "2 records" in run("records", "--config", named, store=False)
+    named = str(write(config(settings={"store": "memory://"})))
+    assert "memory:// lives in the proxy's process" in run("events", "--config", named, code=1, store=False)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from litellm_compaction.cli.up import usable_port
+from litellm_compaction.cli.proxy_process import running, usable_port
 from litellm_compaction.errors import CompactionError
 
 
@@ -16,3 +20,15 @@ def test_a_taken_port_is_refused() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(CompactionError, match=rf"Cannot listen on 127.0.0.1 port {port}.*--port"):
             usable_port("127.0.0.1", port)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGTERM is a signal of POSIX")
+def test_a_stop_signal_ends_the_child_too() -> None:
+    """As Ctrl-C does: the block ends, and the child with it."""
+    before = signal.getsignal(signal.SIGTERM)
+    waits = [sys.executable, "-c", "input()"]
+    with pytest.raises(KeyboardInterrupt), running(waits, os.environ, output=subprocess.DEVNULL) as child:  # noqa: PT012
+        signal.raise_signal(signal.SIGTERM)
+        child.wait()
+    assert child.returncode is not None
+    assert signal.getsignal(signal.SIGTERM) == before

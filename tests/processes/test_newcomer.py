@@ -7,6 +7,7 @@ that is not LiteLLM's own, and on an address that answers 404.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -16,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,7 +28,6 @@ import httpx
 import pytest
 
 from tests.builders import ONE_ROUND, talk
-from tests.cli.test_up import run_up
 from tests.integration.harness import MASTER_KEY, proxy
 
 pytestmark = [pytest.mark.proxy, pytest.mark.slow]
@@ -39,6 +40,63 @@ _LITELLMS_OWN = re.compile(
 # As Linux's headers have them: CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP.
 _NETWORK, _SET_FLAGS, _UP = 0x40000000, 0x8914, 0x1
 _ADDRESS = re.compile(r"https?://127\.0\.0\.1:\d+[^\s,)\"':]*")
+
+
+_LIMIT_S = 300.0
+
+
+class Up:
+    """A running `up` and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def text(self) -> str:
+        """Everything so far."""
+        return "".join(self.lines)
+
+    def wait_until_ready(self) -> str:
+        """The base URL that it announces."""
+        assert self._ready.wait(_LIMIT_S), self.text
+        found = re.search(r"^Ready at (\S+)/v1", self.text, re.MULTILINE)
+        assert found is not None, self.text
+        return found[1]
+
+    def wait(self) -> int:
+        """The exit code, after all output has been read."""
+        code = self.process.wait(_LIMIT_S)
+        self._reader.join(_LIMIT_S)
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            # The request to paste ends with its body.
+            if line.startswith("  -d "):
+                self._ready.set()
+        self._ready.set()
+
+
+@contextlib.contextmanager
+def run_up(environ: dict[str, str], *arguments: str) -> Iterator[Up]:
+    """`up` with a free port, ended with the block."""
+    command = [sys.executable, "-m", "litellm_compaction.cli", "up", "--port", "0", *arguments]
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        up = Up(process)
+        try:
+            yield up
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            up.wait()
 
 
 class _Links(HTMLParser):

@@ -109,7 +109,7 @@ def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, m
     "config",
     [
         {"callback_settings": {"compaction": {}}},
-        {"general_settings": {"compaction": {}, "callback_settings": {"otel": {}}}},
+        {"general_settings": {"compaction": {}}},
         {"litellm_settings": {"compaction_settings": {}}},
     ],
 )

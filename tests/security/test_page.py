@@ -53,18 +53,9 @@ _CONFIG = {
 _LINES = {
     "doctor": ["doctor", "--config", "CONFIG"],
     "doctor without a file": ["doctor", "--config", "NAME"],
-    "count, JSON": ["count", "--json", "--model", "NAME", "--api-base", "http://127.0.0.1:9", "REQUEST"],
-    "compact": ["compact", "--dry-run", "--model", "NAME", "--window", "4096", "REQUEST"],
-    "compact with a server": [
-        "compact",
-        "--model",
-        "NAME",
-        "--window",
-        "1024",
-        "--api-base",
-        "http://127.0.0.1:9",
-        "LONG",
-    ],
+    "count": ["count", "--model", "NAME", "REQUEST"],
+    "count without a file": ["count", "--model", "x", "--tokenizer", "NAME", "NAME"],
+    "connect": ["connect", "NAME"],
     "up": ["up", "--config", "NAME"],
 }
 
@@ -75,8 +66,7 @@ def test_no_command_writes_what_commands_a_terminal(
     line: str, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names of models and files, and what servers and errors say: on both outputs of every command."""
-    long = [{"role": "user" if number % 2 == 0 else "assistant", "content": f"{name} " * 99} for number in range(9)]
-    files = {"REQUEST": _REQUEST, "LONG": json.dumps({"messages": long}), "CONFIG": json.dumps(_CONFIG)}
+    files = {"REQUEST": _REQUEST, "CONFIG": json.dumps(_CONFIG)}
     for file, text in files.items():
         (tmp_path / file).write_text(text.replace("NAME", json.dumps(name)[1:-1]))
     monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "home"))

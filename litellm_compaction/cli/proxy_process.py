@@ -1,0 +1,138 @@
+"""A stock LiteLLM proxy in a child process, for `up` and `demo`: started, watched until it answers, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from litellm_compaction.errors import CompactionError, ServerUnavailable
+from litellm_compaction.master_key import KEY_VARIABLE
+from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
+
+# LiteLLM's imports take 6–8 s on two cores, several times that on a cold or busy disk.
+_START_LIMIT_S = 180.0
+_POLL_S = 0.2
+_GRACE_S = 10.0
+_RUN_LITELLM = "import sys; from litellm import run_server; sys.argv[0] = 'litellm'; sys.exit(run_server())"
+
+
+def proxy_command(config: Path, host: str, port: int) -> list[str]:
+    """The command that starts a stock LiteLLM proxy.
+
+    Raises:
+        CompactionError: LiteLLM's proxy is not installed for this interpreter.
+    """
+    # Looked up, not imported: importing LiteLLM takes seconds.
+    missing = [name for name in ("litellm", "fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        what = f"LiteLLM's proxy is not installed for {sys.executable} (missing: {', '.join(missing)})."
+        raise CompactionError(f"{what} Install it with: pip install 'litellm[proxy]'")
+    start = [sys.executable, "-c", _RUN_LITELLM]
+    return [*start, "--config", str(config), "--host", host, "--port", str(port)]
+
+
+def proxy_environment(environ: Mapping[str, str], *, master_key: str | None, api_base: str | None) -> dict[str, str]:
+    """The caller's environment for the proxy, which fetches nothing from the internet.
+
+    Args:
+        master_key, api_base: None if the config has its own.
+    """
+    own = {KEY_VARIABLE: master_key, API_BASE_VARIABLE: api_base}
+    child = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        # The same, and all else that LiteLLM fetches by itself, where it knows the word.
+        "LITELLM_OFFLINE_MODE": "true",
+        "LITELLM_TELEMETRY": "False",
+        **environ,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+        **{name: value for name, value in own.items() if value is not None},
+    }
+    # A web proxy of the user's network cannot reach this machine's own LM Studio.
+    for name in ("NO_PROXY", "no_proxy"):
+        child[name] = ",".join(filter(None, (child.get(name, ""), "127.0.0.1", "localhost")))
+    return child
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str], *, output: int | IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child process that is asked to end with the block, and killed after 10 s, or by a second Ctrl-C.
+
+    It has a session of its own, so that Ctrl-C in the terminal ends the block first. SIGTERM does the same.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        try:
+            process.terminate()
+            process.wait(_GRACE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
+        signal.signal(signal.SIGTERM, before)
+
+
+def wait_until_alive(proxy: subprocess.Popen[bytes], base_url: str) -> None:
+    """Waits for the proxy's first answer.
+
+    Raises:
+        ServerUnavailable: it ended, or did not answer in time.
+    """
+    deadline_s = time.monotonic() + _START_LIMIT_S
+    with httpx.Client(trust_env=False, timeout=2.0) as http:
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(httpx.HTTPError):
+                if http.get(f"{base_url}/health/liveliness").status_code == 200:
+                    return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                what = f"The proxy ended with exit code {proxy.wait(_POLL_S)} before it was ready"
+                raise ServerUnavailable(f"{what}; its own message is above.")
+    raise ServerUnavailable(f"The proxy did not answer at {base_url}/health/liveliness within {_START_LIMIT_S:g} s.")
+
+
+def usable_port(host: str, port: int) -> int:
+    """`port` itself if it is free, or a free one for 0: LiteLLM would silently take another.
+
+    Raises:
+        CompactionError: the port is taken, or the address is not this machine's.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
+        with socket.socket(family, kind) as probe:
+            if os.name == "posix":
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            bound: int = probe.getsockname()[1]
+            return bound
+    except OSError as exc:
+        todo = "Choose another with --port, or --port 0 for any free one."
+        raise CompactionError(f"Cannot listen on {host} port {port} ({exc.strerror or exc}). {todo}") from exc
+
+
+def local_url(host: str, port: int) -> str:
+    """The URL under which this machine reaches a server that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
