@@ -82,7 +82,12 @@ class Asker:
         def is_open(count: Estimate) -> bool:
             return _decides(measured.budget, count, measured.context.asked_tokens)
 
-        return await self._measured_again(measured, is_open) if is_open(measured.count) else measured
+        if is_open(measured.count):
+            return await self._measured_again(measured, is_open)
+        if not measured.budget.own.triggers(measured.count.tokens):
+            return measured
+        is_told = await self._is_told_freely(measured, measured.request, measured.count)
+        return await self._measurer.again(measured) if is_told else measured
 
     async def counted(self, measured: MeasuredRequest) -> Estimate:
         """The count of a request, by the server's own if it can be asked; nothing is generated for it."""
@@ -132,7 +137,7 @@ class Asker:
             return _may_be_cut(budget, count) or _decides(budget, count, measured.context.asked_tokens)
 
         if not (is_last or is_open(count)):
-            return False
+            return await self._is_told_freely(measured, request, count)
         await self._told(measured, request, count, (lambda _: True) if is_last else is_open)
         return True
 
@@ -149,6 +154,12 @@ class Asker:
             is_refused = await self._windows.rendered(target, made) is None
             self._rendered[form] = not is_refused or await self._windows.rendered(target, came) is None
         return self._rendered[form]
+
+    async def _is_told_freely(self, measured: MeasuredRequest, request: Request, count: Estimate) -> bool:
+        """LM Studio reads no prompt for its answer, so that a compaction and its result are counted by it."""
+        if self._windows.instance(measured.context.target) is None or count.is_counted:
+            return False
+        return await self._has_told(measured, request, count, is_free=True)
 
     async def _measured_again(self, measured: MeasuredRequest, is_open: Callable[[Estimate], bool]) -> MeasuredRequest:
         count = await self._told(measured, measured.request, measured.count, is_open)
