@@ -95,7 +95,9 @@ def test_no_answer_begins_where_it_would_be_stopped(guarded: Bench, share: int) 
         assert answer.finish_reasons == ["stop"]
         assert watch.problems(messages) == []
     assert len(watch.chats) == 24
-    assert max(record.prompt_tokens for record in watch.chats) <= 0.9 * WINDOW - 64
+    # Beside a floor of 80 % a turn that fits, and of which a compaction would take little, may go as it came.
+    most_ratio = 0.95 if share == 80 else 0.9
+    assert max(record.prompt_tokens for record in watch.chats) <= most_ratio * WINDOW - 64
     assert min(body["max_tokens"] for body in watch.bodies) >= (500 if share == 80 else 900)
     assert len(watch.summaries) <= 4
 
