@@ -341,14 +341,14 @@ def _decides(budget: Budget, count: Estimate, asked_tokens: int | None) -> bool:
     worth_tokens = max(MARGIN_MIN_TOKENS, _LEAST_DOUBT_RATIO * budget.window_tokens)
     if count.is_counted:
         return False
+    if not count.text.is_confirmed and count.high > budget.window_tokens // 2:
+        # Its answer would be cut short by doubt alone, and a summary be sent that the server may count twice.
+        return True
     if count.high - count.low < worth_tokens:
         # Doubt so small compacts a little early; it must not refuse.
         return not budget.fits(count.tokens) and certain.fits(count.low)
     if budget.triggers(count.tokens):
         return not certain.triggers(count.low)
-    if not count.text.is_confirmed and count.high > budget.window_tokens // 2:
-        # Its answer would be cut short by doubt alone.
-        return True
     if asked_tokens is None or asked_tokens < 0 or asked_tokens > certain.max_output_tokens(count.low, None):
         # Doubt does not cut short a wish that the window cannot grant in any case.
         asked_tokens = budget.output_buffer_tokens(count.tokens)
