@@ -107,7 +107,7 @@ def v1_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObj
 
 
 def load_config(instance: Instance) -> JsonObject:
-    """The configuration of an instance, as `config` in the list and `load_config` after a load."""
+    """The configuration of an instance."""
     if instance.model.type == "embeddings":
         return {"context_length": instance.context_length}
     return {
