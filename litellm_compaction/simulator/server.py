@@ -149,7 +149,7 @@ _STOP_LIMIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    host: str
+    host: str = "127.0.0.1"
     port: int
 
     @property
@@ -160,7 +160,6 @@ class Address:
 @contextmanager
 def serve(
     simulator: Simulator,
-    host: str = "127.0.0.1",
     port: int = 0,
     application: Callable[[Simulator, CloseConnection], Application] = Application,
 ) -> Iterator[Address]:
@@ -172,7 +171,7 @@ def serve(
         OSError: the port is taken.
     """
     load_vocabulary()
-    listener = socket.create_server((host, port), backlog=128)
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
     # Answers are small; waiting for more to send takes 40 ms each.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = _Server(simulator, listener, application)
@@ -181,7 +180,7 @@ def serve(
     try:
         if not server.listening.wait(_START_LIMIT_S):
             raise RuntimeError(f"the simulator did not start within {_START_LIMIT_S} s")
-        yield Address(host=host, port=listener.getsockname()[1])
+        yield Address(port=listener.getsockname()[1])
     finally:
         server.stop()
         thread.join(_STOP_LIMIT_S)
