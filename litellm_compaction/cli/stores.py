@@ -214,13 +214,11 @@ async def purge(opened: Opened, scope: str | None, older_than_s: float | None, e
     if scope is None:
         what = "all facts and events" if before_s is None else "the facts and events of that time"
         print(f"It deletes {what}, too, and copies of damaged files.")
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError("nobody can be asked here; add --yes")
-        print("Delete them? [y/N] ", end="", flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            print("Nothing was deleted.")
-            return 1
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("nobody can be asked here; add --yes")
+    if not (yes or click.confirm("Delete them?")):
+        print("Nothing was deleted.")
+        return 1
     parts = 0 if originals is None else await originals.delete(scope=scope, unused_since_s=before_s)
     records = await store.delete(scope=scope, unused_since_s=before_s)
     print(f"{records} records and {parts} parts of originals deleted.")

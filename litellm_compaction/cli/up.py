@@ -116,11 +116,9 @@ def _are_told(findings: Iterable[Finding]) -> bool:
 
 def _request(base_url: str, key: str | None, in_shell: str) -> str:
     """A request to paste into a shell, for a model that the proxy lists."""
-    try:
-        known = windows_at(base_url, key)
-    except CompactionError:
-        known = {}
-    model = next((name for name in known if "'" not in name), "lm_studio/MODEL")
+    model = "lm_studio/MODEL"
+    with contextlib.suppress(CompactionError):
+        model = next((name for name in windows_at(base_url, key) if "'" not in name), model)
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
         f"Try:\n\ncurl {base_url}/v1/chat/completions \\\n"
