@@ -189,7 +189,7 @@ class Overloaded(CompactionError):
         super().__init__(
             f"{model} is busy: a request for {tokens} tokens found no room in {waited_s:.1f} s; parallel requests "
             f"share one context length and use {in_use_tokens} of its {window_tokens} tokens. Send fewer requests "
-            "in parallel, load the model with a larger context length, or raise `admission_timeout_s`."
+            "in parallel, or load the model with a larger context length."
         )
         self.model = model
         self.tokens = tokens

@@ -270,7 +270,7 @@ class RequestMeasurer:
                 return None
 
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
-        limit_s = context.settings.warm_up_timeout_s
+        limit_s = context.settings.constants.warm_up_timeout_s
         async with self._coordination.one_of_all(topic, loaded, limit_s=limit_s) as found:
             # Another may have done it a moment ago.
             if found is None and await loaded() is None:
