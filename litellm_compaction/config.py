@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
@@ -86,21 +87,9 @@ class _Section(BaseModel):
         check_fields=False,
     )
     @classmethod
-    def _yaml_off(cls, value: object) -> object:
-        # YAML 1.1 reads a bare `off` as false.
-        return "off" if value is False else value
-
-    @field_validator("page", mode="before", check_fields=False)
-    @classmethod
-    def _yaml_on(cls, value: object) -> object:
-        return "on" if value is True else value
-
-    @field_validator("threshold_tokens", check_fields=False)
-    @classmethod
-    def _threshold_is_off_or_large(cls, value: int | None) -> int | None:
-        if value is not None and 0 < value < _LEAST_THRESHOLD_TOKENS:
-            raise ValueError(f"allowed: 0 (the ratio decides), or at least {_LEAST_THRESHOLD_TOKENS} tokens")
-        return value
+    def _yaml_words(cls, value: object) -> object:
+        # YAML 1.1 reads a bare `off` as false, and `on` as true.
+        return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 _SETTINGS_PLACE = "callback_settings.litellm_compaction"
@@ -193,6 +182,13 @@ class _OwnSettings(_Section):
         "tools gets one more tool, and the proxy answers its calls. auto: the same; a request "
         "without tools gets quotations about the person's newest words. off: nothing.",
     )
+
+    @field_validator("threshold_tokens")
+    @classmethod
+    def _threshold_is_off_or_large(cls, value: int) -> int:
+        if 0 < value < _LEAST_THRESHOLD_TOKENS:
+            raise ValueError(f"allowed: 0 (the ratio decides), or at least {_LEAST_THRESHOLD_TOKENS} tokens")
+        return value
 
 
 class DeploymentSettings(_OwnSettings):
@@ -393,34 +389,25 @@ LIVE: Mapping[str, Live] = {
 }
 
 
-_DECIDED = "leave it out; "
 _RESERVE = "write the sum of the reserves as `reserve_tokens`"
+_BUFFER = "set `reserve_tokens`, if more of the window has to stay free for the answer"
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
 _REMOVED = {
-    "admission_timeout_s": _DECIDED + "a request waits 300 s for room, then it is refused",
-    "answer_min_tokens": _DECIDED + "an answer has room for 256 tokens, or the request is refused",
-    "ask_server": _DECIDED + "LM Studio is asked where doubt would decide, and left alone if it does not answer",
-    "ask_server_timeout_s": _DECIDED + "a question to LM Studio takes 1 s at most",
-    "clear_tool_results": _DECIDED + "old tool results give way if that alone reaches the target",
-    "count": _DECIDED + "the server is asked wherever doubt would decide",
-    "heartbeat_s": _DECIDED + "a stream that waits says so every 10 s",
-    "keep_images": _DECIDED + "the newest 3 images stay if they fit",
-    "max_summary_calls": _DECIDED + "a model that writes nothing usable twice pauses; name another `pruning_model`",
-    "models_folder": _DECIDED + "name the tokenizer.json of a model that this package does not know in `tokenizer`",
-    "output_buffer_min_tokens": "set `reserve_tokens`, if more of the window has to stay free for the answer",
-    "output_buffer_ratio": "set `reserve_tokens`, if more of the window has to stay free for the answer",
+    **{field.name: f"leave it out; it is {field.default:,} for all" for field in fields(Constants)},
+    "ask_server": "leave it out; LM Studio is asked where doubt decides, and left alone if it does not answer",
+    "clear_tool_results": "leave it out; old tool results give way if that alone reaches the target",
+    "count": "leave it out; the server is asked wherever doubt would decide",
+    "max_summary_calls": "leave it out; a model that writes nothing usable twice pauses; or name a `pruning_model`",
+    "models_folder": "leave it out; name the tokenizer.json of a model that this package does not know in `tokenizer`",
+    "output_buffer_min_tokens": _BUFFER,
+    "output_buffer_ratio": _BUFFER,
     "output_reserve_tokens": _RESERVE,
     "prompt_file": "leave it out; `strategy` chooses among the prompts of this package, and an extension may add one",
-    "reasoning_answer_min_tokens": _DECIDED + "an answer behind a thought has room for 1,024 tokens",
-    "reasoning_budget_ratio": _DECIDED + "a thought ends at half of the window, or at the client's own thinking budget",
-    "redact": _DECIDED + "known secrets are always left out of stored text; `redact_patterns` adds your own",
+    "redact": "leave it out; known secrets are always left out of stored text, and `redact_patterns` adds your own",
     "safety_buffer_tokens": _RESERVE,
-    "summary_max_tokens": _DECIDED + "a summary has 800 tokens or a twelfth of the window at most",
     "system_reserve_tokens": _RESERVE,
     "tokenizer_download": "fetch the model's tokenizer.json yourself (`hf download`), and name its path in `tokenizer`",
     "tool_schemas": "leave it out, and offer fewer or shorter tools in the client",
-    "warm_up_timeout_s": _DECIDED + "LM Studio may take 600 s to load a model",
-    "window_cache_s": _DECIDED + "a context length is read again after 5 s",
 }
 
 

@@ -22,13 +22,13 @@ class Constants:
             more leave thoughts of 500 to 4,000 alone. At 0.25 only those of 16,000 would; above 0.5 the streaming
             limit comes first, behind any prompt that was compacted (0.4).
         keep_images: newest images that stay in a compacted prompt if they fit.
-        clears_tool_results: old tool results may give way to one line each, if that alone reaches the target.
+        clear_tool_results: old tool results may give way to one line each, if that alone reaches the target.
         summary_max_tokens: longest summary; also about a twelfth of the window at most.
         max_summary_calls: summary jobs for one client request; 0 compacts without a model.
         warm_up_timeout_s: time that LM Studio may take to load a model.
         heartbeat_s: longest silence of a stream that waits for a compaction.
         window_cache_s: age at which a context length is read again from the server.
-        asks_server: LM Studio is asked by the protocol of its own SDKs.
+        ask_server: LM Studio is asked by the protocol of its own SDKs.
         ask_server_timeout_s: time limit of one such question; after a slow answer there is none for a while.
         admission_timeout_s: time that a request may queue for context shared with other requests.
     """
@@ -42,13 +42,13 @@ class Constants:
     reasoning_answer_min_tokens: int = 1024
     reasoning_budget_ratio: float = 0.50
     keep_images: int = 3
-    clears_tool_results: bool = True
+    clear_tool_results: bool = True
     summary_max_tokens: int = 800
     max_summary_calls: int = 4
     warm_up_timeout_s: float = 600.0
     heartbeat_s: float = 10.0
     window_cache_s: float = 5.0
-    asks_server: bool = True
+    ask_server: bool = True
     ask_server_timeout_s: float = 1.0
     admission_timeout_s: float = 300.0
 

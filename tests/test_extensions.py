@@ -37,7 +37,7 @@ async def test_a_strategy_from_outside_compacts_like_one_of_ours(timeline: Strat
     """Its prompt is asked, its record stands before the last request, and the next turn sends the same bytes."""
     bench = Bench(ask=FakeAsk(WRITTEN))
     raw = chat(200)
-    guarded = await bench.guard(raw, 4096, strategy="timeline", clears_tool_results=False)
+    guarded = await bench.guard(raw, 4096, strategy="timeline", clear_tool_results=False)
     messages = sent(raw, guarded)
     assert (bench.last.rung, bench.last.strategy, bench.last.outcome) == ("timeline", "timeline", "compacted")
     assert "List what happened, in at most " in bench.ask.prompts[0]
@@ -45,7 +45,7 @@ async def test_a_strategy_from_outside_compacts_like_one_of_ours(timeline: Strat
     assert WRITTEN in messages[1].text
     assert messages[1].text.endswith(f"\n\nThe user goes on: {raw[-1]['content']}")
     later = [*raw, assistant("Done."), user("And now?")]
-    again = await bench.guard(later, 4096, strategy="timeline", clears_tool_results=False)
+    again = await bench.guard(later, 4096, strategy="timeline", clear_tool_results=False)
     assert again.action == "reused"
     assert as_bytes(sent(later, again))[: len(messages)] == as_bytes(messages)
     # Without the strategy nobody knows what its record needs: it is made anew.

@@ -173,7 +173,7 @@ class RequestContext:
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.constants.summary_max_tokens,
             # Stubs know no topic.
-            edits=self.settings.constants.clears_tool_results and not self.focus,
+            edits=self.settings.constants.clear_tool_results and not self.focus,
             strategy=STRATEGIES[self.settings.strategy],
             keep_images=self.settings.constants.keep_images,
             writes_whole_records=self.writes_whole_records,

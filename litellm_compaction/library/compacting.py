@@ -168,7 +168,7 @@ def _settings(config: CompactionConfig, family: str) -> Settings:
             answer_min_tokens=answer_tokens,
             reasoning_answer_min_tokens=answer_tokens,
             # The messages are all there is: of a stub no later summary could read the result.
-            clears_tool_results=False,
+            clear_tool_results=False,
         )
     )
 

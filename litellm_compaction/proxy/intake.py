@@ -21,13 +21,14 @@ from litellm_compaction.core.messages import Message, Request, cleaned
 from litellm_compaction.core.stretches import is_client_summary as asks_for_summary
 from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
+    NO_CHAT,
+    TOO_DEEP,
     BadItem,
     BadWish,
     CompactionError,
     DoesNotFit,
     ModelNotLoaded,
-    RouteNotServed,
-    TooDeep,
+    NotServed,
     WindowUnknown,
 )
 from litellm_compaction.proxy import wire
@@ -300,7 +301,7 @@ class Intake:
             if guard.settings.mode == "observe":
                 raise
             # How deep a request is nested is the client's choice, and must not switch the guard off.
-            raise TooDeep from error
+            raise NotServed(TOO_DEEP) from error
 
     async def _for(
         self,
@@ -388,7 +389,7 @@ class Intake:
             becomes_chat: LiteLLM can make one.
 
         Raises:
-            RouteNotServed: it cannot.
+            NotServed: it cannot.
             BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
         """
         if is_internal_call() or router is None:
@@ -401,7 +402,7 @@ class Intake:
         if guard is None or guard.settings.mode != "guard" or is_prepared:
             return None if changed is kwargs else {**changed}
         if not becomes_chat:
-            raise RouteNotServed
+            raise NotServed(NO_CHAT)
         field = responses.field_of_item(kwargs.get("input"))
         if field and self._calls.orders(kwargs) is None:
             raise BadItem(field, _UNREAD)

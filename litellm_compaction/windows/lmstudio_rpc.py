@@ -133,7 +133,7 @@ class LMStudioRpc:
     @classmethod
     def of(cls, settings: Settings) -> LMStudioRpc:
         """Builds it from an operator's settings."""
-        return cls(is_on=settings.constants.asks_server, timeout_s=settings.constants.ask_server_timeout_s)
+        return cls(is_on=settings.constants.ask_server, timeout_s=settings.constants.ask_server_timeout_s)
 
     def is_usable(self, api_base: str, api_key: str | None) -> bool:
         """Returns True if a server may be asked now."""

@@ -94,7 +94,7 @@ async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
     bench = Bench()
     for end in range(2, len(raw) + 1):
         if raw[end - 1]["role"] == "user":
-            await bench.guard(raw[:end], 4096, oversized_user_message="excerpt", clears_tool_results=False)
+            await bench.guard(raw[:end], 4096, oversized_user_message="excerpt", clear_tool_results=False)
     for asked, limit in zip(bench.ask.messages, bench.ask.max_tokens, strict=True):
         assert sum(count(message.text) for message in asked) + limit <= 4096
         if is_appended(asked):
@@ -106,8 +106,8 @@ async def test_what_one_tenant_makes_a_model_write_stops_nobody_else() -> None:
     """A conversation can be made to be said back."""
     bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20))
     for topic in "abc":
-        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], scope="red", clears_tool_results=False)
+        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], scope="red", clear_tool_results=False)
     assert bench.last.reason == "paused"
     bench.ask.answer = SUMMARY
-    await bench.guard([user("About d."), *chat(16, words=300)], scope="blue", clears_tool_results=False)
+    await bench.guard([user("About d."), *chat(16, words=300)], scope="blue", clear_tool_results=False)
     assert (bench.last.rung, bench.last.reason) == ("summary", "")

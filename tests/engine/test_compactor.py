@@ -123,7 +123,7 @@ async def test_an_unknown_window_is_an_error() -> None:
 async def test_observing_changes_nothing() -> None:
     """No model call, no store, and one event that says what would have been done."""
     bench = Bench()
-    await bench.compactor.observe(Request(messages=parsed(LONG)), bench.context(clears_tool_results=False))
+    await bench.compactor.observe(Request(messages=parsed(LONG)), bench.context(clear_tool_results=False))
     assert (bench.ask.prompts, bench.store.finds, bench.store.kept) == ([], 0, [])
     assert (bench.outcomes, bench.last.reason) == (["observed"], "summarize")
     assert bench.last.tokens_after < bench.last.tokens_before
@@ -223,7 +223,7 @@ async def test_the_task_stays_whole_round_after_round(window: int, task_tokens: 
         rule = " ".join(rules.format(turn * 40 + n) for n in range(window // 512))
         raw += [user(rule), assistant(f"Step {turn} is done. " * (window // 100))]
         asked = [*raw, user("And now?")]
-        prepared = await bench.guard(asked, window, strategy=strategy, clears_tool_results=False)
+        prepared = await bench.guard(asked, window, strategy=strategy, clear_tool_results=False)
         text = "\n".join(message.text for message in sent(asked, prepared))
         assert task in " ".join(text.split())
         assert order["content"] in text

@@ -43,7 +43,7 @@ def bytes_of(messages: Sequence[Message | JsonDict]) -> list[str]:
 async def sent(raw: Sequence[JsonDict], strategy: str, *, clear: bool) -> Sequence[Message]:
     """What reaches the model; the pruning model gives away all that it is offered."""
     bench = Bench(ask=FakeAsk(DROP_ALL if strategy == "prune" else SUMMARY))
-    prepared = await bench.guard(raw, WINDOW, strategy=strategy, clears_tool_results=clear)
+    prepared = await bench.guard(raw, WINDOW, strategy=strategy, clear_tool_results=clear)
     return parsed(raw) if prepared.messages is None else prepared.messages
 
 

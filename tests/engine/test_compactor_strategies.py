@@ -122,7 +122,7 @@ async def test_every_strategy_keeps_the_promises_whatever_the_model_answers(stra
     """P1 to P3 by `sent`; P4: the next turn sends the same bytes without a call; P5: it shrinks, in few calls."""
     window = 8192
     bench = Bench(ask=Model(strategy, kind))
-    limits = {"summary_timeout_s": 0.05 if kind == "slow" else 600, "strategy": strategy, "clears_tool_results": False}
+    limits = {"summary_timeout_s": 0.05 if kind == "slow" else 600, "strategy": strategy, "clear_tool_results": False}
     raw = talk(window)
     prepared = await bench.guard(raw, window, **limits)
     messages = sent(raw, prepared)
@@ -166,12 +166,10 @@ async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(an
 
     bench = Bench(ask=Talker("prune", "good"))
     raw = talk(8192)
-    prepared = await bench.guard(raw, strategy="prune", clears_tool_results=False)
+    prepared = await bench.guard(raw, strategy="prune", clear_tool_results=False)
     messages = sent(raw, prepared)
     assert prepared.count.tokens <= 0.9 * prepared.tokens_before
     assert bench.last.rung in ("prune", "summary")
     assert bench.last.summary_calls <= 2
     assert [message.raw for message in messages[-3:]] == raw[-3:]
-    assert as_bytes(sent(raw, await bench.guard(raw, strategy="prune", clears_tool_results=False))) == as_bytes(
-        messages
-    )
+    assert as_bytes(sent(raw, await bench.guard(raw, strategy="prune", clear_tool_results=False))) == as_bytes(messages)

@@ -135,7 +135,7 @@ async def test_a_caller_that_leaves_takes_nobody_along(simulator: Simulator, bas
 
 async def test_off_asks_nothing(simulator: Simulator, base: str) -> None:
     """No socket is opened where the protocol is not to be asked."""
-    rpc = LMStudioRpc.of(settings_of(asks_server=False))
+    rpc = LMStudioRpc.of(settings_of(ask_server=False))
     assert not rpc.is_usable(base, None)
     with pytest.raises(ServerUnavailable):
         await rpc.call(base, None, "listLoaded", None)
