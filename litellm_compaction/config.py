@@ -373,12 +373,12 @@ class Settings(_OwnSettings):
         most = math.floor(RESERVE_MAX_RATIO * window_tokens)
         if self.reserve_tokens > most and not self.threshold_tokens:
             raise ConfigError(
-                f"{place}.reserve_tokens = {self.reserve_tokens}: allowed: 0 to {most}, 75 % of context_length "
+                f"{place}: reserve_tokens = {self.reserve_tokens}: allowed: 0 to {most}, 75 % of context_length "
                 f"{window_tokens}"
             )
         if self.threshold_tokens >= window_tokens:
             raise ConfigError(
-                f"{place}.threshold_tokens = {self.threshold_tokens}: allowed: 0, or {_LEAST_THRESHOLD_TOKENS} to "
+                f"{place}: threshold_tokens = {self.threshold_tokens}: allowed: 0, or {_LEAST_THRESHOLD_TOKENS} to "
                 f"{window_tokens - 1}, below context_length"
             )
 
@@ -393,7 +393,7 @@ _RESERVE = "write the sum of the reserves as `reserve_tokens`"
 _BUFFER = "set `reserve_tokens`, if more of the window has to stay free for the answer"
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
 _REMOVED = {
-    **{field.name: f"leave it out; it is {field.default:,} for all" for field in fields(Constants)},
+    **{field.name: f"leave it out; it is always {field.default:g} now" for field in fields(Constants)},
     "ask_server": "leave it out; LM Studio is asked where doubt decides, and left alone if it does not answer",
     "clear_tool_results": "leave it out; old tool results give way if that alone reaches the target",
     "count": "leave it out; the server is asked wherever doubt would decide",

@@ -33,7 +33,7 @@ class Constants:
         admission_timeout_s: time that a request may queue for context shared with other requests.
     """
 
-    # What is in force for settings that are read from now on.
+    # Those of settings that are read from now on.
     current: ClassVar[Constants]
 
     output_buffer_ratio: float = 0.20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from litellm_compaction.config import (
     deployment_settings_from,
     settings_from,
 )
+from litellm_compaction.constants import Constants
 from litellm_compaction.errors import ConfigError
 
 # For every setting values that are taken and values that are refused.
@@ -167,6 +169,25 @@ def test_a_deployment_goes_before_the_rest() -> None:
     assert settings.mode == "observe"
 
 
+def test_a_key_without_a_value_is_none() -> None:
+    """In a deployment, whose other values count; a key that is not known is an error still."""
+    own = deployment_settings_from({"strategy": None, "enabled": None, "mode": "off"})
+    assert own.changes == {"mode": "off"}
+    with pytest.raises(ConfigError, match="unknown key 'tempo'"):
+        deployment_settings_from({"tempo": None})
+
+
+def test_constants_stay_with_settings() -> None:
+    """Whatever is put on top of them; no key of a configuration leads to them."""
+    few = settings_from(None).with_constants(replace(Constants(), keep_images=1))
+    joined = few.for_deployment(deployment_settings_from({"mode": "off"})).with_store({})
+    assert (joined.mode, joined.constants.keep_images) == ("off", 1)
+    assert few.with_values({"target_ratio": 0.2}).constants == few.constants != settings_from(None).constants
+    for key in ("constants", "_constants"):
+        with pytest.raises(ConfigError, match="unknown key"):
+            settings_from({key: {"keep_images": 1}})
+
+
 def test_a_deployment_that_contradicts_is_refused() -> None:
     """Two ratios that are each fine may not be so together."""
     settings = settings_from({"target_ratio": 0.6})
@@ -187,7 +208,7 @@ def test_a_reserve_leaves_room_in_a_known_window(own: dict[str, Any], finding: s
     for settings, mine in ((Settings(), {**section, **own}), (settings_from(own), section)):
         with pytest.raises(ConfigError) as raised:
             settings.for_deployment(deployment_settings_from(mine))
-        assert f"model_info.compaction.{finding}" in str(raised.value)
+        assert f"model_info.compaction: {finding}" in str(raised.value)
     joined = settings_from(own).for_deployment(deployment_settings_from({**section, **dict.fromkeys(own, 0)}))
     assert (joined.threshold_tokens, joined.reserve_tokens) == (0, 0)
 
