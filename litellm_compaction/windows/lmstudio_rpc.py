@@ -133,7 +133,7 @@ class LMStudioRpc:
     @classmethod
     def of(cls, settings: Settings) -> LMStudioRpc:
         """Builds it from an operator's settings."""
-        return cls(is_on=settings.ask_server == "auto", timeout_s=settings.ask_server_timeout_s)
+        return cls(is_on=settings.constants.ask_server, timeout_s=settings.constants.ask_server_timeout_s)
 
     def is_usable(self, api_base: str, api_key: str | None) -> bool:
         """Returns True if a server may be asked now."""
@@ -176,7 +176,7 @@ class LMStudioRpc:
         except asyncio.TimeoutError:
             failure = _Failed(f"no connection within {self._timeout_s:g} s", _NO_PASSAGE)
             if socket.connection is not None:
-                slow = "raise `ask_server_timeout_s` if it is only slow"
+                slow = "use a LM Studio that answers faster"
                 failure = _Failed(f"no answer to {endpoint} within {self._timeout_s:g} s", slow)
             if socket.reader is not None:
                 socket.reader.cancel()
@@ -227,8 +227,7 @@ class LMStudioRpc:
         if self._rests.begin(place):
             logger.warning(
                 "ask_server server=%s: LM Studio's own protocol does not answer: %s. Counts are estimated meanwhile "
-                "and corrected by usage; it is asked again in %.0f s (logged once). To have exact counts, %s, or set "
-                "`ask_server: off`.",
+                "and corrected by usage; it is asked again in %.0f s (logged once). To have exact counts, %s.",
                 place[0].rpartition("@")[2],
                 failure,
                 _FIRST_PAUSE_S,
