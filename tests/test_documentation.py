@@ -67,9 +67,7 @@ def test_every_command_and_option_is_documented() -> None:
     for name in program.list_commands(_CONTEXT):
         command = program.get_command(_CONTEXT, name)
         [row] = [
-            line
-            for line in page("docs/start.md").splitlines()
-            if line.startswith(f"| `litellm-compaction {name}")
+            line for line in page("docs/start.md").splitlines() if line.startswith(f"| `litellm-compaction {name}")
         ]
         documented = set(re.findall(r"--[a-z-]+", row.split("` |")[0]))
         assert documented == options_of(command), name
