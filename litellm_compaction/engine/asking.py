@@ -82,7 +82,12 @@ class Asker:
         def is_open(count: Estimate) -> bool:
             return _decides(measured.budget, count, measured.context.asked_tokens)
 
-        return await self._measured_again(measured, is_open) if is_open(measured.count) else measured
+        if is_open(measured.count):
+            return await self._measured_again(measured, is_open)
+        if not measured.budget.own.triggers(measured.count.tokens):
+            return measured
+        is_told = await self._is_told_freely(measured, measured.request, measured.count)
+        return await self._measurer.again(measured) if is_told else measured
 
     async def counted(self, measured: MeasuredRequest) -> Estimate:
         """The count of a request, by the server's own if it can be asked; nothing is generated for it."""
@@ -132,7 +137,7 @@ class Asker:
             return _may_be_cut(budget, count) or _decides(budget, count, measured.context.asked_tokens)
 
         if not (is_last or is_open(count)):
-            return False
+            return await self._is_told_freely(measured, request, count)
         await self._told(measured, request, count, (lambda _: True) if is_last else is_open)
         return True
 
@@ -149,6 +154,12 @@ class Asker:
             is_refused = await self._windows.rendered(target, made) is None
             self._rendered[form] = not is_refused or await self._windows.rendered(target, came) is None
         return self._rendered[form]
+
+    async def _is_told_freely(self, measured: MeasuredRequest, request: Request, count: Estimate) -> bool:
+        """LM Studio reads no prompt for its answer, so that a compaction and its result are counted by it."""
+        if self._windows.instance(measured.context.target) is None or count.is_counted:
+            return False
+        return await self._has_told(measured, request, count, is_free=True)
 
     async def _measured_again(self, measured: MeasuredRequest, is_open: Callable[[Estimate], bool]) -> MeasuredRequest:
         count = await self._told(measured, measured.request, measured.count, is_open)
@@ -330,14 +341,14 @@ def _decides(budget: Budget, count: Estimate, asked_tokens: int | None) -> bool:
     worth_tokens = max(MARGIN_MIN_TOKENS, _LEAST_DOUBT_RATIO * budget.window_tokens)
     if count.is_counted:
         return False
+    if not count.text.is_confirmed and count.high > budget.window_tokens // 2:
+        # Its answer would be cut short by doubt alone, and a summary be sent that the server may count twice.
+        return True
     if count.high - count.low < worth_tokens:
         # Doubt so small compacts a little early; it must not refuse.
         return not budget.fits(count.tokens) and certain.fits(count.low)
     if budget.triggers(count.tokens):
         return not certain.triggers(count.low)
-    if not count.text.is_confirmed and count.high > budget.window_tokens // 2:
-        # Its answer would be cut short by doubt alone.
-        return True
     if asked_tokens is None or asked_tokens < 0 or asked_tokens > certain.max_output_tokens(count.low, None):
         # Doubt does not cut short a wish that the window cannot grant in any case.
         asked_tokens = budget.output_buffer_tokens(count.tokens)

@@ -326,6 +326,7 @@ class PreparedRequest:
         tokens_before: the estimated prompt as it came.
         count: of what is sent.
         count_text: tokens of a text, for this model.
+        can_ask: the server can be asked for its count.
         round: of the compaction that was applied, 0 for none.
         compaction: the same as it is stored; None for one that is not.
         excerpts: how many quotations of the earlier conversation stand before the person's newest words.
@@ -344,6 +345,7 @@ class PreparedRequest:
     count_text: Callable[[str], int]
     budget: Budget
     window: Window
+    can_ask: bool = False
     round: int = 0
     excerpts: int = 0
     excerpt_tokens: int = 0
@@ -372,15 +374,15 @@ class PreparedRequest:
     def max_output_tokens(self, asked_tokens: int | None, *, is_certain: bool = False) -> int:
         """Returns the upstream `max_tokens` for what the client asked (None or negative: unlimited).
 
-        Room is left for the most that the prompt may take, except for the least answer. Before the server has told any
-        number, and if it does not answer questions, for the likely most if the other would leave less than half of the
-        window: an answer would have to go on often. Not if `is_certain`, for one that ended at such a bound before.
+        Room is left for the most that the prompt may take, except for the least answer. If the server has told no
+        number and cannot be asked, for the likely most if the other would leave less than half of the window: an answer
+        would have to go on often. Not if `is_certain`, for one that ended at such a bound before.
         """
         limit = self.budget.max_output_tokens(self.count.tokens, asked_tokens)
         if is_certain:
             return limit
         count, window_tokens = self.count, self.budget.window_tokens
-        is_bound = count.text.is_confirmed or count.high <= window_tokens // 2
+        is_bound = self.can_ask or count.text.is_confirmed or count.high <= window_tokens // 2
         margin_tokens = 0 if count.is_told or count.own.exact else MARGIN_MIN_TOKENS
         left_tokens = window_tokens - (count.high if is_bound else count.likely) - margin_tokens
         return min(limit, max(left_tokens, self.budget.rules.answer_min_tokens))

@@ -174,6 +174,7 @@ class RequestMeasurer:
             count_text=measured.count_text,
             budget=measured.budget.own,
             window=measured.window,
+            can_ask=measured.context.measure is not None,
         )
 
     async def applied(
@@ -212,6 +213,7 @@ class RequestMeasurer:
             count_text=measured.count_text,
             budget=replace(measured.budget, likely_ratio=count.likely_ratio, own_likely_ratio=None),
             window=measured.window,
+            can_ask=measured.context.measure is not None,
             round=compaction.round,
             tools=added.tools,
             recallable=added.recallable,

@@ -23,6 +23,8 @@ _Result = TypeVar("_Result")
 
 # A disk that sleeps or a network that is gone holds a call for long; the request does not wait for it.
 LIMIT_S = 5.0
+# A process that ends does not hang with its disk.
+_LAST_WAIT_S = 1.0
 # How often copies of damaged files are looked at, which live no longer than their content.
 _COPIES_EVERY_S = 3600.0
 # SQLITE_MAX_VARIABLE_NUMBER was 999 until SQLite 3.32 (sqlite.org/limits.html).
@@ -170,6 +172,9 @@ class SqliteRows:
         return await self._read(lambda connection: [Line(*line) for line in connection.execute(lines, values)][::-1])
 
     async def aclose(self) -> None:
+        if self._hanging is not None:
+            # What was begun is finished, if the disk answers by then.
+            await asyncio.wait({asyncio.wrap_future(self._hanging)}, timeout=_LAST_WAIT_S)
         with contextlib.suppress(StoreError):
             await self._run(self._file.close)
         self._thread.shutdown(wait=False)

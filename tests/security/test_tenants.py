@@ -324,7 +324,8 @@ def test_what_somebody_else_compacted_spares_a_stranger_nothing(office: Bench) -
     first = paid("sk-other-key.before")
     assert first >= 2
     assert paid("sk-alice") == paid("sk-other-key.after") == first
-    assert paid("sk-alice", "sk-other-key.beside", topic="oracle-again") == 2 * first
+    alone = paid("sk-other-key.alone", topic="oracle-alone")
+    assert paid("sk-alice", "sk-other-key.beside", topic="oracle-again") == 2 * alone
 
 
 def test_what_was_counted_for_another_tenant_is_counted_anew(office: Bench, liar: Liar) -> None:

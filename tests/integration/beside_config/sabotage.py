@@ -6,21 +6,22 @@ from typing import Any
 
 from litellm.integrations.custom_logger import CustomLogger
 
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.estimate import Estimate
 
 _count, _learn = TokenCounter.count, TokenCounter.learn
 
 
-async def _broken_count(self: TokenCounter, target_key: str, family: Any, request: Any, *, asker: str = "") -> Count:
+async def _broken_count(self: TokenCounter, target_key: str, family: Any, request: Any, *, asker: str = "") -> Estimate:
     if "sabotaged-count" in target_key:
         raise ValueError(request.messages[-1].text)
     return await _count(self, target_key, family, request, asker=asker)
 
 
-def _broken_learn(self: TokenCounter, target_key: str, count: Count, prompt_tokens: int) -> Any:
+def _broken_learn(self: TokenCounter, target_key: str, count: Estimate, prompt_tokens: int, *, label: str = "") -> Any:
     if "sabotaged-learn" in target_key:
         raise ValueError("no lesson")
-    return _learn(self, target_key, count, prompt_tokens)
+    return _learn(self, target_key, count, prompt_tokens, label=label)
 
 
 TokenCounter.count = _broken_count  # type: ignore[method-assign]
