@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import talk
-from tests.integration.bench import Bench, is_summary_call
+from tests.integration.bench import Bench, is_question, is_summary_call
 from tests.integration.routes import HAS_PROMETHEUS, Servers
 
 
@@ -21,7 +21,8 @@ def test_an_opted_in_server_is_guarded_by_its_own_window(
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-compaction-window"] == str(window)
     assert answer.headers["x-litellm-compaction"] == "compacted"
-    (body,) = [call for call in (request.json for request in server.posts(since)) if not is_summary_call(call)]
+    asked = [request.json for request in server.posts(since) if request.path.endswith("/completions")]
+    (body,) = [call for call in asked if not is_summary_call(call) and not is_question(call)]
     assert len(body["messages"]) < len(messages)
     assert body["messages"][-1] == messages[-1]
     assert 256 <= body["max_tokens"] < window
