@@ -41,8 +41,8 @@ def test_the_table_of_settings_is_the_codes(name: str, settings: type[BaseModel]
     assert between(name, page("docs/settings.md")) == table(settings)
 
 
-def test_the_lines_of_clients_are_the_commands() -> None:
-    """All that `connect` prints for a window of 65,536; `python -m tests.clients_table` prints the right section."""
+def test_the_clients_are_those_of_connect() -> None:
+    """Their prompts and windows; `python -m tests.clients_table` prints the right table."""
     assert between("clients", page("docs/clients.md")) == clients_table.table()
 
 
@@ -67,9 +67,7 @@ def test_every_command_and_option_is_documented() -> None:
     for name in program.list_commands(_CONTEXT):
         command = program.get_command(_CONTEXT, name)
         [row] = [
-            line
-            for line in page("docs/command-line.md").splitlines()
-            if line.startswith(f"| `litellm-compaction {name}")
+            line for line in page("docs/start.md").splitlines() if line.startswith(f"| `litellm-compaction {name}")
         ]
         documented = set(re.findall(r"--[a-z-]+", row.split("` |")[0]))
         assert documented == options_of(command), name

@@ -1,6 +1,6 @@
 """`litellm-compaction connect`: the lines that make a client use this proxy, and the window of a loaded model.
 
-`connect.toml` holds them for each client; docs/clients.md shows them.
+`connect.toml` holds them for each client; docs/clients.md has the windows that they need.
 """
 
 from __future__ import annotations

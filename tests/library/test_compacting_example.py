@@ -81,7 +81,7 @@ async def test_the_loop_goes_on_past_its_window(strategy: str, capsys: pytest.Ca
 
 async def test_the_example_of_the_documentation() -> None:
     """It runs as it is shown."""
-    page = (Path(__file__).parents[2] / "docs" / "library.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "start.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
     names: dict[str, Any] = {}
