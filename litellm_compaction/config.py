@@ -449,14 +449,13 @@ class Settings(_Section):
         path = self.prompt_file.get(strategy)
         return read_prompt(strategy, path) if path else ""
 
-    def for_deployment(self, own: DeploymentSettings) -> Settings:
-        """These settings with a deployment's own values on top.
+    def for_deployment(self, own: DeploymentSettings, place: str = "model_info.compaction") -> Settings:
+        """These settings with a deployment's own values on top, which stand at `place`.
 
         Raises:
             ConfigError: the two together contradict each other.
         """
         changes = own.model_dump(exclude_none=True, exclude={"enabled", "context_length"})
-        place = "model_info.compaction"
         joined = _parse(Settings, {**self.model_dump(), **changes}, place) if changes else self
         if own.context_length is not None:
             joined._must_leave_room(own.context_length, place)

@@ -39,6 +39,7 @@ _REMOVED = {
     "demo --unguarded": "demo shows both sides, without the plug-in and with it",
     "demo --no-color": "demo prints plain text",
     "doctor --json": "the exit code says if there is a problem, and the text names each",
+    "events --follow": "the proxy's log and its page show events as they come",
     "connect --write": _PRINTS,
     "connect --yes": _PRINTS,
     "connect --json": "it prints lines for people; the proxy's /v1/models has the names and windows",
@@ -50,7 +51,7 @@ _REMOVED = {
 
 
 class _Harmless:
-    """Standard output or error; control characters in words of servers and files are made visible."""
+    """Standard output or error: of words of servers and files it shows control characters and what it cannot show."""
 
     def __init__(self, inner: TextIO) -> None:
         self._inner = inner
@@ -60,7 +61,8 @@ class _Harmless:
             from litellm_compaction.events import harmless
 
             text = harmless(text, keep="\n\t")
-        return self._inner.write(text)
+        encoding = self._inner.encoding or "utf-8"
+        return self._inner.write(text.encode(encoding, "replace").decode(encoding))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

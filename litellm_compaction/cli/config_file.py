@@ -24,8 +24,6 @@ from litellm_compaction.proxy.config_check import (
 )
 from litellm_compaction.proxy.routing import as_entry
 
-_MAX_INCLUDES = 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
@@ -50,12 +48,14 @@ class ConfigFile:
     @property
     def models_by_environment(self) -> Sequence[str]:
         """The models of the deployments whose address is `LM_STUDIO_API_BASE`, without their provider's prefix."""
-        found: list[str] = []
-        for params in (as_entry(entry.get("litellm_params")) for entry in self.deployments):
-            api_base, (provider, _, model) = params.get("api_base"), str(params.get("model", "")).partition("/")
-            if api_base == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}" or (api_base is None and provider == "lm_studio"):
-                found.append(model)
-        return found
+        written = (as_entry(entry.get("litellm_params")) for entry in self.deployments)
+        named = ((params.get("api_base"), *str(params.get("model", "")).partition("/")) for params in written)
+        by_environment = (f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}", None)
+        return [
+            model
+            for address, provider, _, model in named
+            if address in by_environment and (address or provider == "lm_studio")
+        ]
 
     def findings(self, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield from check_config(self.data, environ)
@@ -92,8 +92,6 @@ def read_config(path: Path) -> ConfigFile:
         if file in seen:
             continue
         seen.add(file)
-        if len(seen) > _MAX_INCLUDES:
-            raise ConfigError(f"{path} includes more than {_MAX_INCLUDES} files")
         more = _read(file)
         names = more.get("include")
         texts = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

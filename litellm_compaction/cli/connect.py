@@ -159,12 +159,9 @@ def _place(model: str | None, root: str, environ: Mapping[str, str]) -> Place:
 def _warnings(table: Mapping[str, Any], place: Place, environ: Mapping[str, str]) -> Iterator[str]:
     if known_master_key(environ) is None:
         yield f"{KEY_VARIABLE} is not set: set it to a key of the proxy (`up` makes one)"
-    good_tokens, title = table.get("good_tokens", 0), table["title"]
-    if place.window_tokens < good_tokens:
-        fails = place.window_tokens < table["least_tokens"]
-        least = f" ({table['least_tokens']:,} at least)" if table["least_tokens"] < good_tokens else ""
-        yield (
-            f"{title}'s own prompt takes about {table['prompt_tokens']:,} of the {place.window_tokens:,} tokens: "
-            f"{'too little is left to work with' if fails else 'compactions will be frequent'}. "
-            f"Load the model with {good_tokens:,} or more{least}"
-        )
+    good, window = table.get("good_tokens", 0), place.window_tokens
+    if window < good:
+        least = table["least_tokens"]
+        what = "too little is left to work with" if window < least else "compactions will be frequent"
+        takes = f"{table['title']}'s own prompt takes about {table['prompt_tokens']:,} of the {window:,} tokens"
+        yield f"{takes}: {what}. Load the model with {good:,} or more ({least:,} at least)"

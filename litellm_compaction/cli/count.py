@@ -12,16 +12,11 @@ import click
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import harmless
 from litellm_compaction.proxy.report import counted_by
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource, check_tokenizer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.windows.windows import Target
-
-
-class BadRequest(CompactionError):
-    """The input is no request; the message names the expected form."""
 
 
 @click.command()
@@ -43,7 +38,7 @@ def count(file: str, model: str, tokenizer: str, as_json: bool) -> int:
         fields = {"model": model, "tokens": counted.tokens, "exact": counted.own.exact, "messages": list(counted.sizes)}
         print(json.dumps(fields))
     else:
-        print("\n".join(map(harmless, _lines(counted, request, source))))
+        print("\n".join(_lines(counted, request, source)))
     return 0
 
 
@@ -59,8 +54,7 @@ def _lines(counted: Estimate, request: Request, source: TokenizerSource) -> Iter
     if request.tools:
         yield f"{counted.tools_tokens:>9,}  {len(request.tools)} tools"
     for index, (message, tokens) in enumerate(zip(request.messages, counted.sizes, strict=True)):
-        # A role may hold half a surrogate pair, which no terminal can show.
-        yield f"{tokens:>9,}  messages[{index}] {message.role[:40].encode('utf-8', 'replace').decode()}"
+        yield f"{tokens:>9,}  messages[{index}] {message.role[:40]}"
     yield f"tokens     {counted.tokens:,}, {certainty}"
     refused = source.template != "formula" and not counted.own.rendered
     formula = " (it refuses this request: estimated by a formula)" if refused else ""
@@ -68,11 +62,7 @@ def _lines(counted: Estimate, request: Request, source: TokenizerSource) -> Iter
 
 
 def _read(name: str) -> Request:
-    """The request in a file, or in the standard input for `-`; a list is one of messages without tools.
-
-    Raises:
-        BadRequest: it cannot be read, or is something else.
-    """
+    """The request in a file, or in the standard input for `-`; a list is one of messages without tools."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         document = json.loads(raw)
@@ -80,7 +70,7 @@ def _read(name: str) -> Request:
         messages = tuple(map(parse_message, asked["messages"]))
         return Request(messages=messages, tools=tuple(asked.get("tools") or ()))
     except OSError as error:
-        raise BadRequest(f"{name} cannot be read: {error.strerror or error}") from error
+        raise CompactionError(f"{name} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         what = error if isinstance(error, ValueError) else type(error).__name__
-        raise BadRequest(f'{name} is no request {{"messages": [...], "tools": [...]}} in JSON: {what}') from error
+        raise CompactionError(f'{name} is no request {{"messages": [...], "tools": [...]}} in JSON: {what}') from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,17 +24,10 @@ from litellm_compaction.cli.probe import probe
 from litellm_compaction.cli.running import Running, running_up
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import ConfigError, ModelNotLoaded, StoreError, WindowUnread
-from litellm_compaction.events import event_from_json, harmless, useless_summarisers
-from litellm_compaction.places import is_redis
+from litellm_compaction.errors import ConfigError, ModelNotLoaded, WindowUnread
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, entry_name, note, problem
-from litellm_compaction.proxy.litellm_inside.connections import redis_of
-from litellm_compaction.proxy.litellm_inside.seam import LACKS
-from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
-from litellm_compaction.proxy.live_settings import chosen_values
 from litellm_compaction.proxy.report import DeploymentReport, Reporter, counted_by
 from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, is_local_address
-from litellm_compaction.stores import Store, memory_store, open_existing
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, server_root
@@ -66,29 +59,27 @@ def doctor(config: Path | None, probes: bool) -> int:
     file = read_config(config or found)
     if live is not None and live.api_base and file.models_by_environment and not environ.get(API_BASE_VARIABLE):
         environ = {**environ, API_BASE_VARIABLE: live.api_base}
-    lines, at_servers = asyncio.run(examined(file, environ, probes=probes))
+    lines, at_servers = asyncio.run(_examined(file, environ, probes=probes))
     findings = [*file.findings(environ), *at_servers, *(_of_up(live, file) if live is not None else ())]
-    print("\n".join(map(harmless, [f"config   {file.path}", *lines, *_judgement(findings)])))
+    print("\n".join((f"config   {file.path}", *lines, *_judgement(findings))))
     return 1 if any(finding.level == "problem" for finding in findings) else 0
 
 
-def problems_at_servers(file: ConfigFile, environ: Mapping[str, str]) -> list[Finding]:
-    """The problems that `file.findings` cannot see; each server has a few seconds to answer."""
-    _, findings = asyncio.run(examined(file, environ, probes=False))
-    return [finding for finding in findings if finding.level == "problem"]
+def findings_at_servers(file: ConfigFile, environ: Mapping[str, str]) -> list[Finding]:
+    """Those that `file.findings` cannot see; each server has a few seconds to answer."""
+    return asyncio.run(_examined(file, environ, probes=False))[1]
 
 
 def _of_up(live: Running, file: ConfigFile) -> Iterator[Finding]:
     """What runs; a file that it does not run, and answers of no model, are told."""
-    yield note("up", f"it runs at {live.base_url} with {live.config}.")
-    if file.path != Path(live.config):
-        yield note("up", f"{file.path} is looked at, and is not what runs.")
+    other = "" if file.path == Path(live.config) else f"; {file.path} is looked at, and is not what runs"
+    yield note("up", f"it runs at {live.base_url} with {live.config}{other}.")
     if live.is_simulated:
         yield note("up", "a SIMULATOR answers its requests, not LM Studio: the answers are canned, of no real model.")
 
 
-async def examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool) -> tuple[list[str], list[Finding]]:
-    """The report of a config's deployments, in lines, and all findings at their servers and in the store."""
+async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool) -> tuple[list[str], list[Finding]]:
+    """The report of a config's deployments, in lines, and all findings at their servers."""
     environ = {**environ, API_BASE_VARIABLE: environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE}
     try:
         settings = settings_from(file.settings).with_store(environ)
@@ -100,8 +91,6 @@ async def examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
         stack.push_async_callback(windows.aclose)
-        store = _store(file, settings, environ)
-        stack.push_async_callback(store.aclose)
         # A file that cannot be used becomes a finding.
         sources = Sources(settings.tokenizer)
         reporter = Reporter(windows, sources, KnownWays(), _REPORT_LIMIT_S, is_patient=True, environ=environ)
@@ -109,45 +98,10 @@ async def examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool
         looks = [_Look(name, http, settings, reporter, probes) for name in names]
         await asyncio.gather(*(look.at(entry) for look, entry in zip(looks, file.deployments, strict=True)))
         findings = [finding for look in looks for finding in look.findings]
-        findings += [finding async for finding in _of_store(store, settings.store)]
     if looks and all(look.is_guarded is False for look in looks):
         what = "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason)."
         findings.append(problem("model_list", what))
     return [line for look in looks for line in look.lines], findings
-
-
-def _store(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> Store:
-    """The proxy's store; an empty one if that cannot be seen from here."""
-    ttl_s, most = settings.store_ttl_s, settings.store_max_bytes
-    try:
-        return open_existing(settings.store, ttl_s=ttl_s, max_bytes=most, environ=environ, redis=redis_of(file.data))
-    except (ConfigError, StoreError):
-        return memory_store(ttl_s=ttl_s, max_bytes=most)
-
-
-async def _of_store(store: Store, url: str) -> AsyncIterator[Finding]:
-    """What the proxies have noted in their store, or that it cannot be read."""
-    try:
-        fault, *lost = (await store.get_fact(*LACKS) or "").split("\n")
-        source = "the proxy that runs with this store, or ran last, says"
-        if fault:
-            yield problem("LiteLLM", f"{source}: {fault}")
-        for said in lost:
-            yield note("LiteLLM", f"{source}: {said}")
-        saved = await store.get_setting(CHANGED_SETTINGS)
-        rows = await store.events()
-    except StoreError as error:
-        # A file is made with the first compaction.
-        if is_redis(url):
-            todo = "start it, or correct `store`; requests go on with the memory of each process meanwhile"
-            yield problem("store", f"{error}: {todo}.", passes=True)
-        return
-    with contextlib.suppress(ConfigError):
-        if values := chosen_values(saved):
-            named = ", ".join(f"{key}: {value}" for key, value in values.items())
-            yield note("page", f"changed on the settings page, in place of config.yaml's values: {named}.")
-    for said in useless_summarisers(filter(None, (event_from_json(row.text) for row in rows))):
-        yield note("pruning_model", said)
 
 
 @dataclass(slots=True)
@@ -177,24 +131,23 @@ class _Look:
         is_there = await self.reporter.windows.is_lmstudio(api_base, target.api_key) if may_ask else None
         if kind == "lm_studio" or (kind == "maybe_lm_studio" and is_there):
             if not server.rstrip("/").endswith("/v1"):
-                slip = f"api_base is {server}, but requests go below /v1: write {server_root(server)}/v1."
-                self.findings.append(problem(self.name, slip))
+                self._find(f"api_base is {server}, but requests go below /v1: write {server_root(server)}/v1.")
             why = "it is lm_studio/…" if kind == "lm_studio" else "its server answers as LM Studio"
             await self._report(deployment, why)
         elif kind == "opted_in" or (not is_there and deployment.other_target is not None):
             opted = replace(deployment, target=deployment.other_target or target)
             await self._report(opted, "model_info.compaction.enabled is true")
         elif kind == "maybe_lm_studio" and is_there is None:
-            said = f"{server} does not answer: start it; if it is not LM Studio, {_OPT_IN} to guard it."
-            self.findings.append(problem(self.name, said, passes=True))
+            self._find(f"{server} does not answer: start it; if it is not LM Studio, {_OPT_IN} to guard it.", True)
             self._say(self.name, None, "its server was not reached")
         else:
             if is_there:
-                said = f"LM Studio answers at its api_base: write `model: lm_studio/{params.get('model')}`."
-                self.findings.append(problem(self.name, said))
-            who = "server" if kind == "maybe_lm_studio" else "provider"
+                self._find(f"LM Studio answers at its api_base: write `model: lm_studio/{params.get('model')}`.")
             is_off = "model_info.compaction.enabled is false"
-            self._say(self.name, False, is_off if enabled is False else f"its {who} is not LM Studio; {_OPT_IN}")
+            self._say(self.name, False, is_off if enabled is False else f"its server is not LM Studio; {_OPT_IN}")
+
+    def _find(self, said: str, passes: bool = False) -> None:
+        self.findings.append(problem(self.name, said, passes=passes))
 
     def _say(self, title: str, is_guarded: bool | None, why: str) -> None:
         self.is_guarded = is_guarded
@@ -206,44 +159,45 @@ class _Look:
         windows = self.reporter.windows
         for report in await self.reporter.reports(deployment, self.settings):
             target, name = report.target, self.name
-            place = f"{name} → {target.model}" if "*" in name and "*" not in target.model else name
-            self._say(name if name.partition("/")[2] == target.model else f"{name} → {target.model}", True, why)
+            title = name if name.partition("/")[2] == target.model else f"{name} → {target.model}"
+            place = title if "*" in name and "*" not in target.model else name
+            self._say(title, True, why)
             self.lines += [f"  {line}" for line in _facts(report)]
-            self.findings += self._of(place, report, await windows.listed(target))
+            self.findings += _of(place, report, await windows.listed(target), self.settings.when_not_loaded)
             if self.probes and report.source is not None and report.is_loaded:
-                for line, findings in await probe(self.http, place, target, report.source, windows.tokens_of):
+                async for line, finding in probe(self.http, place, target, report.source):
                     self.lines.append(f"  probe    {line}")
-                    self.findings += findings
+                    self.findings += [finding] if finding else []
 
-    def _of(self, place: str, report: DeploymentReport, listed: Mapping[str, bool]) -> Iterator[Finding]:
-        """The findings of a report; `listed` are the models that LM Studio lists."""
-        target, window, absence = report.target, report.window, report.absence
-        write = "write model_info.compaction.context_length"
-        is_unloaded = isinstance(absence, ModelNotLoaded) or (listed and "*" in target.model)
-        if isinstance(absence, WindowUnread):
-            yield problem(place, absence.for_operators, passes=True)
-        elif window is None and absence is None:
-            yield problem(place, f"its server did not answer within {_REPORT_LIMIT_S:g} s.", passes=True)
-        elif is_unloaded and self.settings.when_not_loaded == "warm_up":
-            what = f"{target.model} is not loaded, so its window is not known"
-            yield note(place, f"{what}; the first request loads it (when_not_loaded).")
-        elif is_unloaded:
-            todo = "load it in LM Studio, or write `warm_up`"
-            yield problem(place, f"{target.model} is not loaded, and when_not_loaded is `error`: {todo}.")
-        elif absence is not None and target.is_lmstudio:
-            near = ", ".join(get_close_matches(target.model, listed, n=3, cutoff=0.3) or [*listed][:3])
-            todo = f"correct the model: LM Studio has {near}" if near else "download a model (`lms get`)"
-            key = "set LM_STUDIO_API_KEY if it refuses the key"
-            yield problem(place, f"{absence} What to do: {todo}; correct api_base if it is not LM Studio's; {key}.")
-        elif absence is not None:
-            yield problem(place, f"{absence} What to do: {write}, as large as the server was started with.")
-        if window is not None and window.source == "default":
-            yield note(place, f"its window is assumed to be {window.tokens:,} tokens: {write}.")
-        if window is not None and not target.is_lmstudio and window.slots > window.parallel:
-            text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
-            yield note(place, f"{text} `admission: pool`.")
-        yield from (problem(place, failure) for failure in report.failures)
-        yield from (note(place, warning) for warning in report.warnings)
+
+def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_not_loaded: str) -> Iterator[Finding]:
+    """The findings of a report; `listed` are the models that LM Studio lists."""
+    target, window, absence = report.target, report.window, report.absence
+    write = "write model_info.compaction.context_length"
+    if isinstance(absence, WindowUnread):
+        yield problem(place, absence.for_operators, passes=True)
+    elif window is None and absence is None:
+        yield problem(place, f"its server did not answer within {_REPORT_LIMIT_S:g} s.", passes=True)
+    elif isinstance(absence, ModelNotLoaded) or (listed and "*" in target.model):
+        what = f"{target.model} is not loaded, so its window is not known"
+        if when_not_loaded == "warm_up":
+            yield note(place, f"{what}: the first request loads it (when_not_loaded).")
+        else:
+            yield problem(place, f"{what}, and requests are refused: load it in LM Studio, or write `warm_up`.")
+    elif absence is not None and target.is_lmstudio:
+        near = ", ".join(get_close_matches(target.model, listed, n=3, cutoff=0.3) or [*listed][:3])
+        todo = f"correct the model: LM Studio has {near}" if near else "download a model (`lms get`)"
+        key = "set LM_STUDIO_API_KEY if it refuses the key"
+        yield problem(place, f"{absence} What to do: {todo}; correct api_base if it is not LM Studio's; {key}.")
+    elif absence is not None:
+        yield problem(place, f"{absence} What to do: {write}, as large as the server was started with.")
+    if window is not None and window.source == "default":
+        yield note(place, f"its window is assumed to be {window.tokens:,} tokens: {write}.")
+    if window is not None and not target.is_lmstudio and window.slots > window.parallel:
+        text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
+        yield note(place, f"{text} `admission: pool`.")
+    yield from (problem(place, failure) for failure in report.failures)
+    yield from (note(place, warning) for warning in report.warnings)
 
 
 def _facts(report: DeploymentReport) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -35,24 +35,18 @@ _TOOLS: list[dict[str, Any]] = [{"type": "function", "function": _TOOL}]
 
 
 async def probe(
-    http: httpx.AsyncClient,
-    place: str,
-    target: Target,
-    source: TokenizerSource,
-    tokens_of: Callable[[Target, Request], Awaitable[int | None]],
-) -> list[tuple[str, list[Finding]]]:
+    http: httpx.AsyncClient, place: str, target: Target, source: TokenizerSource
+) -> AsyncIterator[tuple[str, Finding | None]]:
     """Compares our count with the server's, without tools and with them; it generates 16 tokens at most for each.
 
     Args:
         place: of the deployment, in findings.
         target: must be loaded: a probe must not load it, and evict another.
         source: counts its prompts.
-        tokens_of: asks its server's tokenizer, if there is one.
 
-    Returns:
-        A line of the report for each comparison, with its findings.
+    Yields:
+        A line of the report for each comparison, and what is wrong.
     """
-    found: list[tuple[str, list[Finding]]] = []
     for tools, what in (([], "without tools"), (_TOOLS, "with tools")):
         asked = Request(messages=tuple(map(parse_message, _MESSAGES)), tools=tuple(tools))
         count = await TokenCounter().count(target.key, source.family, asked)
@@ -60,15 +54,10 @@ async def probe(
             told = await _prompt_tokens(http, target, {"tools": tools} if tools else {})
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, LookupError, RecursionError) as error:
             why = f"the probe {what} failed: the answer has no usage.prompt_tokens ({type(error).__name__})."
-            found.append((f"{what}: failed", [problem(place, why)]))
+            yield f"{what}: failed", problem(place, why)
             continue
-        by_protocol = await tokens_of(target, asked) if target.is_lmstudio else None
-        also = f", {by_protocol} by LM Studio's own protocol" if by_protocol is not None else ""
-        off = f"{count.tokens / told - 1:+.1%}"
-        counts = f"{what} our count is {count.tokens} tokens, the server's {told} ({off})"
-        line = f"{what}: {count.tokens} tokens by us, {told} by the server ({off}){also}"
-        found.append((line, [*_judged(place, counts, count, told, source)]))
-    return found
+        line = f"{what}: {count.tokens} tokens by us, {told} by the server ({count.tokens / told - 1:+.1%})"
+        yield line, _judged(place, line, count, told)
 
 
 async def _prompt_tokens(http: httpx.AsyncClient, target: Target, tools: dict[str, Any]) -> int:
@@ -82,18 +71,13 @@ async def _prompt_tokens(http: httpx.AsyncClient, target: Target, tools: dict[st
     return tokens
 
 
-def _judged(place: str, counts: str, count: Estimate, told: int, source: TokenizerSource) -> Iterator[Finding]:
-    is_own_file = bool(source.path)
-    todo = "set `tokenizer:` to the path of the model's tokenizer.json"
-    if is_own_file:
-        todo = "see whether the file is of this very model, and its prompt template as it was"
+def _judged(place: str, line: str, count: Estimate, told: int) -> Finding | None:
+    todo = "set `tokenizer:` to the path of the model's own tokenizer.json"
     if abs(count.tokens / told - 1) <= _TOLERANCE_RATIO:
-        return
+        return None
     if count.own.exact:
-        template = "see whether the prompt template of the model was changed on the server, and put the original back"
-        yield problem(place, f"{counts}, though it should be exact: {template}, or {todo}.")
-    elif not count.low <= told <= count.likely:
-        yield problem(place, f"{counts}, outside what it may be ({count.low} to {count.likely}): {todo}.")
-    else:
-        advice = "" if is_own_file else f" To count better from the start, {todo}."
-        yield note(place, f"{counts}; usage corrects it, and is asked for where that decides.{advice}")
+        why = "though it should be exact: see whether the server's prompt template is the model's own"
+        return problem(place, f"{line}, {why}, or {todo}.")
+    if not count.low <= told <= count.likely:
+        return problem(place, f"{line}, outside what it may be ({count.low} to {count.likely}): {todo}.")
+    return note(place, f"{line}; usage corrects it. To count better from the start, {todo}.")

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -24,11 +24,29 @@ from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
 _START_LIMIT_S = 180.0
 _POLL_S = 0.2
 _GRACE_S = 10.0
+# The last is the same and all else that LiteLLM fetches by itself, where it knows the word.
+_OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "LITELLM_OFFLINE_MODE": "true"}
 _RUN_LITELLM = "import sys; from litellm import run_server; sys.argv[0] = 'litellm'; sys.exit(run_server())"
 
 
-def proxy_command(config: Path, host: str, port: int) -> list[str]:
-    """The command that starts a stock LiteLLM proxy.
+@contextlib.contextmanager
+def running(
+    config: Path,
+    host: str,
+    port: int,
+    environ: Mapping[str, str],
+    *,
+    output: int | IO[bytes],
+    master_key: str | None = None,
+    api_base: str | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A stock LiteLLM proxy that is asked to end with the block, and killed after 10 s, or by a second Ctrl-C.
+
+    It has a session of its own, so that Ctrl-C in the terminal ends the block first. SIGTERM does the same. It has the
+    caller's environment, and fetches nothing from the internet.
+
+    Args:
+        master_key, api_base: None if the config has its own.
 
     Raises:
         CompactionError: LiteLLM's proxy is not installed for this interpreter.
@@ -38,45 +56,16 @@ def proxy_command(config: Path, host: str, port: int) -> list[str]:
     if missing:
         what = f"LiteLLM's proxy is not installed for {sys.executable} (missing: {', '.join(missing)})."
         raise CompactionError(f"{what} Install it with: pip install 'litellm[proxy]'")
-    start = [sys.executable, "-c", _RUN_LITELLM]
-    return [*start, "--config", str(config), "--host", host, "--port", str(port)]
-
-
-def proxy_environment(environ: Mapping[str, str], *, master_key: str | None, api_base: str | None) -> dict[str, str]:
-    """The caller's environment for the proxy, which fetches nothing from the internet.
-
-    Args:
-        master_key, api_base: None if the config has its own.
-    """
     own = {KEY_VARIABLE: master_key, API_BASE_VARIABLE: api_base}
-    child = {
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        # The same, and all else that LiteLLM fetches by itself, where it knows the word.
-        "LITELLM_OFFLINE_MODE": "true",
-        "LITELLM_TELEMETRY": "False",
-        **environ,
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONIOENCODING": "utf-8",
-        **{name: value for name, value in own.items() if value is not None},
-    }
+    child = {**_OFFLINE, **environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    child |= {name: value for name, value in own.items() if value is not None}
     # A web proxy of the user's network cannot reach this machine's own LM Studio.
     for name in ("NO_PROXY", "no_proxy"):
         child[name] = ",".join(filter(None, (child.get(name, ""), "127.0.0.1", "localhost")))
-    return child
-
-
-@contextlib.contextmanager
-def running(
-    command: Sequence[str], environment: Mapping[str, str], *, output: int | IO[bytes]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process that is asked to end with the block, and killed after 10 s, or by a second Ctrl-C.
-
-    It has a session of its own, so that Ctrl-C in the terminal ends the block first. SIGTERM does the same.
-    """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-        command,
-        env=dict(environment),
+        [sys.executable, "-c", _RUN_LITELLM, "--config", str(config), "--host", host, "--port", str(port)],
+        env=child,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from textwrap import indent
 
 import click
 
 from litellm_compaction.cli.stores import Opened, at_store
-from litellm_compaction.engine.records import Pair, View, undo, view_of
+from litellm_compaction.engine.records import View, undo, view_of
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.events import harmless
 from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.stores import StoredCompaction, digest
 
@@ -30,7 +30,7 @@ async def records(opened: Opened, record: str | None, text: bool, forget: bool) 
     if record is None:
         if text or forget:
             raise ConfigError("name the record whose text is shown, or that is forgotten; `records` lists them")
-        print("\n".join(map(harmless, _table(known, unreadable))))
+        print("\n".join(_table(known, unreadable)))
         return 0
     found = [stored for stored in known if stored.id.startswith(record)]
     if len(found) != 1:
@@ -40,7 +40,7 @@ async def records(opened: Opened, record: str | None, text: bool, forget: bool) 
         print(f"{await undo(opened.store, found[0])} records forgotten.")
         return 0
     view = await view_of(found[0], opened.store, opened.originals)
-    print("\n".join(harmless(line, keep="\n\t") for line in _lines(view, text=text)))
+    print("\n".join(_lines(view, text=text)))
     return 0
 
 
@@ -83,14 +83,8 @@ def _lines(view: View, *, text: bool) -> Iterator[str]:
     yield "\n--- messages before and after"
     if view.why_incomplete:
         yield view.why_incomplete
-    yield from map(_pair, view.pairs)
-
-
-def _pair(pair: Pair) -> str:
-    pinned = ", pinned" if pair.is_pinned else ""
-    shown = f"[{pair.number}] {pair.role}: {pair.fate}{pinned}\n{_inset(pair.before)}"
-    return shown if pair.fate != "shorter" else f"{shown}\n  after:\n{_inset(pair.after)}"
-
-
-def _inset(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    for pair in view.pairs:
+        yield f"[{pair.number}] {pair.role}: {pair.fate}{', pinned' if pair.is_pinned else ''}"
+        yield indent(pair.before, "    ")
+        if pair.fate == "shorter":
+            yield f"  after:\n{indent(pair.after, '    ')}"

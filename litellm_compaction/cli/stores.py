@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import click
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config
-from litellm_compaction.config import settings_from
+from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.events import CompactionEvent, event_from_json, harmless, log_observer
+from litellm_compaction.events import HarmlessRecords, event_from_json, log_observer
 from litellm_compaction.master_key import known_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
 from litellm_compaction.proxy.litellm_inside.connections import redis_of
@@ -28,13 +28,11 @@ from litellm_compaction.stores import (
     Originals,
     Store,
     StoredCompaction,
-    StoredEvent,
     open_existing,
     open_originals,
 )
 from litellm_compaction.stores.rows import Row
 
-_POLL_S = 0.5
 _MOST = 10**9
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 NONE_KEPT = "there are no originals here that can be read; `keep_originals: compacted` keeps them"
@@ -46,6 +44,11 @@ class Opened(NamedTuple):
     store: Store
     originals: Originals | None
 
+    async def aclose(self) -> None:
+        if self.originals is not None:
+            await self.originals.aclose()
+        await self.store.aclose()
+
 
 def at_store(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
     """Adds the options that say which store is meant; the command gets it, and both are closed after it."""
@@ -54,15 +57,17 @@ def at_store(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., 
     @click.option("--config", type=click.Path(path_type=Path), metavar="PATH", help="The proxy's config.yaml.")
     @functools.wraps(command)
     def with_store(store: str | None, config: Path | None, **options: Any) -> int:
-        opened = chosen(store, config, os.environ)
+        file = None if config is None else read_config(config)
+        settings = settings_from(None if file is None else file.settings)
+        if store:
+            settings = settings.model_copy(update={"store": store})
+        opened = opened_store(settings.with_store(os.environ), file, os.environ)
 
         async def closing() -> int:
             try:
                 return await command(opened, **options)
             finally:
-                if opened.originals is not None:
-                    await opened.originals.aclose()
-                await opened.store.aclose()
+                await opened.aclose()
 
         return asyncio.run(closing())
 
@@ -73,18 +78,13 @@ _scope = click.option("--scope", metavar="S", help="One scope alone, as `records
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON: one object a line.")
 
 
-def chosen(url: str | None, config: Path | None, environ: Mapping[str, str]) -> Opened:
-    """The store at `url`, else the one that `config` names, else the default one.
+def opened_store(settings: Settings, file: ConfigFile | None, environ: Mapping[str, str]) -> Opened:
+    """The store that settings name, to be looked at.
 
     Raises:
-        ConfigError: the config file is wrong, or there is no home folder.
+        ConfigError: there is no home folder.
         StoreError: the store lives in a proxy's memory, or its scheme is not known.
     """
-    file = None if config is None else read_config(config)
-    settings = settings_from(None if file is None else file.settings)
-    if url:
-        settings = settings.model_copy(update={"store": url})
-    settings = settings.with_store(environ)
     # Each row asks for it.
     secret = cache(partial(_secret, file, environ))
     store = open_existing(
@@ -131,51 +131,33 @@ def whole_scope(beginning: str | None, known: Iterable[str]) -> str | None:
 
 
 @click.command()
-@click.option("--follow", is_flag=True, help="Go on with new events until Ctrl-C.")
 @click.option("--last", type=click.IntRange(1, _MOST), default=50, metavar="N", help="The number of events.")
 @_json
 @at_store
-async def events(opened: Opened, last: int, follow: bool, as_json: bool) -> int:
+async def events(opened: Opened, last: int, as_json: bool) -> int:
     """Show what was compacted, when and why.
 
     These are the events that the proxies keep in their store, oldest first. They hold no text of a conversation.
     """
     found = await opened.store.events(limit=last)
-    if not found and not follow and not as_json:
+    if not found and not as_json:
         print("No events yet.")
-    newest = 0
-    while True:
-        for event in found:
-            print(harmless(_as_json(event) if as_json else _as_line(event)), flush=True)
-        if not follow:
-            return 0
-        newest = found[-1].number if found else newest
-        await asyncio.sleep(_POLL_S)
-        found = await opened.store.events(after=newest)
-
-
-def _as_json(stored: StoredEvent) -> str:
-    try:
-        fields = json.loads(stored.text)
-    except ValueError:
-        fields = None
-    return json.dumps({"number": stored.number, **(fields if isinstance(fields, dict) else {})}, ensure_ascii=False)
-
-
-def _as_line(stored: StoredEvent) -> str:
-    """The line that the log has for an event, with its time, and the record's id."""
-    event = event_from_json(stored.text)
-    lines: list[str] = []
-    logger = logging.Logger("events", logging.DEBUG)
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    if event is not None:
-        log_observer(logger)(event)
-    if isinstance(event, CompactionEvent) and event.compaction_id:
-        lines.append(f"record={event.compaction_id}" + (f" after={event.continues_id}" if event.continues_id else ""))
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stored.when_s))
-    return f"{when}  {' '.join(lines) or '(written by another version)'}"
+    logger = logging.Logger("events")
+    logger.addHandler(logging.StreamHandler(sys.stdout))
+    logger.addFilter(HarmlessRecords())
+    observe = log_observer(logger)
+    for each in found:
+        event = event_from_json(each.text)
+        if as_json:
+            print(json.dumps({"number": each.number, **json.loads(each.text)}, ensure_ascii=False))
+            continue
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.when_s))
+        print(f"{when}  {getattr(event, 'compaction_id', '') or '-':16}  ", end="", flush=True)
+        if event is None:
+            print("(written by another version)")
+        else:
+            observe(event)
+    return 0
 
 
 @click.command()
@@ -232,13 +214,11 @@ async def purge(opened: Opened, scope: str | None, older_than_s: float | None, e
     if scope is None:
         what = "all facts and events" if before_s is None else "the facts and events of that time"
         print(f"It deletes {what}, too, and copies of damaged files.")
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError("nobody can be asked here; add --yes")
-        print("Delete them? [y/N] ", end="", flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            print("Nothing was deleted.")
-            return 1
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("nobody can be asked here; add --yes")
+    if not (yes or click.confirm("Delete them?")):
+        print("Nothing was deleted.")
+        return 1
     parts = 0 if originals is None else await originals.delete(scope=scope, unused_since_s=before_s)
     records = await store.delete(scope=scope, unused_since_s=before_s)
     print(f"{records} records and {parts} parts of originals deleted.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -20,21 +21,14 @@ import httpx
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
 from litellm_compaction.cli.connect import windows_at
-from litellm_compaction.cli.doctor import problems_at_servers
-from litellm_compaction.cli.proxy_process import (
-    local_url,
-    proxy_command,
-    proxy_environment,
-    running,
-    usable_port,
-    wait_until_alive,
-)
+from litellm_compaction.cli.doctor import findings_at_servers
+from litellm_compaction.cli.proxy_process import local_url, running, usable_port, wait_until_alive
 from litellm_compaction.cli.running import Running, told
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import CompactionError, ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
 from litellm_compaction.places import ENVIRONMENT_PREFIX
-from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, CALLBACKS_PLACE, Finding
+from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding
 from litellm_compaction.windows.fetch import KeyRefused, without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, answers_as_lmstudio, list_models, server_root
 
@@ -51,6 +45,7 @@ _OWN_LINE = re.compile("litellm_compaction:(?:WARNING|ERROR|CRITICAL|INFO: guard
 _LISTING_LIMIT_S = 5
 # For what a proxy still says when it has ended.
 _LAST_WORDS_S = 10.0
+_say = functools.partial(print, flush=True)
 # Between two questions to an LM Studio that is waited for.
 RETRY_S = 1.0
 
@@ -75,21 +70,19 @@ def up(
     environ = os.environ
     file = read_config(config or shipped_config())
     has_page = settings_from(file.settings).page == "on"
-    findings = [finding for finding in file.findings(environ) if finding.level == "problem"]
-    if _are_told(findings) and not force:
+    if _are_told(file.findings(environ)) and not force:
         return 1
     port = usable_port(host, port)
-    command = proxy_command(file.path, host, port)
     with _upstream(file, simulator, lm_studio, environ) as (api_base, is_simulated):
         reached = environ if api_base is None else {**environ, API_BASE_VARIABLE: api_base}
-        if _are_told(problems_at_servers(file, reached)) and not force:
+        if _are_told(findings_at_servers(file, reached)) and not force:
             return 1
         # Made last, so that a key that is shown only once is never made by a start that fails before.
         key, words, in_shell = _key(file, environ)
         _say(f"{words}\nStarting LiteLLM's proxy with {file.path} …")
         note = Running(local_url(host, port), str(file.path), api_base, is_simulated)
-        environment = proxy_environment(environ, master_key=key, api_base=api_base)
-        with told(note, environ), running(command, environment, output=subprocess.PIPE) as proxy:
+        proxy_of = running(file.path, host, port, environ, output=subprocess.PIPE, master_key=key, api_base=api_base)
+        with told(note, environ), proxy_of as proxy:
             held, is_ready, reader = _heard(proxy.stdout, is_shown=verbose)
             try:
                 wait_until_alive(proxy, note.base_url)
@@ -102,7 +95,7 @@ def up(
             _say(f"\nReady at {note.base_url}/v1 (the base URL for clients), Ctrl-C ends it.")
             if is_simulated:
                 _say("It serves a SIMULATOR, not LM Studio: answers are canned.")
-            if has_page and not any(finding.place == CALLBACKS_PLACE for finding in findings):
+            if has_page:
                 _say(f"Settings and history: {note.base_url}/compaction, opened with the master key.")
             _say(_request(note.base_url, key, in_shell))
             code = proxy.wait()
@@ -110,23 +103,22 @@ def up(
             return code if code >= 0 else 128 - code
 
 
-def _are_told(problems: Sequence[Finding]) -> bool:
+def _are_told(findings: Iterable[Finding]) -> bool:
     """Shows the problems; True if one of them stays until somebody does something."""
+    problems = [finding for finding in findings if finding.level == "problem"]
     for finding in problems:
-        _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
+        print(f"litellm-compaction: {finding.place}: {finding.message}", file=sys.stderr)
     stays = any(not finding.passes for finding in problems)
     if stays:
-        _say("--force starts the proxy all the same.", to_errors=True)
+        print("--force starts the proxy all the same.", file=sys.stderr)
     return stays
 
 
 def _request(base_url: str, key: str | None, in_shell: str) -> str:
     """A request to paste into a shell, for a model that the proxy lists."""
-    try:
-        known = windows_at(base_url, key)
-    except CompactionError:
-        known = {}
-    model = next((name for name in known if "'" not in name), "lm_studio/MODEL")
+    model = "lm_studio/MODEL"
+    with contextlib.suppress(CompactionError):
+        model = next((name for name in windows_at(base_url, key) if "'" not in name), model)
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
         f"Try:\n\ncurl {base_url}/v1/chat/completions \\\n"
@@ -167,23 +159,24 @@ def _upstream(
 ) -> Iterator[tuple[str | None, bool]]:
     """LM Studio's address, or None if the config says it; and if it is a simulator's."""
     models = file.models_by_environment
+    real = next((model for model in models if "*" not in model and model != SIMULATED_MODEL), None)
+    if not models and (simulator or lm_studio):
+        todo = f"write `api_base: {ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}` there, or leave the option out"
+        raise ConfigError(f"{file.path} names its servers itself, not --simulator or --lm-studio: {todo}")
+    if simulator and (real or lm_studio):
+        what = f"{file.path} names {real}" if real else "--lm-studio names a server"
+        raise ConfigError(f"The simulator has {SIMULATED_MODEL} only, and {what}: leave one of them out.")
     if not models:
-        if simulator or lm_studio is not None:
-            what = f"{file.path} names its servers itself, so --simulator and --lm-studio would have no effect."
-            todo = f"Write `api_base: {ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}` there, or leave the option out."
-            raise ConfigError(f"{what} {todo}")
         _say(f"Servers: those that {file.path} names.")
         yield None, False
         return
-    real = next((model for model in models if "*" not in model and model != SIMULATED_MODEL), None)
-    if simulator and (real is not None or lm_studio is not None):
-        what = f"{file.path} names {real}" if real is not None else "--lm-studio names a server"
-        raise ConfigError(f"The simulator has {SIMULATED_MODEL} only, and {what}: leave one of them out.")
     url = lm_studio or environ.get(API_BASE_VARIABLE) or DEFAULT_ADDRESS
     root = server_root(url if "://" in url else f"http://{url}")
-    why = f"{API_BASE_VARIABLE} is set" if environ.get(API_BASE_VARIABLE) else real and f"{file.path} names {real}"
+    why = "--lm-studio names it" if lm_studio else f"{file.path} names {real}" if real else ""
+    if environ.get(API_BASE_VARIABLE) and not lm_studio:
+        why = f"{API_BASE_VARIABLE} is set"
     is_there = not simulator and answers(root, environ)
-    if why and not (is_there or simulator or lm_studio):
+    if why and not (is_there or simulator):
         start = "start its server (`lms server start`). Ctrl-C ends this."
         _say(f"Waiting for LM Studio at {without_userinfo(root)}, because {why}: {start}")
         while not (is_there := answers(root, environ)):
@@ -192,9 +185,6 @@ def _upstream(
         _say(f"LM Studio: {without_userinfo(root)}.")
         yield f"{root}/v1", False
         return
-    if lm_studio is not None:
-        todo = "Start its server (`lms server start`), or use --simulator."
-        raise ServerUnavailable(f"No LM Studio answers at {without_userinfo(root)} within {_LISTING_LIMIT_S} s. {todo}")
     from litellm_compaction.simulator import serve
 
     reason = "as asked" if simulator else f"because no LM Studio answers at {root}"
@@ -254,7 +244,3 @@ def _key(file: ConfigFile, environ: Mapping[str, str]) -> tuple[str | None, str,
     if key.created:
         words = f"Master key (new, shown this once): {key.key}\n  kept in {key.path}, readable only by you."
     return key.key, words, f"$(cat {shlex.quote(str(key.path))})"
-
-
-def _say(text: str, *, to_errors: bool = False) -> None:
-    print(text, file=sys.stderr if to_errors else sys.stdout, flush=True)

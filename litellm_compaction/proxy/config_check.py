@@ -117,17 +117,9 @@ def _refused(place: str, named: str, error: ConfigError) -> Finding:
 
 def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:
     listed = settings.get("callbacks")
-    # LiteLLM takes a bare string for a list of one.
-    names = [listed] if isinstance(listed, str) else listed if isinstance(listed, list) else []
-    if HANDLER not in names:
-        alike = next((str(name) for name in names if "compaction" in str(name)), None)
-        found = f"{alike!r} is not the handler" if alike else "the plug-in is not listed, so nothing is guarded"
-        yield problem(CALLBACKS_PLACE, f"{found}: {_CALLBACK_LINE}.")
-    elif isinstance(listed, str):
-        what = "a bare string replaces all other callbacks, a list adds to them"
-        yield problem(CALLBACKS_PLACE, f"{what}: {_CALLBACK_LINE}.")
-    elif names.count(HANDLER) > 1:
-        yield problem(CALLBACKS_PLACE, f"{HANDLER} is listed {names.count(HANDLER)} times: leave one.")
+    # LiteLLM takes a bare string for a list of one, which replaces all other callbacks.
+    if not isinstance(listed, list) or listed.count(HANDLER) != 1:
+        yield problem(CALLBACKS_PLACE, f"the plug-in must be listed once, or nothing is guarded: {_CALLBACK_LINE}.")
     for other in _OTHER_CALLBACK_LISTS:
         if HANDLER in str(settings.get(other)):
             yield problem(f"litellm_settings.{other}", f"this list has no request hooks: {_CALLBACK_LINE} instead.")
@@ -162,23 +154,19 @@ def _keys(section: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
 
 def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
     params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
-    move = "move it to `model_info: {compaction: {…}}` of this deployment"
-    if "compaction" in entry:
-        yield problem(f"{name}: compaction", f"settings are not read here: {move}.")
-    for key in sorted((_OWN_KEYS | {"compaction", "model_info"}) & params.keys()):
-        target = "move it one level up, beside litellm_params" if key == "model_info" else move
-        yield problem(f"{name}: litellm_params.{key}", f"LiteLLM would send this key to the model's server: {target}.")
-    for key in sorted(_OWN_KEYS & info.keys()):
-        yield problem(f"{name}: model_info.{key}", f"settings are not read here: {move}.")
+    # LiteLLM would send those in litellm_params to the model's server.
+    wrong = [("", key) for key in {"compaction"} & entry.keys()]
+    wrong += [("litellm_params.", key) for key in sorted((_OWN_KEYS | {"compaction", "model_info"}) & params.keys())]
+    wrong += [("model_info.", key) for key in sorted(_OWN_KEYS & info.keys())]
+    for section, key in wrong:
+        where = "beside litellm_params" if key == "model_info" else "to `model_info: {compaction: {…}}`"
+        yield problem(f"{name}: {section}{key}", f"settings are not read here: move it {where} of this deployment.")
     if not isinstance(params.get("model"), str) or not params["model"]:
         yield problem(f"{name}: litellm_params.model", "it is missing: name the model, such as lm_studio/*.")
     place, named = f"{name}: model_info.compaction", f"model_info.compaction of {name!r}"
     try:
         own = deployment_settings_from(info.get("compaction"), named)
-        try:
-            settings.for_deployment(own)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("model_info.compaction", named, 1)) from None
+        settings.for_deployment(own, named)
         if own.tokenizer is not None:
             check_tokenizer(own.tokenizer, f"{named}.tokenizer")
     except ConfigError as error:

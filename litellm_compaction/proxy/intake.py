@@ -6,7 +6,6 @@ messages to the same engine; the store makes the second look free.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -61,7 +60,7 @@ from litellm_compaction.proxy.internal import group_of, is_internal_call, name_c
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.application import keeps_responses
 from litellm_compaction.proxy.litellm_inside.connections import connect, with_credentials
-from litellm_compaction.proxy.litellm_inside.seam import LACKS, missing
+from litellm_compaction.proxy.litellm_inside.seam import missing
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import (
@@ -89,7 +88,6 @@ _MOST_TOLD = 256
 # LiteLLM (1.106.2) makes a WebSocket's requests itself and shows them to no plug-in, and would leave the item out.
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 _MAX_SERVERS = 1024
-_STORE_LIMIT_S = 2.0
 
 
 class Intake:
@@ -239,14 +237,11 @@ class Intake:
         return contexts
 
     async def look_at_seams(self, router: Any) -> None:
-        """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
+        """Looks at all that requests are guarded by as soon as there is a router; what lacks is logged."""
         fault = self.seams.of_router(router)
         if fault is None and self._settings.carrier == "auto" and not is_bypassed():
-            fault = await self.seams.of_client()
-        said = "\n".join([str(fault or ""), *missing()]).rstrip()
-        # The note is for `doctor`; the store tells its own troubles.
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
+            await self.seams.of_client()
+        missing()
 
     async def check_seams(self, router: Any, kwargs: Mapping[str, Any]) -> None:
         """Lets a call to a deployment pass if nothing lacks by which it is guarded, or if it is left alone.

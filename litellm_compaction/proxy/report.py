@@ -93,33 +93,28 @@ class Reporter:
         return [await self._report(DeploymentReport(target=target, carrier=carrier)) for target in targets]
 
     async def _report(self, report: DeploymentReport) -> DeploymentReport:
+        target = report.target
         try:
-            window = await asyncio.wait_for(self._window(report.target), self.limit_s)
+            window = await asyncio.wait_for(self._window(target), self.limit_s)
         except asyncio.TimeoutError:
             return report
         except CompactionError as error:
             return replace(report, absence=error)
-        if (said := self.windows.model_settings(report.target)) is not None:
+        if (said := self.windows.model_settings(target)) is not None:
             report = replace(report, model_settings=said.in_words(), warnings=tuple(said.works_against()))
-        return await self._counted(report, window)
+        source = self.sources.source(target, window.architecture)
+        if self.is_patient:
+            # Loaded as the proxy would: only then is known whether it can be.
+            await usable_soon(source.family)
+            report = replace(report, failures=tuple(filter(None, [why_broken(source.family.vocabulary)])))
+        # Every source that is no server's leads to the last way, but for LM Studio's models.
+        can_render = self.windows.instance(target) is not None or renders_exactly(source.family)
+        standing = self.known_ways.standing(target, window.source, can_render=can_render)
+        return replace(report, window=window, source=source, standing=standing.among(WAYS_OF[report.carrier]))
 
     async def _window(self, target: Target) -> Window:
         window = await self.windows.resolve(target)
         return await self.windows.confirmed(target, window) if self.is_patient else window
-
-    async def _counted(self, report: DeploymentReport, window: Window) -> DeploymentReport:
-        target = report.target
-        source = self.sources.source(target, window.architecture)
-        failures: tuple[str, ...] = ()
-        if self.is_patient:
-            # Loaded as the proxy would: only then is known whether it can be.
-            await usable_soon(source.family)
-            failures = tuple(filter(None, [why_broken(source.family.vocabulary)]))
-        # Every source that is no server's leads to the last way, but for LM Studio's models.
-        can_render = self.windows.instance(target) is not None or renders_exactly(source.family)
-        standing = self.known_ways.standing(target, window.source, can_render=can_render)
-        standing = standing.among(WAYS_OF[report.carrier])
-        return replace(report, window=window, source=source, failures=failures, standing=standing)
 
 
 def why_unasked(absence: CompactionError) -> str:

@@ -33,19 +33,15 @@ class Model:
     quantization: str = "Q4_K_M"
     parallel: int = 4
     type: ModelType = "llm"
-    variants: tuple[str, ...] = ()
     tool_use: bool = True
     reasoning: bool = False
     size_bytes: int = 5_027_783_488
     params_string: str = "8B"
 
-    def __post_init__(self) -> None:
-        if self.parallel < 1 or self.max_context_length < 1:
-            raise ValueError("parallel and max_context_length must be at least 1")
-
-    def all_variants(self) -> tuple[str, ...]:
-        """The names with quantization; by default the one that is downloaded."""
-        return self.variants or (f"{self.key.partition('@')[0]}@{self.quantization.lower()}",)
+    @property
+    def variant(self) -> str:
+        """The name with its quantization."""
+        return f"{self.key.partition('@')[0]}@{self.quantization.lower()}"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -80,7 +76,7 @@ def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model
 
 
 def find_model(name: str, models: Iterable[Model]) -> Model | None:
-    return next((model for model in models if name == model.key or name in model.all_variants()), None)
+    return next((model for model in models if name in (model.key, model.variant)), None)
 
 
 def free_instance_id(key: str, instances: Iterable[Instance]) -> str:
@@ -107,7 +103,6 @@ def v1_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObj
 
 
 def load_config(instance: Instance) -> JsonObject:
-    """The configuration of an instance, as `config` in the list and `load_config` after a load."""
     if instance.model.type == "embeddings":
         return {"context_length": instance.context_length}
     return {
@@ -142,13 +137,12 @@ def _v1_model(model: Model, instances: Sequence[Instance]) -> JsonObject:
     capabilities: JsonObject = {"vision": model.type == "vlm", "trained_for_tool_use": model.tool_use}
     if model.reasoning:
         capabilities["reasoning"] = {"allowed_options": ["off", "on"], "default": "on"}
-    variants = list(model.all_variants())
     return entry | {
         "architecture": model.architecture,
         "capabilities": capabilities,
         "description": None,
-        "variants": variants,
-        "selected_variant": variants[0],
+        "variants": [model.variant],
+        "selected_variant": model.variant,
     }
 
 

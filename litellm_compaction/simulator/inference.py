@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .answer import Connection, Envelope, Piece, event, pieces, reasoning_tokens, reply_tokens, visible_reply
+from .answer import Connection, Envelope, Piece, event, pieces, reply_tokens, visible_reply
 from .catalog import Instance
 from .messages import ChatRequest, JsonObject, Refusal, parse_chat, parse_completion
 from .rendering import Prompt, answer_segments, render_chat, render_text, with_newest
@@ -22,7 +22,6 @@ class Inference:
     record: RequestRecord
     body: JsonObject
     is_text: bool
-    reasoning: str = field(default="", init=False)
     calls: list[list[str]] = field(default_factory=list, init=False)
 
     async def serve(self) -> None:
@@ -43,7 +42,7 @@ class Inference:
             await self._answer(request, instance, visible_reply(reply, request.stop))
         finally:
             said = [(name, arguments) for _, name, arguments in self.calls]
-            instance.give_back((*prompt.segments(), *answer_segments(self.reasoning, record.content, said)))
+            instance.give_back((*prompt.segments(), *answer_segments("", record.content, said)))
 
     def _prompt(self, request: ChatRequest, instance: Instance) -> Prompt:
         """The rest of the prompt in the window: one that is as long overflows, too, as no token of an answer fits."""
@@ -103,7 +102,7 @@ class Inference:
                 await self.connection.send_bytes(event(envelope.chunk(delta | envelope.delta(piece))))
                 delta = {}
         self.simulator.finish(record, "ok")
-        usage = self._usage(reply)
+        usage = self._usage()
         if not request.stream:
             await self.connection.send_json(200, envelope.whole(self._message(), record.finish_reason, usage))
             return
@@ -122,9 +121,7 @@ class Inference:
             record.first_delta_s = time.monotonic()
             self.simulator.notify()
         record.completion_tokens += piece.tokens
-        if piece.kind == "reasoning":
-            self.reasoning += piece.text
-        elif piece.kind == "content":
+        if piece.kind == "content":
             record.content += piece.text
         elif piece.kind == "tool_start":
             self.calls.append([piece.call_id, piece.text, ""])
@@ -132,24 +129,13 @@ class Inference:
             self.calls[piece.call_index][2] += piece.text
 
     def _message(self) -> JsonObject:
-        message: JsonObject = {"role": "assistant", "content": self.record.content}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-        message["tool_calls"] = [
+        calls = [
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
             for call_id, name, arguments in self.calls
         ]
-        return message
+        return {"role": "assistant", "content": self.record.content, "tool_calls": calls}
 
-    def _usage(self, reply: Reply) -> JsonObject:
-        """LM Studio's has reasoning tokens since 0.4.22 (bt#2335), and never cached tokens (bt#778, bt#2390)."""
-        record = self.record
-        counts: JsonObject = {
-            "prompt_tokens": record.prompt_tokens,
-            "completion_tokens": record.completion_tokens,
-            "total_tokens": record.prompt_tokens + record.completion_tokens,
-        }
-        if reply.reasoning:
-            thoughts = min(reasoning_tokens(reply), record.completion_tokens)
-            counts["completion_tokens_details"] = {"reasoning_tokens": thoughts}
-        return counts
+    def _usage(self) -> JsonObject:
+        """LM Studio's, which never tells cached tokens (bt#778, bt#2390)."""
+        prompt, completion = self.record.prompt_tokens, self.record.completion_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

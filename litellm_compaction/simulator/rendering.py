@@ -1,22 +1,18 @@
 """Renders the prompt that a simulated model sees, in countable pieces, and cuts one that exceeds the window.
 
 Messages and tools are rendered like Qwen3's ChatML template. A prompt that is too long is cut silently. Tokens are
-o200k_base's with Qwen's added ones, read from the copy that LiteLLM ships; LiteLLM itself is never imported, since that
-takes seconds.
+those of a vocabulary that the caller gives, with Qwen's added ones.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import tiktoken
@@ -79,9 +75,7 @@ class Prompt:
 
     def count_tokens(self) -> int:
         """The number of tokens, unscaled."""
-        return sum(block.count_tokens() for block in self.blocks) + sum(
-            segment.count_tokens() for segment in self.opening
-        )
+        return sum(segment.count_tokens() for segment in self.segments())
 
     def text(self) -> str:
         """The messages' texts of the prompt, joined by newlines."""
@@ -236,7 +230,7 @@ _SPECIAL_IDS = {text: _FIRST_SPECIAL_ID + offset for offset, text in enumerate(S
 _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL_TOKENS) + ")")
 
 # See `count_by`.
-_load_other: Callable[[], tiktoken.Encoding | None] | None = None
+_load: Callable[[], tiktoken.Encoding | None] | None = None
 
 # tiktoken 0.14 panics on 1,000,000 equal characters and passes 800,000 (measured 2026-11), so long runs are split.
 _SLICE_CHARS = 100_000
@@ -274,33 +268,14 @@ def encode(text: str) -> array[int]:
 
 
 def count_by(load: Callable[[], tiktoken.Encoding | None]) -> None:
-    """Has all simulators of this process take the vocabulary that `load` gives for o200k_base; call it before any runs.
-
-    It is called with the first text; with None from it, they keep o200k_base.
-    """
-    global _load_other
-    _load_other = load
+    """Has all simulators of this process take the vocabulary that `load` gives; call it before any runs."""
+    global _load
+    _load = load
 
 
 @lru_cache(maxsize=1)
 def load_vocabulary() -> tiktoken.Encoding:
-    """Returns the vocabulary; the first call takes about 0.3 s."""
-    if _load_other is not None and (other := _load_other()) is not None:
-        return other
-    folder = _bundled_folder()
-    if folder is None or "TIKTOKEN_CACHE_DIR" in os.environ:
-        return tiktoken.get_encoding("o200k_base")
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
-    try:
-        return tiktoken.get_encoding("o200k_base")
-    finally:
-        del os.environ["TIKTOKEN_CACHE_DIR"]
-
-
-def _bundled_folder() -> Path | None:
-    spec = importlib.util.find_spec("litellm")
-    for root in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(root, "litellm_core_utils", "tokenizers")
-        if folder.is_dir():
-            return folder
-    return None
+    """Returns the vocabulary that `count_by` was told."""
+    if _load is None or (found := _load()) is None:
+        raise RuntimeError("no vocabulary: call count_by first")
+    return found

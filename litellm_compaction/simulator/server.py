@@ -1,10 +1,9 @@
-"""Serves a simulated LM Studio over HTTP: its listings, loading, and one request after the other."""
+"""Serves a simulated LM Studio over HTTP: its listings, and one request after the other."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import threading
 import time
@@ -19,9 +18,9 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 
 from .answer import Connection, Send
-from .catalog import find_model, load_config, openai_models, v1_models
+from .catalog import openai_models, v1_models
 from .inference import Inference
-from .messages import JsonObject, Refusal, bad_field, model_not_found, unknown_path
+from .messages import JsonObject, Refusal, bad_field, unknown_path
 from .rendering import load_vocabulary
 from .script import RequestRecord
 from .simulator import Simulator
@@ -128,39 +127,7 @@ class Application:
             return openai_models(simulator.models, loaded)
         if route == ("GET", "/api/v1/models"):
             return v1_models(simulator.models, loaded)
-        if route == ("POST", "/api/v1/models/load"):
-            return self._load(body or {})
-        if route == ("POST", "/api/v1/models/unload"):
-            return self._unload(body or {})
         return unknown_path(record.method, record.path)
-
-    def _load(self, body: JsonObject) -> JsonObject:
-        name, window = body.get("model"), body.get("context_length")
-        model = find_model(name, self.simulator.models) if isinstance(name, str) else None
-        if model is None:
-            raise model_not_found(str(name))
-        if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
-            raise bad_field("'context_length' must be an integer")
-        try:
-            instance = self.simulator.load(model.key, window)
-        except ValueError as error:
-            raise bad_field(str(error)) from error
-        kind = "embedding" if model.type == "embeddings" else "llm"
-        answer: JsonObject = {"type": kind, "instance_id": instance.id, "load_time_seconds": 0.0, "status": "loaded"}
-        if body.get("echo_load_config") is True:
-            # The documented fields of this answer have no `parallel`, unlike the list.
-            answer["load_config"] = {key: value for key, value in load_config(instance).items() if key != "parallel"}
-        return answer
-
-    def _unload(self, body: JsonObject) -> JsonObject:
-        instance_id = body.get("instance_id")
-        if not isinstance(instance_id, str):
-            raise bad_field("'instance_id' field is required and must be a string")
-        try:
-            self.simulator.unload(instance_id)
-        except KeyError as error:
-            raise model_not_found(instance_id) from error
-        return {"instance_id": instance_id}
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -182,7 +149,7 @@ _STOP_LIMIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    host: str
+    host: str = "127.0.0.1"
     port: int
 
     @property
@@ -193,7 +160,6 @@ class Address:
 @contextmanager
 def serve(
     simulator: Simulator,
-    host: str = "127.0.0.1",
     port: int = 0,
     application: Callable[[Simulator, CloseConnection], Application] = Application,
 ) -> Iterator[Address]:
@@ -205,14 +171,16 @@ def serve(
         OSError: the port is taken.
     """
     load_vocabulary()
-    listener = _listen(host, port)
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    # Answers are small; waiting for more to send takes 40 ms each.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = _Server(simulator, listener, application)
     thread = threading.Thread(target=server.run, name="simulator", daemon=True)
     thread.start()
     try:
         if not server.listening.wait(_START_LIMIT_S):
             raise RuntimeError(f"the simulator did not start within {_START_LIMIT_S} s")
-        yield Address(host=host, port=listener.getsockname()[1])
+        yield Address(port=listener.getsockname()[1])
     finally:
         server.stop()
         thread.join(_STOP_LIMIT_S)
@@ -220,22 +188,6 @@ def serve(
         simulator.forget_connections()
         if thread.is_alive():
             raise RuntimeError(f"the simulator did not stop within {_STOP_LIMIT_S} s")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    # asyncio turns Nagle's delay off only if the protocol is named; with it each request takes 40 ms more.
-    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
-    try:
-        if os.name == "posix":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
-    except BaseException:
-        # No other code knows the socket yet; Ctrl-C included.
-        listener.close()
-        raise
-    return listener
 
 
 class _Server:

@@ -25,14 +25,13 @@ class Simulator:
     _: KW_ONLY
     chunk_tokens: int = 1
     takes_any_name: bool = True
-    seed: int = 0
     script: Script | None = None
     requests: list[RequestRecord] = field(default_factory=list, init=False)
     instances: list[Instance] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._calls = 0
-        self._random = random.Random(self.seed)  # noqa: S311 - ids only
+        self._random = random.Random(0)  # noqa: S311 - ids only
         self._changed = threading.Condition()
 
     def load(

@@ -84,26 +84,36 @@ class StoredEvent(NamedTuple):
 
 
 class _OverRows:
-    """A part of a store. Every method may raise `StoreError`, and nothing else; a cancelled call finishes its work."""
+    """A part of a store. Every method may raise `StoreError`, and nothing else; a cancelled call finishes its work.
 
-    def __init__(self, rows: Rows) -> None:
+    Args:
+        box: encrypts compactions, their names and settings, where there is a master key; what is not from it counts as
+            not there then.
+    """
+
+    def __init__(self, rows: Rows, box: Box = NO_BOX) -> None:
         self.rows = rows
+        self._box = box
 
     async def _text(self, scope: str, key: str) -> str | None:
         rows = await self.rows.find(scope, [key])
         return _decoded(rows[0].body) if rows else None
 
+    async def _put(self, scope: str, key: str, body: bytes) -> None:
+        await self.rows.put(scope, key, self._box.locked(body, scope, key) if self._box.has_key else body)
+
+    def _body(self, row: Row) -> bytes | None:
+        """What was put; None if it is not from this box."""
+        if self._box.has_key:
+            return self._box.opened(row.body, row.scope, row.key)
+        return None if is_locked(row.body) else row.body
+
 
 class CompactionStore(_OverRows):
-    """Compactions by scope and covered hash.
-
-    Args:
-        box: encrypts them and their names, where there is a master key; what is not from it counts as not there then.
-    """
+    """Compactions by scope and covered hash."""
 
     def __init__(self, rows: Rows, box: Box = NO_BOX) -> None:
-        super().__init__(rows)
-        self._box = box
+        super().__init__(rows, box)
         self._is_told = False
 
     async def find(self, scope: str, hashes: Sequence[str], words_hashes: Sequence[str] = ()) -> list[Compaction]:
@@ -186,15 +196,6 @@ class CompactionStore(_OverRows):
         deleted = await self.rows.delete(scope=scope, before_s=unused_since_s, key=key)
         return sum(each.startswith(_COMPACTION) for each in deleted)
 
-    async def _put(self, scope: str, key: str, body: bytes) -> None:
-        await self.rows.put(scope, key, self._box.locked(body, scope, key) if self._box.has_key else body)
-
-    def _body(self, row: Row) -> bytes | None:
-        """What was put; None if it is not from this box."""
-        if self._box.has_key:
-            return self._box.opened(row.body, row.scope, row.key)
-        return None if is_locked(row.body) else row.body
-
     def _tell_unreadable(self) -> None:
         if not self._is_told:
             self._is_told = True
@@ -239,11 +240,12 @@ class SettingStore(_OverRows):
 
     async def get_setting(self, key: str) -> str | None:
         """The operator's choice under `key`: kept until it is replaced, whatever happens to the rest."""
-        return await self._text(SETTINGS, key)
+        body = next((self._body(row) for row in await self.rows.find(SETTINGS, [key])), None)
+        return None if body is None else _decoded(body)
 
     async def put_setting(self, key: str, text: str) -> None:
         """Keeps a choice; no time to live, no bound, and `delete` leaves it alone."""
-        await self.rows.put(SETTINGS, key, encode_text(text))
+        await self._put(SETTINGS, key, encode_text(text))
 
 
 class EventLog(_OverRows):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,10 @@ import pytest
 
 from litellm_compaction.cli.doctor import _judgement
 from litellm_compaction.cli.running import Running, told
-from litellm_compaction.events import event_to_json
 from litellm_compaction.proxy.config_check import note, problem
-from litellm_compaction.proxy.litellm_inside.seam import LACKS
-from litellm_compaction.stores import open_store
 from tests.cli.conftest import GPT_OSS, QWEN, Check, at, config, deployment
 from tests.integration.plain_server import PlainServer
 from tests.lmstudio_double import Address, Model, Simulator, serve
-from tests.test_events import event
 
 pytestmark = pytest.mark.usefixtures("without_lm_studio")
 
@@ -61,9 +55,9 @@ WRITTEN = {"compaction": {"enabled": True, "context_length": 4096}}
             1,
             ["guarded  not known", "does not answer: start it; if it is not LM Studio, write"],
         ),
-        (QWEN, "{}/v1", {}, 1, ["guarded  no: its provider is not LM Studio; write", f"model: lm_studio/{QWEN}`"]),
-        ("openai/gpt-5", None, {}, 1, ["guarded  no: its provider", "✗ model_list: no deployment is guarded"]),
-        ("openai/gpt-5", "https://api.example.com/v1", {}, 1, ["guarded  no: its provider is not LM Studio; write"]),
+        (QWEN, "{}/v1", {}, 1, ["guarded  no: its server is not LM Studio; write", f"model: lm_studio/{QWEN}`"]),
+        ("openai/gpt-5", None, {}, 1, ["guarded  no: its server", "✗ model_list: no deployment is guarded"]),
+        ("openai/gpt-5", "https://api.example.com/v1", {}, 1, ["guarded  no: its server is not LM Studio; write"]),
         ("openai/gpt-4o", None, OPTED_IN, 0, ["128,000 tokens, from model_map"]),
         ("openrouter/x", None, OPTED_IN, 0, ["from default", "assumed to be 128,000 tokens: write"]),
         (
@@ -148,33 +142,6 @@ def test_settings_that_work_against_the_plug_in_are_notes(check: Check, simulato
     assert "after 60 s" in found
     assert simulator.sdk.faults() == []
     simulator.wait_until(lambda: simulator.sdk.open_sockets() == [])
-
-
-def test_what_the_proxies_know_is_told(check: Check, address: Address, tmp_path: Path) -> None:
-    """A model whose summaries say nothing, from the history that they keep; and what their LiteLLM lacks."""
-    url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
-
-    async def keep() -> None:
-        store = open_store(url, ttl_s=3600.0, max_bytes=1 << 20)
-        for number in range(6):
-            row = event("fallback", pruning_model="tiny", reason="loop")
-            await store.add_event(time.time() + number, event_to_json(row))
-        await store.put_fact(*LACKS, "Router.registry is missing.\nproxy_server.app is missing, too.")
-        await store.aclose()
-
-    asyncio.run(keep())
-    code, found = check(config(deployment(params=at(address)), settings={"store": url}))
-    assert code == 1
-    assert "✗ LiteLLM: the proxy that runs with this store, or ran last, says: Router.registry is missing." in found
-    assert "· pruning_model: tiny: " in found
-    assert "6 of 6" in found
-
-
-def test_a_store_that_does_not_answer_is_a_problem(check: Check, address: Address) -> None:
-    """It passes by itself; its password is not shown."""
-    settings = {"store": "redis://:hunter2@127.0.0.1:9"}
-    code, found = check(config(deployment(params=at(address)), settings=settings))
-    assert (code, "✗ store: " in found, "hunter2" in found) == (1, True, False)
 
 
 def test_it_looks_at_what_up_runs(

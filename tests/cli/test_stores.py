@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.cli import main, stores
+from litellm_compaction.cli import main
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.stores import digest, open_originals, open_store
 from tests.cli.conftest import config
 from tests.recall.test_lookup import BIRD
 from tests.stores.compactions import compaction
-from tests.stores.made import MemoryStore
 from tests.stores.test_originals import covered, kept, talk
 
 SECRET = "sk-of-the-environment"
@@ -206,37 +205,14 @@ def test_without_originals_it_says_how_to_have_them(run: Run, tmp_path: Path) ->
 def test_events_are_lines_for_people_and_json_for_programs(run: Run) -> None:
     """Oldest first, as the log has them, with the record's id; another version's are told as such."""
     compacted, alarm, future = run("events").splitlines()
-    assert " compacted model=lm_studio/qwen phase=pre_request 10600/8192 tokens" in compacted
-    assert compacted.endswith("excerpts=3 excerpt_tokens=1412 record=aaaa after=bbbb")
-    assert "  truncation_alarm model=qwen " in alarm
+    assert "  aaaa              compacted model=lm_studio/qwen phase=pre_request 10600/8192 tokens" in compacted
+    assert compacted.endswith("excerpts=3 excerpt_tokens=1412")
+    assert "truncation_alarm model=qwen " in alarm
     assert future.endswith("(written by another version)")
     first, second, third = map(json.loads, run("events", "--json").splitlines())
     assert (first["number"], first["event"], first["tokens_before"]) == (1, "compaction", 10_600)
     assert second["event"] == "truncation_alarm"
     assert third == {"number": 3, "event": "from the future"} == json.loads(run("events", "--json", "--last", "1"))
-
-
-class _Later(MemoryStore):
-    """Has new events whenever it is asked again: two, none, one; then its reader is interrupted."""
-
-    left = (2, 0, 1)
-
-    async def events(self, **asked: Any) -> Any:
-        if "after" in asked:
-            if not self.left:
-                raise KeyboardInterrupt
-            number, *self.left = self.left  # type: ignore[assignment]
-            for _ in range(number):
-                await self.add_event(time.time(), EVENTS[0])
-        return await super().events(**asked)
-
-
-def test_follow_goes_on_until_interrupted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each new event once, in order, however many come between two looks."""
-    monkeypatch.setattr(stores, "_POLL_S", 0)
-    monkeypatch.setattr(stores, "chosen", lambda *_: stores.Opened(_Later(ttl_s=100, max_bytes=100_000), None))
-    assert main(["events", "--follow", "--json"]) == 130
-    assert [json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()] == [1, 2, 3]
 
 
 def test_the_config_names_the_store(run: Run, path: Path, write: Callable[[Any], Path]) -> None:

@@ -46,7 +46,7 @@ _REAL, _ITS_OWN = "lm_studio/qwen/qwen3-8b", f"lm_studio/{SIMULATED_MODEL}"
         ),
         (_REAL, None, False, "", "Waiting for LM Studio .* names qwen/qwen3-8b"),
         (_REAL, None, True, "", "has simulated-.* only"),
-        ("lm_studio/*", "http://127.0.0.1:9", False, "", "No LM Studio answers"),
+        ("lm_studio/*", "http://127.0.0.1:9", False, "", "Waiting for LM Studio at http://127.0.0.1:9, .*--lm-studio"),
         ("lm_studio/*", "http://127.0.0.1:9", True, "", "--lm-studio names a server"),
     ],
 )

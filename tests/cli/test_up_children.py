@@ -6,10 +6,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
+from litellm_compaction.cli import proxy_process
 from litellm_compaction.cli.proxy_process import running, usable_port
 from litellm_compaction.errors import CompactionError
 
@@ -23,11 +24,12 @@ def test_a_taken_port_is_refused() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGTERM is a signal of POSIX")
-def test_a_stop_signal_ends_the_child_too() -> None:
+def test_a_stop_signal_ends_the_child_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-C does: the block ends, and the child with it."""
     before = signal.getsignal(signal.SIGTERM)
-    waits = [sys.executable, "-c", "input()"]
-    with pytest.raises(KeyboardInterrupt), running(waits, os.environ, output=subprocess.DEVNULL) as child:  # noqa: PT012
+    monkeypatch.setattr(proxy_process, "_RUN_LITELLM", "import signal; signal.pause()")
+    proxy = running(Path("config.yaml"), "127.0.0.1", 0, os.environ, output=subprocess.DEVNULL)
+    with pytest.raises(KeyboardInterrupt), proxy as child:  # noqa: PT012
         signal.raise_signal(signal.SIGTERM)
         child.wait()
     assert child.returncode is not None

@@ -98,7 +98,7 @@ async def lm_studio(
             rpc = LMStudioRpc(is_on=asks, timeout_s=1.0)
             bench = Bench(counter=TokenCounter(), windows=Windows(cache_s=1000.0, rpc=rpc))
             try:
-                yield Server(simulator, bench, http, f"http://{address.host}:{address.port}", key)
+                yield Server(simulator, bench, http, address.base_url, key)
             finally:
                 await bench.compactor.aclose()
 

@@ -3,7 +3,6 @@
 It adds to the simulator's application the protocol of LM Studio's SDKs, older versions, llama.cpp's faces, and faults.
 """
 
-from litellm_compaction.simulator.rendering import count_by
 from litellm_compaction.simulator.server import Address
 
 from .catalog import Instance, Model
@@ -39,7 +38,6 @@ __all__ = [
     "SdkMode",
     "SdkSocket",
     "Simulator",
-    "count_by",
     "numbered_words",
     "serve",
     "summary_of_facts",

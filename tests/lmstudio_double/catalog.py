@@ -108,7 +108,7 @@ def _bare(name: str) -> str:
 _MATCHES: tuple[Callable[[str, Model, str], bool], ...] = (
     lambda name, model, own_id: name == own_id,
     lambda name, model, own_id: name == model.key,
-    lambda name, model, own_id: name in model.all_variants(),
+    lambda name, model, own_id: name == model.variant,
     lambda name, model, own_id: _without_quantization(name) == _without_quantization(model.key),
     lambda name, model, own_id: bool(_bare(name)) and _bare(name) == _bare(model.key),
     lambda name, model, own_id: name.lower() == own_id.lower(),

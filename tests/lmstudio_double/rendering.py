@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import os
+from pathlib import Path
 from typing import Literal
+from unittest import mock
+
+import tiktoken
 
 from litellm_compaction.simulator.rendering import (
     TOOLS_AFTER,
@@ -12,6 +18,7 @@ from litellm_compaction.simulator.rendering import (
     Block,
     Prompt,
     count,
+    count_by,
     decode,
     encode,
     load_vocabulary,
@@ -19,6 +26,18 @@ from litellm_compaction.simulator.rendering import (
 )
 
 __all__ = ["TEMPLATE", "Overflow", "count", "decode", "encode", "keep_tokens", "load_vocabulary", "truncate_middle"]
+
+
+def _o200k() -> tiktoken.Encoding:
+    """The vocabulary that LiteLLM ships: not the one that the counter under test has for any model's name."""
+    spec = importlib.util.find_spec("litellm")
+    assert spec is not None
+    [root] = spec.submodule_search_locations or ()
+    with mock.patch.dict(os.environ, TIKTOKEN_CACHE_DIR=str(Path(root, "litellm_core_utils", "tokenizers"))):
+        return tiktoken.get_encoding("o200k_base")
+
+
+count_by(_o200k)
 
 Overflow = Literal["truncate_middle", "error_400_string", "error_400_object", "error_event", "empty"]
 

@@ -112,7 +112,7 @@ class Application(simulated.Application):
 
 
 @contextmanager
-def serve(simulator: Simulator, host: str = "127.0.0.1", port: int = 0) -> Iterator[Address]:
+def serve(simulator: Simulator, port: int = 0) -> Iterator[Address]:
     """As the simulator's."""
-    with simulated.serve(simulator, host, port, Application) as address:
+    with simulated.serve(simulator, port, Application) as address:
         yield address

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.lmstudio_double import Model
-from tests.simulator.bench import KEY, Bench, BenchFactory, user
+from tests.simulator.bench import KEY, BenchFactory, user
 
 OTHER = Model("google/gemma-4-12b", publisher="google", architecture="gemma4", type="vlm")
 
@@ -25,17 +25,6 @@ def test_v0_list_has_a_loaded_window_only_when_loaded(bench: BenchFactory) -> No
     assert (first["state"], first["loaded_context_length"]) == ("loaded", 6000)
     assert (second["state"], second["type"], second["arch"]) == ("not-loaded", "vlm", "gemma4")
     assert "loaded_context_length" not in second
-
-
-def test_load_and_unload_through_the_api(served: Bench) -> None:
-    """Loading echoes its configuration on request, a second load is `key:2`, and unloading removes it."""
-    load = {"model": KEY, "context_length": 16384, "echo_load_config": True}
-    loaded = served.client.post("/api/v1/models/load", json=load).json()
-    assert (loaded["instance_id"], loaded["load_config"]["context_length"]) == (f"{KEY}:2", 16384)
-    assert "load_config" not in served.client.post("/api/v1/models/load", json={"model": KEY}).json()
-    unload = served.client.post("/api/v1/models/unload", json={"instance_id": f"{KEY}:2"})
-    assert unload.json() == {"instance_id": f"{KEY}:2"}
-    assert [instance.id for instance in served.simulator.instances] == [KEY, f"{KEY}:3"]
 
 
 def test_a_key_means_its_first_instance(bench: BenchFactory) -> None:
