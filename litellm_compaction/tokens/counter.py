@@ -195,8 +195,11 @@ class TokenCounter:
         return 0 < prompt_tokens < _CUT_RATIO * count.low and count.low >= _LEAST_CUT_TOKENS
 
     def may_be_cut(self, count: Estimate, prompt_tokens: int) -> bool:
-        """Returns True if the server's number is so far below ours that a part of the prompt may be missing."""
-        return 0 < prompt_tokens < _DOUBTFUL_RATIO * count.low and count.low >= _LEAST_CUT_TOKENS
+        """Returns True if a part of the prompt may be missing by the server's number: it is below what we expect.
+
+        That alone alarms of nothing, since a stand-in counts far too much of some texts: its window says more.
+        """
+        return 0 < prompt_tokens < _DOUBTFUL_RATIO * count.tokens and count.tokens >= _LEAST_CUT_TOKENS
 
 
 def _chars(request: Request) -> int:
