@@ -511,7 +511,11 @@ class Answer:
             except CompactionError:
                 return None
             self._plan = asked, plan
-        return self._plan[1]
+        plan = self._plan[1]
+        if relay.is_doubted and self._is_last and isinstance(plan.prepared, CompactionNeeded):
+            # Behind a bound made for doubt it goes on as it is, or ends: the compactions are used up.
+            return None
+        return plan
 
     def _room_tokens(self, prepared: PreparedRequest, relay: Relay) -> int:
         """The least room that the rest of the answer must have.

@@ -187,13 +187,15 @@ class UpstreamError(Exception):
         text: the body, for recognizing an overflow; never logged.
         response: the carrier's own error object, to be passed on unchanged.
         status: of HTTP, or in the error itself; None for none.
+        is_inside: it came inside an answer, whose request the server had accepted.
     """
 
-    def __init__(self, text: str, response: Any = None, *, status: int | None = None) -> None:
+    def __init__(self, text: str, response: Any = None, *, status: int | None = None, is_inside: bool = False) -> None:
         super().__init__("the upstream server reported an error")
         self.text = text
         self.response = response
         self.status = status
+        self.is_inside = is_inside
 
     @property
     def may_pass(self) -> bool:

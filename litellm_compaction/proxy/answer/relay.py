@@ -226,7 +226,8 @@ class Relay:
         if self.overflow is None:
             return False
         self.end, self.error = "overflow", error
-        self.refusal = "crash" if is_crash(error.text) else f"http_{error.status}" if error.status else "error"
+        named = "error_event" if error.is_inside else f"http_{error.status}" if error.status else "error"
+        self.refusal = "crash" if is_crash(error.text) else named
         return True
 
     def completion_tokens(self) -> int:
@@ -390,11 +391,9 @@ class Relay:
         code = said.get("code") if isinstance(said, Mapping) else None
         # The server has accepted the request: without a number of its own it failed over its work.
         status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
-        error = UpstreamError(json.dumps(said, default=str)[:ERROR_BYTES], chunk, status=status)
+        error = UpstreamError(json.dumps(said, default=str)[:ERROR_BYTES], chunk, status=status, is_inside=True)
         if not self.has_overflowed(error):
             self.end, self.error = "failed", error
-        elif not is_crash(error.text):
-            self.refusal = "error_event"
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
         found = {name: text for name in REASONING_FIELDS if isinstance(text := delta.get(name), str) and text}

@@ -262,7 +262,7 @@ def _as_chunk(response: httpx.Response) -> tuple[Chunk, bool]:
     if chunk is None or not choices:
         # An error inside of 200 would be an empty stream to LiteLLM.
         refused = httpx.Response(502, json=short_error(text))
-        raise UpstreamError(text, refused, status=refused.status_code)
+        raise UpstreamError(text, refused, status=refused.status_code, is_inside=True)
     delta = choices[0].get("delta") or {}
     calls = [{**call, "index": at} for at, call in enumerate(delta.get("tool_calls") or ())]
     first = {**choices[0], "index": 0, "delta": {**delta, "tool_calls": calls} if calls else delta}
