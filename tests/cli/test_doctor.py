@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from litellm_compaction.cli.doctor import _judgement
 from litellm_compaction.cli.running import Running, told
+from litellm_compaction.master_key import known_master_key
 from litellm_compaction.proxy.config_check import note, problem
 from litellm_compaction.proxy.litellm_inside.seam import LACKS
 from litellm_compaction.proxy.live_settings import KEY
@@ -204,7 +206,7 @@ def test_what_the_proxies_know_is_told(check: Check, address: Address, tmp_path:
     url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
 
     async def keep() -> None:
-        store = open_store(url, ttl_s=3600.0, max_bytes=1 << 20)
+        store = open_store(url, ttl_s=3600.0, max_bytes=1 << 20, secret=lambda: known_master_key(os.environ))
         await store.put_fact(*LACKS, "Router.registry is missing.\nproxy_server.app is missing, too.")
         await store.put_setting(KEY, '{"mode": "observe"}')
         await store.aclose()

@@ -18,6 +18,7 @@ import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from tests.builders import prose
+from tests.constants import written_beside
 from tests.integration.bench import SUMMARY, Bench, Group, is_question, is_summary_call, open_bench
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
@@ -129,7 +130,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -
         # A key's tokens count for an hour, so that no slow answer outlives its minute.
         environ={**rows.environ, "LITELLM_RATE_LIMIT_WINDOW_SIZE": "3600"},
         litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "recorder.handler"]},
-        callback_settings={"litellm_compaction": settings},
+        callback_settings={"litellm_compaction": written_beside(folder, settings)},
         general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
