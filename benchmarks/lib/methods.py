@@ -28,7 +28,7 @@ from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
-from litellm_compaction.tokens.estimate import Estimate
+from litellm_compaction.tokens.estimate import Estimate, Span
 from tests.engine.bench import Bench, Clock, FakeAsk, FakeCounter
 
 _SUMMARY_TOKENS = 800
@@ -48,7 +48,9 @@ class _Counter(FakeCounter):
         tokens = tools_tokens + sum(sizes)
         return Estimate.exactly(tokens, sizes, tools_tokens=tools_tokens)
 
-    def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
+    def text_counter(
+        self, target_key: str, family: Family, *, asker: str = "", text: Span | None = None
+    ) -> Callable[[str], int]:
         return count
 
 

@@ -186,7 +186,10 @@ class Asker:
                 if count.is_told:
                     return count
                 continue
-            is_hopeless = not _certain(measured.budget).fits(int(count.low * _HOPELESS_RATIO))
+            # A part says how long a summary's prompt may be, as long as no number of the server is known.
+            is_hopeless = count.text.is_confirmed and not _certain(measured.budget).fits(
+                int(count.low * _HOPELESS_RATIO)
+            )
             if surely_fits(count, measured.window.tokens) or is_hopeless:
                 return count
             found = await self._part(measured, request, count, part)

@@ -299,7 +299,7 @@ class RequestMeasurer:
     ) -> MeasuredRequest:
         if count.tokens > _COMPACTED_BEFORE_RATIO * window.tokens:
             request = replace(request, messages=marked(request.messages))
-        count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker)
+        count_text = self._counter.text_counter(context.target.key, family, asker=context.target.asker, text=count.text)
         # A request made of this one begins otherwise: the server's number for its beginning is no help for that.
         sizes = tuple(math.ceil(size * count.other_ratio) for size in count.sizes)
         conversation = Conversation(
@@ -321,7 +321,7 @@ class RequestMeasurer:
                 rules=context.rules(reasons=family.reasons),
                 window_tokens=window.tokens,
                 floor_tokens=conversation.floor_tokens,
-                likely_ratio=count.other_likely_ratio,
+                likely_ratio=count.made_likely_ratio,
                 own_likely_ratio=count.likely_ratio,
                 fixed_tokens=conversation.prefix_tokens,
             ).with_trigger(context.threshold_tokens),

@@ -105,19 +105,22 @@ class TokenCounter:
         """Loads vocabulary and templates, so that no request is the first one: some calls hold the interpreter lock."""
         await usable_soon(family)
 
-    def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
+    def text_counter(
+        self, target_key: str, family: Family, *, asker: str = "", text: Span | None = None
+    ) -> Callable[[str], int]:
         """Counts texts by themselves, without any template around them: in the caller's thread, 0.03 s at most.
 
-        Of a long text eight pieces stand for all of it: whatever is sent is counted as a request before.
+        Of a long text eight pieces stand for all of it: whatever is sent is counted as a request before. It counts as
+        an estimate does whose `text` is given.
         """
         texts = self._texts.of(asker)
 
-        def count_text(text: str) -> int:
+        def count_text(content: str) -> int:
             usual = usable(family)
             place: Place = "digits apart" if usual.single_digits and not usual.owns_vocabulary else "alone"
-            (tokens,) = texts.sampled(usual.vocabulary, [text], place)
-            own = Own((), rendered=bool(usual.template))
-            return ceil(tokens * max(1.0, self._text(target_key, usual, own).usual))
+            (tokens,) = texts.sampled(usual.vocabulary, [content], place)
+            span = text or self._text(target_key, usual, Own((), rendered=bool(usual.template)))
+            return ceil(tokens * max(1.0, span.usual))
 
         return count_text
 

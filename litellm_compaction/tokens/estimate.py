@@ -117,6 +117,7 @@ class Estimate:
         tools_tokens: the schemas and the instructions that come with them.
         overhead_tokens: of the template, around the conversation.
         other_ratio: by how much sizes may be larger in a prompt that does not begin as this one does, at least 1.
+        made_likely_ratio: so many times its estimate may a prompt take that is made of this one, before it is counted.
         text: what the server makes of text.
         own: our count, before anything was known of the server.
         method: of our count; lessons hold only for counts made in the same way.
@@ -132,6 +133,7 @@ class Estimate:
     tools_tokens: int = 0
     overhead_tokens: int = 0
     other_ratio: float = 1.0
+    made_likely_ratio: float = 1.0
     text: Span = _EXACTLY
     own: Own = _NOTHING
     method: str = ""
@@ -225,10 +227,13 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
     high = base_tokens + spread + (more + new.hidden) * most_ratio + media_high
     media = own.amounts.media
     factor = max(0.0, usual - media * price.usual) / max(1.0, own.tokens - media)
-    if is_same and factor > 0:
+    ratio = made_ratio = text.high / text.usual
+    if told is not None:
         # What is made of a prompt that the server has counted has its text in it.
-        ratio = min(text.high / text.usual, _SAME_TEXT_RATIO)
-        text = Span(factor / ratio, factor, factor * ratio, is_confirmed=text.is_confirmed)
+        share = min(1.0, told.amounts.text / max(1.0, own.amounts.text))
+        made_ratio += share * (min(ratio, _SAME_TEXT_RATIO) - ratio)
+    if is_same and factor > 0:
+        text = Span(factor / made_ratio, factor, factor * made_ratio, is_confirmed=text.is_confirmed)
     parts = zip(own.sizes, own.media, strict=True) if own.media else ((size, 0.0) for size in own.sizes)
     sizes = tuple(int((size - part) * factor + part * price.usual) for size, part in parts)
     tools_tokens = int(own.tools_tokens * factor)
@@ -242,6 +247,7 @@ def estimated(own: Own, told: Told | None, text: Span, price: Span) -> Estimate:
         tools_tokens=tools_tokens,
         overhead_tokens=tokens - tools_tokens - sum(sizes),
         other_ratio=max(1.0, text.usual / max(factor, 0.01)),
+        made_likely_ratio=made_ratio,
         text=text,
         own=own,
         told=told,

@@ -19,7 +19,7 @@ from litellm_compaction.stores import Board, Originals
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.estimate import Estimate
+from litellm_compaction.tokens.estimate import Estimate, Span
 from litellm_compaction.tokens.known import fingerprints
 from litellm_compaction.windows.windows import Target, Windows
 from tests.builders import JsonDict, broken_promises, count, parsed, size
@@ -63,7 +63,9 @@ class FakeCounter(TokenCounter):
             prints=fingerprints(request, asker),
         )
 
-    def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
+    def text_counter(
+        self, target_key: str, family: Family, *, asker: str = "", text: Span | None = None
+    ) -> Callable[[str], int]:
         return count
 
     def learn(self, target_key: str, counted: Estimate, prompt_tokens: int, *, label: str = "") -> None:
