@@ -25,6 +25,8 @@ _MAX_RECENT = 256
 # Numbers so far below the least that we expect are those of cut prompts, if the prompts are longer than this.
 _CUT_RATIO, _DOUBTFUL_RATIO, _LEAST_CUT_TOKENS = 0.85, 0.98, 1024
 # A server may add a system message of its own to a short prompt.
+# No template leaves out more of a prompt; a server whose number is lower does not count it.
+_MOST_LEFT_OUT = 50
 _MOST_ADDED_TOKENS = 512
 # No model is loaded with a window that cuts so few.
 _UNCUT_TOKENS = 2048
@@ -182,7 +184,13 @@ class TokenCounter:
         Returns:
             False if no vocabulary explains the number.
         """
-        if not count.fingerprint or not 0 < prompt_tokens <= MOST_RATIO * (count.own.tokens + count.own.hidden_tokens):
+        own = count.own
+        is_possible = (
+            own.tokens
+            < _MOST_LEFT_OUT * prompt_tokens
+            <= _MOST_LEFT_OUT * MOST_RATIO * (own.tokens + own.hidden_tokens)
+        )
+        if not count.fingerprint or not is_possible:
             return False
         self._compare(target_key, "", count, prompt_tokens)
         self._note(target_key, count, prompt_tokens, is_sure=True)
