@@ -6,13 +6,12 @@ becomes `DeploymentSettings`, and `Settings.for_deployment` joins the two.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
 import regex
 from pydantic import (
@@ -20,14 +19,15 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
-    create_model,
     field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
 
-from litellm_compaction.core.budget import RESERVES_MAX_RATIO
+from litellm_compaction.constants import Constants
+from litellm_compaction.core.budget import RESERVE_MAX_RATIO
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.places import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, parse_redis, store_url
@@ -67,51 +67,13 @@ def _choices(parts: Sequence[object]) -> tuple[str, ...]:
     return ()
 
 
-# A longer instruction takes a small model's window from the conversation.
-_MAX_BYTES = 16 * 1024
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-
-
-@functools.lru_cache(maxsize=64)
-def read_prompt(strategy: StrategyName, path: str) -> str:
-    """The prompt in the file `path`, with the placeholders of `strategy`; read once in the life of a process.
-
-    Raises:
-        ValueError: it cannot be read, or its placeholders are not the strategy's; says what is allowed.
-    """
-    file = Path(path).expanduser()
-    try:
-        with file.open("rb") as opened:
-            data = opened.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"{strategy}: {path}: {error.strerror}; allowed: a readable text file") from None
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"{strategy}: {path}: longer than allowed: {_MAX_BYTES} bytes")
-    try:
-        text = data.decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        raise ValueError(f"{strategy}: {path}: allowed: text in UTF-8") from None
-    required, optional = STRATEGIES[strategy].placeholders
-    found = set(_PLACEHOLDER.findall(text))
-    unknown = sorted(found - {*required, *optional})
-    missing = [name for name in required if name not in found]
-    if unknown or missing:
-        wrong = [*(f"unknown placeholder {{{name}}}" for name in unknown), *(f"without {{{name}}}" for name in missing)]
-        known = ", ".join(f"{{{name}}}" for name in required)
-        more = ", ".join(f"{{{name}}}" for name in optional)
-        raise ValueError(f"{strategy}: {path}: {', '.join(wrong)}; required: {known}; allowed besides: {more}")
-    return text
-
-
 Mode = Literal["guard", "observe", "off"]
 Ratio = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 SAME_MODEL = "__same__"
 AUTO_TOKENIZER = "auto"
-RESERVES = ("system_reserve_tokens", "output_reserve_tokens", "safety_buffer_tokens")
 # A trigger below this would compact every request.
 _LEAST_THRESHOLD_TOKENS = 256
-_Reserve = Annotated[int, Field(ge=0, le=10_000_000)]
 # SQLite's own `:memory:` would be lost with each of our connections, and we do not read options after `?`.
 _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 
@@ -120,26 +82,14 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     @field_validator(
-        *("admission", "background", "keep_originals", "mode", "notices", "page", "recall", "redact"),
+        *("admission", "background", "keep_originals", "mode", "notices", "page", "recall"),
         mode="before",
         check_fields=False,
     )
     @classmethod
-    def _yaml_off(cls, value: object) -> object:
-        # YAML 1.1 reads a bare `off` as false.
-        return "off" if value is False else value
-
-    @field_validator("page", "redact", mode="before", check_fields=False)
-    @classmethod
-    def _yaml_on(cls, value: object) -> object:
-        return "on" if value is True else value
-
-    @field_validator("threshold_tokens", check_fields=False)
-    @classmethod
-    def _threshold_is_off_or_large(cls, value: int | None) -> int | None:
-        if value is not None and 0 < value < _LEAST_THRESHOLD_TOKENS:
-            raise ValueError(f"allowed: 0 (the ratio decides), or at least {_LEAST_THRESHOLD_TOKENS} tokens")
-        return value
+    def _yaml_words(cls, value: object) -> object:
+        # YAML 1.1 reads a bare `off` as false, and `on` as true.
+        return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 _SETTINGS_PLACE = "callback_settings.litellm_compaction"
@@ -157,123 +107,126 @@ _PRUNING_MODEL = Live(
     "Pruning model",
     "Model used to compact conversation history when approaching the context limit. Choose a fast, capable model.",
 )
-# Marks a setting that a deployment may have of its own.
-_OF_DEPLOYMENT = object()
 
 
-class Settings(_Section):
-    """Global settings under `callback_settings: litellm_compaction:`."""
+class _OwnSettings(_Section):
+    """What a deployment may set for itself, too."""
 
-    pruning_model: Annotated[str, _PRUNING_MODEL, _OF_DEPLOYMENT] = Field(
+    pruning_model: Annotated[str, _PRUNING_MODEL] = Field(
         SAME_MODEL,
         min_length=1,
         description="`model_name` that writes summaries; `__same__`: the model that answers.",
     )
-    strategy: Annotated[StrategyName, Live("Strategy"), _OF_DEPLOYMENT] = Field(
+    strategy: Annotated[StrategyName, Live("Strategy")] = Field(
         "summary",
         description="How the old part is condensed. summary: a record, then recent messages. prune: the model "
         "chooses the messages to drop. handoff: a record and the last request.",
     )
-    notices: Annotated[Literal["auto", "content", "reasoning", "off"], Live("Notices"), _OF_DEPLOYMENT] = Field(
+    notices: Annotated[Literal["auto", "content", "reasoning", "off"], Live("Notices")] = Field(
         "auto",
         description="Where a streaming client reads of a compaction. auto: people (browsers, Open WebUI with "
         "its user headers) in the text; programs in a thought before the answer, or at the end of "
         "a cut one. content, reasoning: always there. off: nowhere.",
     )
-    mode: Annotated[Mode, Live("Mode"), _OF_DEPLOYMENT] = Field(
+    mode: Annotated[Mode, Live("Mode")] = Field(
         "guard",
         description="guard: compacts. observe: only logs and counts the compactions that it would make. off: disabled.",
     )
-    pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above"), _OF_DEPLOYMENT] = Field(
+    pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above")] = Field(
         0.80,
         description="Compact before sending if prompt + output buffer are above this share of the window.",
     )
-    streaming_ratio: Annotated[Ratio, Live("Carry an answer over at"), _OF_DEPLOYMENT] = Field(
+    streaming_ratio: Annotated[Ratio, Live("Carry an answer over at")] = Field(
         0.90, description="Stop, compact and continue a running answer at this share of the window."
     )
-    # Windows of 8,192 tokens and more leave thoughts of 500 to 4,000 alone (an estimate, no measurement). At 0.25 only
-    # those of 16,000 would; above 0.5 the streaming limit comes first, behind any prompt that was compacted (0.4).
-    reasoning_budget_ratio: Annotated[float, Live("End a thought at"), _OF_DEPLOYMENT] = Field(
-        0.50,
-        ge=0.0,
-        le=1.0,
-        description="Share of the window for the thinking before one answer; then the thought is ended and "
-        "the model answers. 0: only the window ends it. A client's own budget comes first; a "
-        "request for high effort has no limit but the window.",
-    )
-    target_ratio: Annotated[Ratio, Live("Compact down to"), _OF_DEPLOYMENT] = Field(
+    target_ratio: Annotated[Ratio, Live("Compact down to")] = Field(
         0.40, description="Share of the window that a compaction shrinks to. Low, so that compactions are rare."
     )
-    output_buffer_ratio: Annotated[float, Live("Set aside for the answer"), _OF_DEPLOYMENT] = Field(
-        0.20, ge=0.0, lt=1.0, description="Share of the remaining window that is set aside for the answer."
-    )
-    output_buffer_min_tokens: int = Field(
-        1000, ge=0, description="Least tokens set aside for the answer; at most 10 % of the window."
-    )
-    threshold_tokens: Annotated[int, _OF_DEPLOYMENT] = Field(
+    threshold_tokens: int = Field(
         0,
         ge=0,
         le=100_000_000,
         description="Compact above this many tokens of conversation (system messages and tools not counted). "
-        "Replaces the ratio and the reserves. 0: off. A prompt that does not fit is always "
+        "Replaces the ratio and the reserve. 0: off. A prompt that does not fit is always "
         "compacted.",
     )
-    system_reserve_tokens: Annotated[_Reserve, _OF_DEPLOYMENT] = Field(
+    reserve_tokens: int = Field(
         0,
-        description="Part of the window for system messages and tools. With any reserve set, compaction begins at "
-        "`pre_request_ratio` of (window − reserves), and the output buffer is not added.",
+        ge=0,
+        le=10_000_000,
+        description="Part of the window that no conversation may take. With it compaction begins at "
+        "`pre_request_ratio` of (window − reserve), and the output buffer is not added. It counts for 75 % of the "
+        "window at most.",
     )
-    output_reserve_tokens: Annotated[_Reserve, _OF_DEPLOYMENT] = Field(
-        0, description="Part of the window for the answer; see above."
+    tokenizer: str = Field(
+        AUTO_TOKENIZER,
+        min_length=1,
+        description="Counts prompts: the path of a model's tokenizer.json, or of its folder; the name of a "
+        "similar model (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: the vocabularies in "
+        "this package, by the model's architecture and name.",
     )
-    safety_buffer_tokens: Annotated[_Reserve, _OF_DEPLOYMENT] = Field(
-        0, description="Part of the window that stays free; see above. All reserves count for 75 % of it at most."
+    background: Literal["off", "idle"] = Field(
+        "idle",
+        description="idle: write a conversation's next record ahead, while its server is idle; the next "
+        "request ends that call. At most 20 an hour for each tenant and model. Only for local "
+        "servers whose every user the proxy sees: off if other programs use them.",
     )
+    keep_originals: Literal["off", "compacted"] = Field(
+        "off",
+        description="compacted: keep the messages that a compaction covers, encrypted with the master key, "
+        "for look-ups (docs/recall.md). off: keep none.",
+    )
+    recall: Literal["off", "tool", "auto"] = Field(
+        "auto",
+        description="How a model finds kept messages; needs `keep_originals`. tool: a compacted request with "
+        "tools gets one more tool, and the proxy answers its calls. auto: the same; a request "
+        "without tools gets quotations about the person's newest words. off: nothing.",
+    )
+
+    @field_validator("threshold_tokens")
+    @classmethod
+    def _threshold_is_off_or_large(cls, value: int) -> int:
+        if 0 < value < _LEAST_THRESHOLD_TOKENS:
+            raise ValueError(f"allowed: 0 (the ratio decides), or at least {_LEAST_THRESHOLD_TOKENS} tokens")
+        return value
+
+
+class DeploymentSettings(_OwnSettings):
+    """`model_info: compaction:` of one deployment; of what it leaves out the global settings decide."""
+
+    enabled: bool | None = Field(
+        None, description="true: guard it, also if it is not LM Studio. false: leave this deployment alone."
+    )
+    context_length: int | None = Field(
+        None,
+        ge=256,
+        le=100_000_000,
+        description="Window in tokens, used only if the server itself tells none.",
+    )
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """The global settings that it has values of its own for."""
+        return {name: getattr(self, name) for name in _OwnSettings.model_fields if name in self.model_fields_set}
+
+
+class Settings(_OwnSettings):
+    """Global settings under `callback_settings: litellm_compaction:`."""
+
     keep_recent_messages: int = Field(
         5, ge=1, le=1000, description="Messages at the end that stay verbatim if they fit."
     )
-    keep_images: int = Field(
-        3,
-        ge=0,
-        le=100,
-        description="Newest images that stay in a compacted prompt if they fit. Those of old tool results go "
-        "first, then the user's own. 0: only images of the newest message are kept.",
-    )
     max_restarts: int = Field(3, ge=0, le=20, description="Restarts of one answer, over all its phases.")
-    max_summary_calls: int = Field(
-        4, ge=0, le=20, description="Summary jobs for one client request; 0 compacts without a model."
-    )
-    clear_tool_results: bool = Field(
-        True,
-        description="Old tool results may give way to one line each, if that alone reaches the target and "
-        "saves a summary.",
-    )
-    tool_schemas: Literal["keep", "slim"] = Field(
-        "keep",
-        description="slim: send tools without examples and titles, and with shortened descriptions, since "
-        "agents fill small windows with tools. The model then reads less about a tool's use.",
-    )
-    prompt_file: Mapping[StrategyName, str] = Field(
-        {},
-        description="Files with your own prompts, by strategy: `{handoff: /etc/litellm/handoff.txt}`.",
-    )
-    summary_max_tokens: int = Field(
-        800, ge=64, le=16_000, description="Longest summary; also about a twelfth of the window at most."
-    )
     summary_timeout_s: float = Field(
         120.0,
         gt=0,
         le=3600,
         description="Time limit of a summary, its parts and their merging included.",
     )
-    warm_up_timeout_s: float = Field(600.0, gt=0, le=7200, description="Time that LM Studio may take to load a model.")
     carrier: Literal["auto", "hooks"] = Field(
         "auto",
         description="Carries answers over the limit. auto: below LiteLLM's OpenAI client if possible. hooks: "
         "only by LiteLLM's hooks.",
-    )
-    heartbeat_s: float = Field(
-        10.0, gt=0, le=600, description="Longest silence of a stream that waits for a compaction."
     )
     oversized_tool_result: Literal["error", "excerpt"] = Field(
         "error", description="For a tool result that cannot fit. error: refuse. excerpt: send its head and tail."
@@ -281,40 +234,9 @@ class Settings(_Section):
     oversized_user_message: Literal["error", "excerpt"] = Field(
         "error", description="For a user message that cannot fit. error: refuse. excerpt: send its head and tail."
     )
-    tokenizer: Annotated[str, _OF_DEPLOYMENT] = Field(
-        AUTO_TOKENIZER,
-        min_length=1,
-        description="Counts prompts: the path of a model's tokenizer.json, or of its folder; the name of a "
-        "similar model (`llama-3.1-8b`); `heuristic`, 4 characters a token. `auto`: the vocabularies in "
-        "this package, by the model's architecture and name.",
-    )
     when_not_loaded: Literal["warm_up", "error"] = Field(
         "warm_up",
         description="A model that is not loaded has no window. warm_up: load it by a one-token request. error: refuse.",
-    )
-    window_cache_s: float = Field(
-        5.0,
-        gt=0,
-        le=3600,
-        description="Age at which a context length is read again from the server.",
-    )
-    ask_server: Literal["auto", "off"] = Field(
-        "auto",
-        description="auto: ask LM Studio by the protocol of its own SDKs, a WebSocket on the same port, for "
-        "exact counts if they decide, and for models that were loaded "
-        "anew. This generates and loads nothing. off: only estimates and usage.",
-    )
-    ask_server_timeout_s: float = Field(
-        1.0,
-        gt=0,
-        le=60,
-        description="Time limit of one such question; after a slow answer the server is not asked for a while.",
-    )
-    answer_min_tokens: int = Field(
-        256, ge=16, le=100_000, description="Least room for an answer; a request that leaves less is refused."
-    )
-    reasoning_answer_min_tokens: int = Field(
-        1024, ge=16, le=100_000, description="The same for models that think before they answer."
     )
     allow_opt_out: bool = Field(
         False, description='A request may switch the guard off with metadata {"compaction": "off"}.'
@@ -327,15 +249,6 @@ class Settings(_Section):
         "auto",
         description="Parallel requests queue for the context that they share. auto: if LM Studio tells that "
         "the model serves several at once. pool: always. off: never.",
-    )
-    admission_timeout_s: float = Field(
-        300.0, gt=0, le=7200, description="How long a request may queue for context shared with other requests."
-    )
-    background: Annotated[Literal["off", "idle"], _OF_DEPLOYMENT] = Field(
-        "idle",
-        description="idle: write a conversation's next record ahead, while its server is idle; the next "
-        "request ends that call. At most 20 an hour for each tenant and model. Only for local "
-        "servers whose every user the proxy sees: off if other programs use them.",
     )
     store: str = Field(
         "sqlite://",
@@ -355,17 +268,6 @@ class Settings(_Section):
         ge=1024,
         description="Largest size of stored data in a file or the memory; a file takes about a third more.",
     )
-    keep_originals: Annotated[Literal["off", "compacted"], _OF_DEPLOYMENT] = Field(
-        "off",
-        description="compacted: keep the messages that a compaction covers, encrypted with the master key, "
-        "for look-ups (docs/recall.md). off: keep none.",
-    )
-    recall: Annotated[Literal["off", "tool", "auto"], _OF_DEPLOYMENT] = Field(
-        "auto",
-        description="How a model finds kept messages; needs `keep_originals`. tool: a compacted request with "
-        "tools gets one more tool, and the proxy answers its calls. auto: the same; a request "
-        "without tools gets quotations about the person's newest words. off: nothing.",
-    )
     originals_ttl_s: float = Field(
         30 * 86_400.0, gt=0, description="Kept messages are deleted after this time, looked up or not."
     )
@@ -374,12 +276,6 @@ class Settings(_Section):
         ge=1024,
         description="Largest size of kept messages in a file or the memory; then the oldest of the largest scope go.",
     )
-
-    redact: Literal["on", "off"] = Field(
-        "on",
-        description="Leave keys, tokens, passwords and the like out of stored text: the ledger, summaries, "
-        "the store. The prompt keeps the user's text.",
-    )
     redact_patterns: tuple[str, ...] = Field(
         (),
         max_length=100,
@@ -387,6 +283,30 @@ class Settings(_Section):
         "whole match. If one takes over 0.2 s in a text, the rest of that text is left out. Use "
         "bounded quantifiers: `{1,40}`, not `+`.",
     )
+
+    _constants: Constants = PrivateAttr(default_factory=lambda: Constants.current)
+
+    @property
+    def constants(self) -> Constants:
+        """What no operator chooses."""
+        return self._constants
+
+    def with_constants(self, constants: Constants) -> Settings:
+        """The same settings with other constants."""
+        return self._keeping(self.model_copy(), constants)
+
+    def with_values(self, values: Mapping[str, object]) -> Settings:
+        """The same with some values in place of its own.
+
+        Raises:
+            pydantic.ValidationError: one is none of its setting, or they do not fit together.
+        """
+        return self._keeping(Settings.model_validate({**self.model_dump(), **values}), self._constants)
+
+    @staticmethod
+    def _keeping(settings: Settings, constants: Constants) -> Settings:
+        settings._constants = constants
+        return settings
 
     @field_validator("redact_patterns")
     @classmethod
@@ -400,13 +320,6 @@ class Settings(_Section):
                 raise ValueError(f"the pattern {pattern!r} cannot be read: {error}") from None
             if compiled.match("") is not None:
                 raise ValueError(f"the pattern {pattern!r} matches the empty text")
-        return value
-
-    @field_validator("prompt_file")
-    @classmethod
-    def _prompts_are_readable(cls, value: Mapping[StrategyName, str]) -> Mapping[StrategyName, str]:
-        for strategy, path in value.items():
-            read_prompt(strategy, path)
         return value
 
     @field_validator("store")
@@ -442,12 +355,7 @@ class Settings(_Section):
             url = store_url(self.store, environ)
         except ValueError as error:
             raise ConfigError(f"{_SETTINGS_PLACE}.store: {error}") from None
-        return self if url == self.store else _parse(Settings, {**self.model_dump(), "store": url}, _SETTINGS_PLACE)
-
-    def own_prompt(self, strategy: StrategyName) -> str:
-        """The operator's prompt for a strategy, as read at start; "" for the built-in one."""
-        path = self.prompt_file.get(strategy)
-        return read_prompt(strategy, path) if path else ""
+        return self if url == self.store else _joined(self, {"store": url}, _SETTINGS_PLACE)
 
     def for_deployment(self, own: DeploymentSettings, place: str = "model_info.compaction") -> Settings:
         """These settings with a deployment's own values on top, which stand at `place`.
@@ -455,23 +363,21 @@ class Settings(_Section):
         Raises:
             ConfigError: the two together contradict each other.
         """
-        changes = own.model_dump(exclude_none=True, exclude={"enabled", "context_length"})
-        joined = _parse(Settings, {**self.model_dump(), **changes}, place) if changes else self
+        joined = _joined(self, own.changes, place) if own.changes else self
         if own.context_length is not None:
             joined._must_leave_room(own.context_length, place)
         return joined
 
     def _must_leave_room(self, window_tokens: int, place: str) -> None:
-        reserves = {name: value for name in RESERVES if (value := getattr(self, name))}
-        most = math.floor(RESERVES_MAX_RATIO * window_tokens)
-        if sum(reserves.values()) > most and not self.threshold_tokens:
-            named = " + ".join(f"{name} = {value}" for name, value in reserves.items())
+        most = math.floor(RESERVE_MAX_RATIO * window_tokens)
+        if self.reserve_tokens > most and not self.threshold_tokens:
             raise ConfigError(
-                f"{place}: {named}: allowed together: 0 to {most}, 75 % of context_length {window_tokens}"
+                f"{place}: reserve_tokens = {self.reserve_tokens}: allowed: 0 to {most}, 75 % of context_length "
+                f"{window_tokens}"
             )
         if self.threshold_tokens >= window_tokens:
             raise ConfigError(
-                f"{place}.threshold_tokens = {self.threshold_tokens}: allowed: 0, or {_LEAST_THRESHOLD_TOKENS} to "
+                f"{place}: threshold_tokens = {self.threshold_tokens}: allowed: 0, or {_LEAST_THRESHOLD_TOKENS} to "
                 f"{window_tokens - 1}, below context_length"
             )
 
@@ -482,45 +388,25 @@ LIVE: Mapping[str, Live] = {
 }
 
 
-class _DeploymentSettings(_Section):
-    """`model_info: compaction:` of one deployment; the global settings fill the gaps."""
-
-    enabled: bool | None = Field(
-        None, description="true: guard it, also if it is not LM Studio. false: leave this deployment alone."
-    )
-    context_length: int | None = Field(
-        None,
-        ge=256,
-        le=100_000_000,
-        description="Window in tokens, used only if the server itself tells none.",
-    )
-
-
-if TYPE_CHECKING:
-
-    class DeploymentSettings(_DeploymentSettings):
-        # As far as they are read by name.
-        tokenizer: str | None
-        pruning_model: str | None
-
-else:
-
-    def _optional(field: FieldInfo) -> Any:
-        parts = (field.annotation, *field.metadata)
-        return Annotated[parts] | None, None
-
-    DeploymentSettings = create_model(
-        "DeploymentSettings",
-        __base__=_DeploymentSettings,
-        **{name: _optional(field) for name, field in Settings.model_fields.items() if _OF_DEPLOYMENT in field.metadata},
-    )
-
-
+_RESERVE = "write the sum of the reserves as `reserve_tokens`"
+_BUFFER = "set `reserve_tokens`, if more of the window has to stay free for the answer"
 # Settings of earlier versions, and what to do in their place; CHANGELOG.md has them, too.
 _REMOVED = {
+    **{field.name: f"leave it out; it is always {field.default:g} now" for field in fields(Constants)},
+    "ask_server": "leave it out; LM Studio is asked where doubt decides, and left alone if it does not answer",
+    "clear_tool_results": "leave it out; old tool results give way if that alone reaches the target",
     "count": "leave it out; the server is asked wherever doubt would decide",
-    "models_folder": "leave it out; for a model that this package does not know name its tokenizer.json in `tokenizer`",
+    "max_summary_calls": "leave it out; a model that writes nothing usable twice pauses; or name a `pruning_model`",
+    "models_folder": "leave it out; name the tokenizer.json of a model that this package does not know in `tokenizer`",
+    "output_buffer_min_tokens": _BUFFER,
+    "output_buffer_ratio": _BUFFER,
+    "output_reserve_tokens": _RESERVE,
+    "prompt_file": "leave it out; `strategy` chooses among the prompts of this package, and an extension may add one",
+    "redact": "leave it out; known secrets are always left out of stored text, and `redact_patterns` adds your own",
+    "safety_buffer_tokens": _RESERVE,
+    "system_reserve_tokens": _RESERVE,
     "tokenizer_download": "fetch the model's tokenizer.json yourself (`hf download`), and name its path in `tokenizer`",
+    "tool_schemas": "leave it out, and offer fewer or shorter tools in the client",
 }
 
 
@@ -539,7 +425,21 @@ def deployment_settings_from(section: object, place: str = "model_info.compactio
     Raises:
         ConfigError: an unknown key or a bad value; names key, value and allowed range.
     """
+    if isinstance(section, Mapping):
+        # A key without a value is none.
+        section = {
+            key: value
+            for key, value in section.items()
+            if not (value is None and key in DeploymentSettings.model_fields)
+        }
     return _parse(DeploymentSettings, section, place)
+
+
+def _joined(settings: Settings, values: Mapping[str, object], place: str) -> Settings:
+    try:
+        return settings.with_values(values)
+    except ValidationError as error:
+        raise ConfigError(_findings(Settings, values, place, error)) from None
 
 
 def _parse(kind: type[_SectionT], section: object, place: str) -> _SectionT:
@@ -550,7 +450,11 @@ def _parse(kind: type[_SectionT], section: object, place: str) -> _SectionT:
     try:
         return kind.model_validate(dict(section))
     except ValidationError as error:
-        raise ConfigError("; ".join(_finding(kind, section, place, found) for found in error.errors())) from None
+        raise ConfigError(_findings(kind, section, place, error)) from None
+
+
+def _findings(kind: type[_Section], section: Mapping[Any, object], place: str, error: ValidationError) -> str:
+    return "; ".join(_finding(kind, section, place, found) for found in error.errors())
 
 
 def _finding(kind: type[_Section], section: Mapping[object, object], place: str, found: Mapping[str, object]) -> str:

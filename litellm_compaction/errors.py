@@ -69,18 +69,6 @@ class WindowUnread(WindowUnknown):
         return f"{told} {_START_IT}" if self.address else told
 
 
-class WindowOutdated(WindowUnread):
-    """A server has said it before, but does not say it now."""
-
-    def __init__(self, model: str, *, tokens: int, age_s: float, failure: str, address: str = "") -> None:
-        super().__init__(
-            model,
-            tried=f"{failure}; its last answer, {tokens} tokens, is {age_s:.0f} s old and may hold no more, so nothing "
-            "was sent. The next request asks again; `model_info.compaction.context_length` is used meanwhile where set",
-            address=address,
-        )
-
-
 class ModelNotLoaded(CompactionError):
     """A server knows the model but has not loaded it, so it has no window yet."""
 
@@ -117,55 +105,40 @@ class BadWish(CompactionError):
     """A client's wish has an unknown shape; the message lists the allowed ones and never quotes the client."""
 
 
-class NotServed(CompactionError):
-    """A request names, in a `field`, a context that no server of the proxy keeps."""
+NO_CHAT = (
+    "This route is not served for this model, since its context would not be guarded there. Send a chat completion, a "
+    "message, a response, a completion or generateContent."
+)
+TOO_DEEP = (
+    "The request is nested too deep to be read, so it was not sent. Send fewer than 900 levels of lists and objects "
+    "inside each other."
+)
+OWN_TEMPLATE = (
+    "The request brings its own chat_template, so nobody can say how many tokens its prompt takes, and it was not "
+    "sent. Leave it out, or have the model served with that template (vLLM: --chat-template)."
+)
 
-    def __init__(self, field: str, remedy: str) -> None:
-        super().__init__(f"`{field}` is not served for this model: it would be left out in silence. {remedy}")
+
+class NotServed(CompactionError):
+    """No deployment serves a request as it is; the message never quotes the client.
+
+    Args:
+        message: what is wrong and what to send.
+        field: its place in the request.
+    """
+
+    def __init__(self, message: str, field: str = "model") -> None:
+        super().__init__(message)
         self.field = field
 
 
-class RouteNotServed(CompactionError):
-    """A guarded deployment is asked by a route that nobody makes a chat of."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "This route is not served for this model, since its context would not be guarded there. Send a chat "
-            "completion, a message, a response, a completion or generateContent."
-        )
-
-
-class BadItem(CompactionError):
-    """A request's own word about its context is none that can be followed; the message never quotes the client.
-
-    Args:
-        field: its place in the request.
-        why: what is wrong, as the end of a sentence about it.
-    """
+class BadItem(NotServed):
+    """A request's own word about its context is none that can be followed; `why` ends a sentence about it."""
 
     def __init__(self, field: str, why: str) -> None:
-        super().__init__(f"`{field}` {why}. Send it as the protocol has it, or the messages themselves in its place.")
-        self.field, self.why = field, why
-
-
-class TooDeep(CompactionError):
-    """A request is nested deeper than Python reads or writes JSON."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The request is nested too deep to be read, so it was not sent. Send fewer than 900 levels of lists and "
-            "objects inside each other."
-        )
-
-
-class OwnTemplate(CompactionError):
-    """A client brings its own chat template, which may write the prompt any number of times."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The request brings its own chat_template, so nobody can say how many tokens its prompt takes, and it was "
-            "not sent. Leave it out, or have the model served with that template (vLLM: --chat-template)."
-        )
+        told = f"`{field}` {why}. Send it as the protocol has it, or the messages themselves in its place."
+        super().__init__(told, field)
+        self.why = why
 
 
 class SummaryFailed(CompactionError):
@@ -179,17 +152,14 @@ class SummaryFailed(CompactionError):
 class Overloaded(CompactionError):
     """A request waited too long for room beside the others that share a model's loaded context.
 
-    Attributes:
-        model: the shared context's name: the model, or one loaded instance of it.
-        tokens: of the request.
-        in_use_tokens: held by the running requests when the time was up.
+    `model` is that context's name: the model, or one loaded instance of it.
     """
 
     def __init__(self, model: str, *, tokens: int, in_use_tokens: int, window_tokens: int, waited_s: float) -> None:
         super().__init__(
             f"{model} is busy: a request for {tokens} tokens found no room in {waited_s:.1f} s; parallel requests "
             f"share one context length and use {in_use_tokens} of its {window_tokens} tokens. Send fewer requests "
-            "in parallel, load the model with a larger context length, or raise `admission_timeout_s`."
+            "in parallel, or load the model with a larger context length."
         )
         self.model = model
         self.tokens = tokens

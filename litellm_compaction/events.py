@@ -208,7 +208,7 @@ def useless_summarisers(events: Iterable[Event]) -> list[str]:
             latest.setdefault(event.pruning_model, deque(maxlen=_LATEST)).append(event.reason in USELESS)
     return [
         f"{model}: {sum(each)} of {len(each)} of its last summaries said nothing or came too late: name another "
-        "pruning_model, or set max_summary_calls: 0, which keeps the verbatim record and spares the calls."
+        "pruning_model; while it pauses, the verbatim record is kept alone."
         for model, each in latest.items()
         # After two in a row the model pauses.
         if sum(each) >= _TOO_MANY or [*each][-2:] == [True, True]

@@ -45,24 +45,34 @@ class MasterKey:
     created: bool
 
 
-class Seal:
-    """Signs the notes of a proxy's workers to each other, so that other writers of their store forge nothing.
+class _Derived:
+    """Has a key of its own, derived from the master key.
 
     Args:
         secret: gives the master key, which is known only after the configuration; None if the proxy asks for none.
-        purpose: a signature for another purpose is none.
+        purpose: what was made for another purpose is nothing.
     """
 
     def __init__(self, secret: Callable[[], str | None], purpose: bytes) -> None:
         self._secret = secret
         self._purpose = purpose
 
-    def mac(self, *parts: bytes) -> bytes:
-        """The signature of some parts in this order; empty if the proxy asks for no key: every client may do all."""
+    def _key(self) -> bytes | None:
         secret = self._secret()
         if not secret:
+            return None
+        purpose = b"litellm_compaction page " + self._purpose
+        return hashlib.blake2b(purpose, key=stretched(secret), digest_size=32).digest()
+
+
+class Seal(_Derived):
+    """Signs the notes of a proxy's workers to each other, so that other writers of their store forge nothing."""
+
+    def mac(self, *parts: bytes) -> bytes:
+        """The signature of some parts in this order; empty if the proxy asks for no key: every client may do all."""
+        key = self._key()
+        if key is None:
             return b""
-        key = derived(stretched(secret), self._purpose)
         text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hashlib.blake2b(text, key=key, digest_size=_MAC_BYTES).digest()
 
@@ -70,19 +80,11 @@ class Seal:
 UNSIGNED = Seal(lambda: None, b"")
 
 
-class Box:
+class Box(_Derived):
     """Encrypts what is kept of conversations: who reads a store reads none of it, and who writes there forges none.
 
     AES-256-GCM. What was locked under one scope and key is nothing under another.
-
-    Args:
-        secret: as for `Seal`.
-        purpose: what was locked for another purpose is not opened.
     """
-
-    def __init__(self, secret: Callable[[], str | None], purpose: bytes) -> None:
-        self._secret = secret
-        self._purpose = purpose
 
     @property
     def has_key(self) -> bool:
@@ -115,10 +117,10 @@ class Box:
         # Here: it takes 40 ms to import, and most commands do without.
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        secret = self._secret()
-        if not secret:
+        key = self._key()
+        if key is None:
             raise StoreError("what is kept is encrypted with the proxy's master key, and there is none")
-        return AESGCM(derived(stretched(secret), self._purpose))
+        return AESGCM(key)
 
 
 NO_BOX = Box(lambda: None, b"")
@@ -140,11 +142,6 @@ def stretched(secret: str) -> bytes:
     RFC 7914's scrypt; 16 MiB and some 50 ms. Without a salt: all workers have to come to the same.
     """
     return hashlib.scrypt(secret.encode(), salt=b"litellm_compaction page", n=2**14, r=8, p=1, dklen=32)
-
-
-def derived(material: bytes, purpose: bytes) -> bytes:
-    """A key for one purpose."""
-    return hashlib.blake2b(b"litellm_compaction page " + purpose, key=material, digest_size=32).digest()
 
 
 def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:

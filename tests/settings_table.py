@@ -16,17 +16,18 @@ _UNITS = {
     "_ms": "ms",
     "_s": "seconds",
     "_messages": "messages",
-    "_images": "images",
     "_restarts": "restarts",
-    "_calls": "calls",
     "context_length": "tokens",
 }
 
 
 def table(settings: type[BaseModel]) -> str:
     """A Markdown table of all fields, in the order of their definition."""
+    is_global = settings is Settings
     rows = [
-        f"| `{name}` | `{_default(field)}` | {_unit(name, field)} | {field.description or 'as the global setting'} |"
+        f"| `{name}` | `{_default(field)}` | {_unit(name, field)} | {field.description} |"
+        if is_global or name not in Settings.model_fields
+        else f"| `{name}` | `not set` | {_unit(name, field)} | as the global setting |"
         for name, field in settings.model_fields.items()
     ]
     return "\n".join(["| key | default | unit or values | what it does |", "|---|---|---|---|", *rows])

@@ -1,9 +1,10 @@
-"""What an operator can set: defaults, bounds, contradictions, prompts, the shipped file; errors say what to change."""
+"""What an operator can set: defaults, bounds, contradictions, the shipped file; errors say what to change."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +18,32 @@ from litellm_compaction.config import (
     deployment_settings_from,
     settings_from,
 )
+from litellm_compaction.constants import Constants
 from litellm_compaction.errors import ConfigError
 
 # For every setting values that are taken and values that are refused.
 KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "mode": (["guard", "observe", "off", False], ["on", True, 1, None]),
     "page": (["on", "off", True, False], ["yes", 1, None]),
-    "redact": (["on", "off", True, False], ["yes", 1, None]),
     "redact_patterns": ([(), (r"KD-\d{6}", r"KD-\d+")], ["KD", ["("], ["a*"], ["x" * 3000], [7], None]),
     "pre_request_ratio": ([0.5, 0.9], [0, 1, 1.2, -0.1, "much", math.nan]),
     "streaming_ratio": ([0.8, 0.99], [0, 1, 90, math.inf]),
     "target_ratio": ([0.01, 0.79], [0, 1, -1]),
-    "reasoning_budget_ratio": ([0, 0.5, 1], [-0.1, 1.1, "high", math.nan]),
-    "output_buffer_ratio": ([0, 0.5], [1, -0.1]),
-    "output_buffer_min_tokens": ([0, 5000], [-1, 0.5]),
     "threshold_tokens": ([0, 256, 50_000], [-1, 1, 255, 100_000_001, "50k"]),
-    "system_reserve_tokens": ([0, 8000], [-1, 10_000_001]),
-    "output_reserve_tokens": ([0, 8000], [-1, 0.5]),
-    "safety_buffer_tokens": ([0, 8000], [-1, "some"]),
+    "reserve_tokens": ([0, 8000], [-1, 0.5, "some", 10_000_001]),
     "keep_recent_messages": ([1, 1000], [0, 1001, "five"]),
-    "keep_images": ([0, 100], [-1, 101, "all"]),
     "max_restarts": ([0, 20], [-1, 21]),
-    "max_summary_calls": ([0, 20], [-1, 21]),
-    "clear_tool_results": ([True, False], ["some"]),
     "strategy": (["summary", "prune", "handoff"], ["shrink", "", None, ["summary"]]),
-    "prompt_file": ([{}], [{"shrink": "x"}, {"summary": "/no/such/file"}, {"summary": 3}, "file.txt", None]),
     "pruning_model": (["__same__", "small"], ["", 7, None]),
-    "summary_max_tokens": ([64, 16_000], [63, 16_001]),
     "summary_timeout_s": ([0.5, 3600], [0, 3601]),
-    "warm_up_timeout_s": ([1, 7200], [0, 7201]),
     "notices": (["content", "reasoning", "off", False], ["loud", True]),
     "admission": (["auto", "pool", "off", False], ["on", True, 1]),
     "background": (["off", "idle", False], ["on", True, "always"]),
-    "tool_schemas": (["keep", "slim"], ["off", True, 1, "Slim"]),
-    "admission_timeout_s": ([0.1, 7200], [0, 7201]),
     "carrier": (["auto", "hooks"], ["transport", True]),
-    "heartbeat_s": ([0.1, 600], [0, 601]),
     "oversized_tool_result": (["error", "excerpt"], ["cut", False]),
     "oversized_user_message": (["error", "excerpt"], ["cut"]),
     "tokenizer": (["auto", "heuristic", "models/tokenizer.json", "llama-3.1-8b"], ["", 7, None]),
     "when_not_loaded": (["warm_up", "error"], ["wait"]),
-    "window_cache_s": ([0.1, 3600], [0, 3601]),
-    "ask_server": (["auto", "off"], ["on", True]),
-    "ask_server_timeout_s": ([0.1, 60], [0, 61]),
-    "answer_min_tokens": ([16, 100_000], [15, 100_001]),
-    "reasoning_answer_min_tokens": ([16, 100_000], [15, 100_001]),
     "admins_see_text": ([True, False], ["perhaps"]),
     "allow_opt_out": ([True, False], ["perhaps"]),
     "store": (
@@ -107,7 +89,7 @@ def test_good_values_are_taken() -> None:
     """At the bounds too; YAML's bare `off` and `on`, read as false and true, are the words."""
     for key, value in GOOD:
         taken = getattr(settings_from({key: value}), key)
-        has_off = key in ("admission", "background", "keep_originals", "mode", "notices", "page", "recall", "redact")
+        has_off = key in ("admission", "background", "keep_originals", "mode", "notices", "page", "recall")
         words = {True: "on", False: "off"} if has_off else {}
         assert taken == (words.get(value, value) if isinstance(value, bool) else value), key
 
@@ -187,6 +169,25 @@ def test_a_deployment_goes_before_the_rest() -> None:
     assert settings.mode == "observe"
 
 
+def test_a_key_without_a_value_is_none() -> None:
+    """In a deployment, whose other values count; a key that is not known is an error still."""
+    own = deployment_settings_from({"strategy": None, "enabled": None, "mode": "off"})
+    assert own.changes == {"mode": "off"}
+    with pytest.raises(ConfigError, match="unknown key 'tempo'"):
+        deployment_settings_from({"tempo": None})
+
+
+def test_constants_stay_with_settings() -> None:
+    """Whatever is put on top of them; no key of a configuration leads to them."""
+    few = settings_from(None).with_constants(replace(Constants(), keep_images=1))
+    joined = few.for_deployment(deployment_settings_from({"mode": "off"})).with_store({})
+    assert (joined.mode, joined.constants.keep_images) == ("off", 1)
+    assert few.with_values({"target_ratio": 0.2}).constants == few.constants != settings_from(None).constants
+    for key in ("constants", "_constants"):
+        with pytest.raises(ConfigError, match="unknown key"):
+            settings_from({key: {"keep_images": 1}})
+
+
 def test_a_deployment_that_contradicts_is_refused() -> None:
     """Two ratios that are each fine may not be so together."""
     settings = settings_from({"target_ratio": 0.6})
@@ -197,23 +198,19 @@ def test_a_deployment_that_contradicts_is_refused() -> None:
 @pytest.mark.parametrize(
     ("own", "finding"),
     [
-        (
-            {"system_reserve_tokens": 4000, "output_reserve_tokens": 3000},
-            "system_reserve_tokens = 4000 + output_reserve_tokens = 3000: allowed together: 0 to 6144, 75 %",
-        ),
-        ({"safety_buffer_tokens": 6145}, "safety_buffer_tokens = 6145: allowed together: 0 to 6144"),
+        ({"reserve_tokens": 6145}, "reserve_tokens = 6145: allowed: 0 to 6144, 75 % of context_length 8192"),
         ({"threshold_tokens": 8192}, "threshold_tokens = 8192: allowed: 0, or 256 to 8191"),
     ],
 )
-def test_reserves_leave_room_in_a_known_window(own: dict[str, Any], finding: str) -> None:
+def test_a_reserve_leaves_room_in_a_known_window(own: dict[str, Any], finding: str) -> None:
     """Whether a deployment's own or global: where its context_length is written down, they are checked against it."""
     section = {"context_length": 8192}
     for settings, mine in ((Settings(), {**section, **own}), (settings_from(own), section)):
         with pytest.raises(ConfigError) as raised:
             settings.for_deployment(deployment_settings_from(mine))
-        assert f"model_info.compaction{'.' if 'threshold' in finding else ': '}{finding}" in str(raised.value)
+        assert f"model_info.compaction: {finding}" in str(raised.value)
     joined = settings_from(own).for_deployment(deployment_settings_from({**section, **dict.fromkeys(own, 0)}))
-    assert (joined.threshold_tokens, joined.system_reserve_tokens, joined.safety_buffer_tokens) == (0, 0, 0)
+    assert (joined.threshold_tokens, joined.reserve_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -243,42 +240,6 @@ def test_a_removed_setting_says_what_replaces_it(name: str) -> None:
     with pytest.raises(ConfigError, match="was removed"):
         deployment_settings_from({name: True})
     assert f"`{name}`" in (Path(__file__).parents[1] / "CHANGELOG.md").read_text("utf-8").partition("### Removed")[2]
-
-
-def test_a_prompt_is_read_once(tmp_path: Path) -> None:
-    """At start; what the file says later counts after a restart."""
-    file = tmp_path / "prompt.txt"
-    file.write_text('\ufeffIn {words} words. {"drop": []}\n', encoding="utf-8")
-    settings = settings_from({"prompt_file": {"summary": str(file)}})
-    file.unlink()
-    assert settings.own_prompt("summary") == 'In {words} words. {"drop": []}'
-    assert settings.own_prompt("handoff") == ""
-    assert Settings().own_prompt("summary") == ""
-
-
-@pytest.mark.parametrize(
-    ("data", "finding"),
-    [
-        (b"no bound", r"without \{words\}; required: \{words\}; allowed besides: \{round\}"),
-        (b"{words} {wrods}", r"unknown placeholder \{wrods\}; required"),
-        (b"", r"without \{words\}"),
-        (b"\xff\xfe{words}", "allowed: text in UTF-8"),
-        (b"{words}" * 10_000, "longer than allowed: 16384 bytes"),
-        (None, "No such file or directory; allowed: a readable text file"),
-    ],
-)
-def test_what_is_wrong_with_a_prompt_stops_the_start(data: bytes | None, finding: str, tmp_path: Path) -> None:
-    """Key, value, and what is allowed; never the prompt itself."""
-    file = tmp_path / "bad.txt"
-    if data is not None:
-        file.write_bytes(data)
-    section = {"prompt_file": {"handoff": str(file)}}
-    with pytest.raises(ConfigError, match=finding) as raised:
-        settings_from(section)
-    assert str(raised.value).startswith(
-        f"callback_settings.litellm_compaction.prompt_file = {section['prompt_file']!r}: handoff: {file}"
-    )
-    assert "no bound" not in str(raised.value)
 
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""What asking LM Studio by its own protocol costs a request, beside `ask_server: off`, in one run.
+"""What asking LM Studio by its own protocol costs a request, beside a proxy that does not ask, in one run.
 
     python benchmarks/cost/ask_server.py [--rounds 60]
 

@@ -98,7 +98,7 @@ def _proxy(stack: ExitStack, url: str, name: str):  # type: ignore[no-untyped-de
     models = [lm_studio("local", _KEY, url)]
     if name == "hand on":
         return proxy(write_config(folder, models, None, litellm_settings={"callbacks": ["hand_on.handler"]}))
-    settings = {"carrier": "auto" if name == "transport" else "hooks", "window_cache_s": 3600}
+    settings = {"carrier": "auto" if name == "transport" else "hooks"}
     return proxy(write_config(folder, models, settings))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,10 +22,15 @@ import httpx
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
 from litellm_compaction.cli.probe import probe
 from litellm_compaction.cli.running import Running, running_up
+from litellm_compaction.cli.stores import opened_store
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.engine import KnownWays
-from litellm_compaction.errors import ConfigError, ModelNotLoaded, WindowUnread
+from litellm_compaction.errors import ConfigError, ModelNotLoaded, StoreError, WindowUnread
+from litellm_compaction.places import is_redis
 from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, Finding, entry_name, note, problem
+from litellm_compaction.proxy.litellm_inside.seam import LACKS
+from litellm_compaction.proxy.live_settings import KEY as CHANGED_SETTINGS
+from litellm_compaction.proxy.live_settings import chosen_values
 from litellm_compaction.proxy.report import DeploymentReport, Reporter, counted_by
 from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, is_local_address
 from litellm_compaction.tokenizers.sources import Sources
@@ -79,7 +84,7 @@ def _of_up(live: Running, file: ConfigFile) -> Iterator[Finding]:
 
 
 async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool) -> tuple[list[str], list[Finding]]:
-    """The report of a config's deployments, in lines, and all findings at their servers."""
+    """The report of a config's deployments, in lines, and all findings at their servers and in the store."""
     environ = {**environ, API_BASE_VARIABLE: environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE}
     try:
         settings = settings_from(file.settings).with_store(environ)
@@ -98,10 +103,37 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
         looks = [_Look(name, http, settings, reporter, probes) for name in names]
         await asyncio.gather(*(look.at(entry) for look, entry in zip(looks, file.deployments, strict=True)))
         findings = [finding for look in looks for finding in look.findings]
+    findings += [finding async for finding in _of_store(file, settings, environ)]
     if looks and all(look.is_guarded is False for look in looks):
         what = "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason)."
         findings.append(problem("model_list", what))
     return [line for look in looks for line in look.lines], findings
+
+
+async def _of_store(file: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> AsyncIterator[Finding]:
+    """What the proxies have noted in their store, or that it cannot be read."""
+    opened = None
+    try:
+        opened = opened_store(settings, file, environ)
+        fault, *lost = (await opened.store.get_fact(*LACKS) or "").split("\n")
+        changed = chosen_values(await opened.store.get_setting(CHANGED_SETTINGS))
+    except (ConfigError, StoreError) as error:
+        # A file is made with the first compaction; a proxy's memory cannot be seen from here.
+        if is_redis(settings.store):
+            todo = "start it, or correct `store`; requests go on with the memory of each process meanwhile"
+            yield problem("store", f"{error}: {todo}.", passes=True)
+        return
+    finally:
+        if opened is not None:
+            await opened.aclose()
+    source = "the proxy that runs with this store, or ran last, says"
+    if fault:
+        yield problem("LiteLLM", f"{source}: {fault}")
+    for said in lost:
+        yield note("LiteLLM", f"{source}: {said}")
+    if changed:
+        named = ", ".join(f"{key}: {value}" for key, value in changed.items())
+        yield note("page", f"changed on the settings page, in place of config.yaml's values: {named}.")
 
 
 @dataclass(slots=True)

@@ -28,8 +28,8 @@ _LEAST_START_TOKENS = 64
 _SUMMARY_ROOM_RATIO = 0.10
 # 60 % of the window by default (issue 15): a record written then has two or three turns to be ready.
 _IN_SIGHT_RATIO = 0.75
-# All reserves together count for no more of a window: the rest has to hold a conversation. config.py refuses more.
-RESERVES_MAX_RATIO = 0.75
+# A reserve counts for no more of a window: the rest has to hold a conversation. config.py refuses more.
+RESERVE_MAX_RATIO = 0.75
 
 
 def margin_tokens(prompt_tokens: int, likely_ratio: float) -> int:
@@ -41,7 +41,7 @@ def margin_tokens(prompt_tokens: int, likely_ratio: float) -> int:
 class Rules:
     """The settings that shape a budget; ratios are shares of the window (0–1).
 
-    A compaction is triggered by `threshold_tokens` if that is above 0, else by the reserves if one is above 0, else by
+    A compaction is triggered by `threshold_tokens` if that is above 0, else by `reserve_tokens` if that is, else by
     `pre_request_ratio` with the output buffer. With `keeps_what_fits` the prompt has to leave less than a tenth of the
     window for the answer, and no more of it goes than has to.
     """
@@ -53,9 +53,7 @@ class Rules:
     output_buffer_min_tokens: int
     answer_min_tokens: int
     threshold_tokens: int = 0
-    system_reserve_tokens: int = 0
-    output_reserve_tokens: int = 0
-    safety_buffer_tokens: int = 0
+    reserve_tokens: int = 0
     keeps_what_fits: bool = False
 
 
@@ -67,7 +65,7 @@ class Budget:
         window_tokens: context length as loaded.
         floor_tokens: of system, tools and protected messages, which no compaction can shrink.
         likely_ratio: the true prompt is at most so many times the estimate of one that is made of this one.
-        fixed_tokens: system messages and tools, which a reserve may have been made for; part of the floor.
+        fixed_tokens: system messages and tools, which no threshold counts; part of the floor.
         is_wanted: True if the client wants a compaction whatever the fill: it goes deep even if little is used.
         own_likely_ratio: of the request as it came, if the server has counted its beginning; None for no difference.
     """
@@ -94,21 +92,17 @@ class Budget:
 
     @cached_property
     def reserved_tokens(self) -> int:
-        """The window's part that the reserves take; 0 if the ratio alone decides."""
-        rules = self.rules
-        reserves = rules.system_reserve_tokens + rules.output_reserve_tokens + rules.safety_buffer_tokens
-        return min(reserves, math.floor(RESERVES_MAX_RATIO * self.window_tokens))
+        """The window's part that the reserve takes; 0 if the ratio alone decides."""
+        return min(self.rules.reserve_tokens, math.floor(RESERVE_MAX_RATIO * self.window_tokens))
 
     @cached_property
     def outside_tokens(self) -> int:
-        """Tokens of the prompt that are not the conversation's: system and tools, as far as they have a reserve."""
-        if self.rules.threshold_tokens:
-            return self.fixed_tokens
-        return min(self.fixed_tokens, self.rules.system_reserve_tokens, self.reserved_tokens)
+        """Tokens of the prompt that are not the conversation's: system and tools, if a threshold decides."""
+        return self.fixed_tokens if self.rules.threshold_tokens else 0
 
     @cached_property
     def usable_tokens(self) -> int:
-        """The conversation's room: the window without reserves, or the room whose trigger is `threshold_tokens`."""
+        """The conversation's room: the window without its reserve, or the room whose trigger is `threshold_tokens`."""
         if self.rules.threshold_tokens:
             return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
         return self.window_tokens - self.reserved_tokens
@@ -130,12 +124,7 @@ class Budget:
         return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
-        """The room set aside for the answer.
-
-        Its reserve if there is one, else max(ratio of the rest, min(minimum, 10 % of the window)).
-        """
-        if self.rules.output_reserve_tokens:
-            return min(self.rules.output_reserve_tokens, self.reserved_tokens)
+        """The room set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
         rest = max(self.window_tokens - prompt_tokens, 0)
         least = min(self.rules.output_buffer_min_tokens, math.floor(_BUFFER_CAP_RATIO * self.window_tokens))
         return max(math.floor(self.rules.output_buffer_ratio * rest), least)
@@ -247,7 +236,7 @@ class Budget:
         """The size to which a prompt is compacted.
 
         min(target_ratio of the window, half of the prompt), at least the floor and room for a record, and never so much
-        that the answer would be stopped at once. With reserves or a threshold: of the conversation's room, and of the
+        that the answer would be stopped at once. With a reserve or a threshold: of the conversation's room, and of the
         conversation. If the client wants it, no more than a third of the compactable part stays.
         """
         if self.rules.keeps_what_fits:

@@ -26,7 +26,7 @@ _REMEDIES = {
     "last request of the user": ", shorten the message, or set `oversized_user_message: excerpt`",
     _ADDED: ", let the client add less to the user's words, or set `oversized_user_message: excerpt`",
     "newest assistant message": ", or let the model write less in one call",
-    "tools": ", offer fewer tools, or set `tool_schemas: slim`",
+    "tools": ", or offer fewer tools",
     "system messages": ", or shorten the system prompt",
     "newest": ", or shorten the system message behind the newest ones",
 }

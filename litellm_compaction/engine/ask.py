@@ -34,7 +34,7 @@ from litellm_compaction.core.pruning import (
     roomy_answer_tokens,
 )
 from litellm_compaction.core.rounds import unanswered_calls
-from litellm_compaction.core.strategies import strategy_of
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.engine.context import Effort, MeasuredRequest, PruningModel
 from litellm_compaction.engine.recalling import Recaller
 from litellm_compaction.engine.sharing.reservation import SUMMARY_EXTRA_TOKENS
@@ -95,8 +95,7 @@ class _Pauses:
             logger.log(
                 logging.WARNING if self._useless[key] == _USELESS_IN_A_ROW else logging.DEBUG,
                 "summaries_rejected model=%s: two in a row said nothing or came too late; it is not asked for "
-                "%d minutes, or until an answer is good. To end this, name another pruning_model, or set "
-                "max_summary_calls: 0",
+                "%d minutes, or until an answer is good. To end this, name another pruning_model",
                 model.label,
                 _PAUSE_S // 60,
             )
@@ -393,8 +392,7 @@ def _job(
 ) -> SummaryJob:
     base = decision.base
     start = base.summarized_messages if base else 0
-    settings = measured.context.settings
-    strategy = strategy_of(decision.strategy, settings.own_prompt(decision.strategy))
+    strategy = STRATEGIES[decision.strategy]
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
     # Of repeated reads the newest says all: the room is better spent on the rest.
@@ -439,7 +437,7 @@ def _question(
     shown_now = ((prefix + at, shown[at - compaction.replaced_messages]) for at in choices)
     offered_now = [(at, message) for at, message in shown_now if message is not None]
     prompt = pruning_prompt(
-        prompt=strategy_of(decision.strategy, measured.context.settings.own_prompt(decision.strategy)).prompt,
+        prompt=STRATEGIES[decision.strategy].prompt,
         values={
             "words": max(int(decision.summary_tokens * _WORDS_PER_TOKEN), 40),
             "round": decision.round,

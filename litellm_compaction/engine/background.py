@@ -113,7 +113,7 @@ class Background:
         if (
             context.may_write_ahead is None
             or context.settings.background == "off"
-            or not context.settings.max_summary_calls
+            or not context.settings.constants.max_summary_calls
         ):
             return
         ends_in_answer = request.messages[-1:] and request.messages[-1].role == "assistant"

@@ -365,9 +365,7 @@ def _portable_bases(measured: MeasuredRequest) -> list[Compaction]:
 def redact_of(measured: MeasuredRequest) -> Redact:
     """Returns what takes secrets out of texts of a request, by its settings; a slow pattern is logged."""
     settings = measured.context.settings
-    if settings.redact == "off":
-        return plain
-    redact = redactor(tuple(settings.redact_patterns))
+    redact = redactor(settings.redact_patterns)
 
     def told(text: str) -> str:
         cleaned = redact(text)
@@ -393,7 +391,7 @@ async def _written(measured: MeasuredRequest, compaction: Compaction) -> Compact
 
 def _redacts_slowly(measured: MeasuredRequest) -> bool:
     """Redacting a short text, too, may take long: an operator's patterns may be slow."""
-    return measured.context.settings.redact == "on" and bool(measured.context.settings.redact_patterns)
+    return bool(measured.context.settings.redact_patterns)
 
 
 def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compaction:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from litellm_compaction.config import RESERVES, Settings
+from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import MARGIN_MIN_TOKENS, Budget, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
@@ -32,7 +32,7 @@ Action: TypeAlias = Literal["none", "reused", "compacted"]
 _ANY_SHARE: Mapping[str, float] = MappingProxyType({"pre_request_ratio": 1e-6, "threshold_tokens": 0})
 # A prompt may fill the window up to the room for its answer.
 _WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
-    {"pre_request_ratio": 1.0, "threshold_tokens": 0, **dict.fromkeys(RESERVES, 0)}
+    {"pre_request_ratio": 1.0, "threshold_tokens": 0, "reserve_tokens": 0}
 )
 
 
@@ -171,22 +171,25 @@ class RequestContext:
     def options(self) -> CompactionOptions:
         return CompactionOptions(
             keep_recent_messages=self.settings.keep_recent_messages,
-            summary_max_tokens=self.settings.summary_max_tokens,
+            summary_max_tokens=self.settings.constants.summary_max_tokens,
             # Stubs know no topic.
-            edits=self.settings.clear_tool_results and not self.focus,
+            edits=self.settings.constants.clear_tool_results and not self.focus,
             strategy=STRATEGIES[self.settings.strategy],
-            keep_images=self.settings.keep_images,
+            keep_images=self.settings.constants.keep_images,
             writes_whole_records=self.writes_whole_records,
         )
 
     def with_room(self, room_tokens: int) -> RequestContext:
         """The same, but nothing fits that leaves less than so many tokens for an answer."""
-        settings = self.settings
-        room = {
-            "answer_min_tokens": max(room_tokens, settings.answer_min_tokens),
-            "reasoning_answer_min_tokens": max(room_tokens, settings.reasoning_answer_min_tokens),
-        }
-        return replace(self, settings=settings.model_copy(update=room)) if room_tokens else self
+        if not room_tokens:
+            return self
+        constants = self.settings.constants
+        roomy = replace(
+            constants,
+            answer_min_tokens=max(room_tokens, constants.answer_min_tokens),
+            reasoning_answer_min_tokens=max(room_tokens, constants.reasoning_answer_min_tokens),
+        )
+        return replace(self, settings=self.settings.with_constants(roomy))
 
     def pressed(self, refusal: str) -> RequestContext:
         """The same with a compaction in any case: the server has shown that our estimate is no guide here."""
@@ -198,18 +201,16 @@ class RequestContext:
 
     def rules(self, *, reasons: bool) -> Rules:
         """The budget's rules; a model that `reasons` before it answers needs more room."""
-        settings = self.settings
+        settings, constants = self.settings, self.settings.constants
         return Rules(
             pre_request_ratio=settings.pre_request_ratio,
             streaming_ratio=settings.streaming_ratio,
             target_ratio=settings.target_ratio,
-            output_buffer_ratio=settings.output_buffer_ratio,
-            output_buffer_min_tokens=settings.output_buffer_min_tokens,
-            answer_min_tokens=settings.reasoning_answer_min_tokens if reasons else settings.answer_min_tokens,
+            output_buffer_ratio=constants.output_buffer_ratio,
+            output_buffer_min_tokens=constants.output_buffer_min_tokens,
+            answer_min_tokens=constants.reasoning_answer_min_tokens if reasons else constants.answer_min_tokens,
             threshold_tokens=settings.threshold_tokens,
-            system_reserve_tokens=settings.system_reserve_tokens,
-            output_reserve_tokens=settings.output_reserve_tokens,
-            safety_buffer_tokens=settings.safety_buffer_tokens,
+            reserve_tokens=settings.reserve_tokens,
             keeps_what_fits=self.is_client_summary,
         )
 

@@ -34,7 +34,7 @@ from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.recalling import Additions, Recaller
 from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
-from litellm_compaction.errors import ModelNotLoaded, OwnTemplate, WindowUnknown, WindowUnread
+from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed, WindowUnknown, WindowUnread
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.sources import Sources
@@ -81,11 +81,11 @@ class RequestMeasurer:
         Raises:
             WindowUnknown: no source says how large the window is.
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
-            OwnTemplate: the client brings a template, and the server is not LM Studio, which has its own in any case.
+            NotServed: the client brings a template, and the server is not LM Studio, which has its own in any case.
         """
         started_s = self._clock()
         if request.has_own_template and not context.target.is_lmstudio:
-            raise OwnTemplate
+            raise NotServed(OWN_TEMPLATE, "chat_template")
         window = await self.window(context)
         family = await self._sources.family(context.target, window)
         count = await self._count(context.target, family, request, window.tokens)
@@ -272,7 +272,7 @@ class RequestMeasurer:
                 return None
 
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
-        limit_s = context.settings.warm_up_timeout_s
+        limit_s = context.settings.constants.warm_up_timeout_s
         async with self._coordination.one_of_all(topic, loaded, limit_s=limit_s) as found:
             # Another may have done it a moment ago.
             if found is None and await loaded() is None:

@@ -17,7 +17,7 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, ToolCall, parse_message
 from litellm_compaction.core.prompts import defused
-from litellm_compaction.core.secrets import plain, redactor
+from litellm_compaction.core.secrets import redactor
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, Recallable, RequestContext
 from litellm_compaction.recall import Found, Lookup, QueryTooLong, of_request, search, told
 from litellm_compaction.stores import Originals
@@ -79,7 +79,7 @@ class Recaller:
             entry=hashes[newest],
             hashes=hashes,
             messages=rest,
-            redact=plain if settings.redact == "off" else redactor(tuple(settings.redact_patterns)),
+            redact=redactor(settings.redact_patterns),
             compaction=compaction,
             vocabulary=measured.family.vocabulary,
         )

@@ -131,7 +131,10 @@ async def generate_summary(
         SummaryFailed: no usable summary; `reason` says why in one word, `__cause__` what the model's function raised.
     """
     strategy, settings = STRATEGIES["summary"], settings_from(None)
-    count, tokens = TokenCounter().text_counter(model.name, family_of("", model.name)), settings.summary_max_tokens
+    count, tokens = (
+        TokenCounter().text_counter(model.name, family_of("", model.name)),
+        settings.constants.summary_max_tokens,
+    )
     job = SummaryJob(
         messages=strategy.history(parsed(messages)),
         earlier=previous_summary,
@@ -148,22 +151,26 @@ async def generate_summary(
 def _settings(config: CompactionConfig, family: str) -> Settings:
     defaults = settings_from(None)
     doubt_tokens = math.ceil(config.model_context_limit * (1 - 1 / _ERRS_HIGH)) if family == _UNKNOWN else 0
-    answer_tokens = max(defaults.answer_min_tokens, doubt_tokens)
-    update = {
+    answer_tokens = max(defaults.constants.answer_min_tokens, doubt_tokens)
+    update: dict[str, object] = {
         "pre_request_ratio": config.threshold_percent,
         "target_ratio": min(defaults.target_ratio, config.threshold_percent / 2),
-        "safety_buffer_tokens": config.reserved_tokens,
-        # Room for the answer is what the caller reserves.
-        "output_buffer_ratio": 0.0,
-        "output_buffer_min_tokens": 0,
-        "answer_min_tokens": answer_tokens,
-        "reasoning_answer_min_tokens": answer_tokens,
+        "reserve_tokens": config.reserved_tokens,
         "keep_recent_messages": config.recent_messages_to_keep,
         "strategy": config.strategy,
-        # The messages are all there is: of a stub no later summary could read the result.
-        "clear_tool_results": False,
     }
-    return defaults.model_copy(update=update)
+    return defaults.model_copy(update=update).with_constants(
+        replace(
+            defaults.constants,
+            # Room for the answer is what the caller reserves.
+            output_buffer_ratio=0.0,
+            output_buffer_min_tokens=0,
+            answer_min_tokens=answer_tokens,
+            reasoning_answer_min_tokens=answer_tokens,
+            # The messages are all there is: of a stub no later summary could read the result.
+            clear_tool_results=False,
+        )
+    )
 
 
 def _texts(messages: Sequence[Message]) -> list[str]:

@@ -43,7 +43,7 @@ class Model:
             # Asked about the conversation as text: its server's cache is not known.
             pruning_models=(PruningModel(label=name, target=target, ask=self.ask, is_same=False),),
             warm_up=nothing,
-            attempts=Attempts(summary_calls_left=min(_MOST_JOBS, settings.max_summary_calls)),
+            attempts=Attempts(summary_calls_left=min(_MOST_JOBS, settings.constants.max_summary_calls)),
         )
 
     async def ask(self, messages: Sequence[Message], *, max_tokens: int, **_: object) -> SummaryAnswer:

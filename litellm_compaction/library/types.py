@@ -10,7 +10,7 @@ import pydantic
 from pydantic import Field
 
 from litellm_compaction.config import StrategyName
-from litellm_compaction.core.budget import RESERVES_MAX_RATIO
+from litellm_compaction.core.budget import RESERVE_MAX_RATIO
 from litellm_compaction.core.messages import JsonObject
 
 _Tokens: TypeAlias = Annotated[int, Field(ge=0)]
@@ -41,7 +41,7 @@ class CompactionConfig:
     @property
     def reserved_tokens(self) -> int:
         tokens = self.system_reserve + self.output_reserve + self.safety_buffer
-        return tokens if tokens <= RESERVES_MAX_RATIO * self.model_context_limit else 0
+        return tokens if tokens <= RESERVE_MAX_RATIO * self.model_context_limit else 0
 
     @property
     def threshold_tokens(self) -> int:

@@ -227,7 +227,6 @@ class ClientRequest:
         is_beside: its conversation goes on as if it had not asked.
         asks_for_usage: a usage chunk belongs in the stream.
         is_structured: the answer is a document, in which no notice may stand.
-        slimmed_chars: how much shorter the JSON of its tools is in `original`.
         program: of the client, the first word of its user agent.
         orders: about its conversation's context, in its protocol's words.
         cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
@@ -247,7 +246,6 @@ class ClientRequest:
     is_beside: bool = False
     asks_for_usage: bool = True
     is_structured: bool = False
-    slimmed_chars: int = 0
     program: str = ""
     orders: Orders = NO_ORDERS
     cleared_calls: int = 0
@@ -367,11 +365,10 @@ class Call:
     @property
     def headers(self) -> dict[str, str] | None:
         """Response headers for clients of guarded deployments; None for others."""
-        outlook, saved = self.attempt.outlook, self.client.slimmed_chars
+        outlook = self.attempt.outlook
         if outlook is None:
             return None
         return {
-            **({"x-litellm-compaction-tools-saved": f"{saved} characters"} if saved else {}),
             "x-litellm-compaction": self.attempt.action,
             "x-litellm-compaction-tokens-before": str(outlook.before),
             "x-litellm-compaction-tokens-after": str(outlook.after),

@@ -127,7 +127,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         )
         self._metrics, self._history = Metrics(), History(store)
         self._compactor = Compactor(
-            windows=Windows(cache_s=settings.window_cache_s, rpc=LMStudioRpc.of(settings)),
+            windows=Windows(cache_s=settings.constants.window_cache_s, rpc=LMStudioRpc.of(settings)),
             counter=TokenCounter(),
             sources=Sources(settings.tokenizer),
             store=store,
@@ -292,7 +292,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             self._calls.close(request_data)
 
     async def _told(self, stream: Any, call: Call) -> AsyncGenerator[Any, None]:
-        async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
+        async for chunk in with_heartbeat(stream, call, every_s=self._settings.constants.heartbeat_s):
             yield with_details(chunk, call.attempt.details)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:

@@ -167,13 +167,11 @@ def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, se
     try:
         own = deployment_settings_from(info.get("compaction"), named)
         settings.for_deployment(own, named)
-        if own.tokenizer is not None:
-            check_tokenizer(own.tokenizer, f"{named}.tokenizer")
+        check_tokenizer(own.tokenizer, f"{named}.tokenizer")
     except ConfigError as error:
         yield _refused(place, named, error)
         return
-    if own.pruning_model is not None:
-        yield from _pruning_model(data, own.pruning_model, place, named)
+    yield from _pruning_model(data, own.pruning_model, place, named)
 
 
 def _auto_router(data: Mapping[str, Any], params: Mapping[str, Any], name: str) -> Iterator[Finding]:

@@ -96,8 +96,8 @@ def limits_of(window: Window, settings: Settings) -> dict[str, int]:
     Clients ask for no longer an answer than `max_output_tokens`, and take it off the window for their own compaction:
     it is the part that we set aside for an answer ourselves.
     """
-    answer_tokens = settings.output_reserve_tokens or math.floor(settings.output_buffer_ratio * window.tokens)
-    least_tokens = min(settings.output_buffer_min_tokens, window.tokens // 10)
+    answer_tokens = math.floor(settings.constants.output_buffer_ratio * window.tokens)
+    least_tokens = min(settings.constants.output_buffer_min_tokens, window.tokens // 10)
     return {
         "max_input_tokens": window.tokens,
         "max_output_tokens": min(max(answer_tokens, least_tokens, 1), window.tokens),
@@ -274,7 +274,7 @@ class DeploymentSelector:
             scope=_scope(metadata, client.group, settings),
             tenant=tenant,
             pruning_models=(*others, same),
-            warm_up=replace(caller, timeout_s=settings.warm_up_timeout_s).load,
+            warm_up=replace(caller, timeout_s=settings.constants.warm_up_timeout_s).load,
             attempts=call.attempts,
             asked_tokens=asked_output_tokens(body),
             measure=caller.measure,
@@ -350,11 +350,9 @@ def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
         settings.pruning_model,
         settings.target_ratio,
         settings.keep_recent_messages,
-        settings.summary_max_tokens,
+        settings.constants.summary_max_tokens,
         # Text that was written down with its secrets is not read again once they are to be left out.
-        settings.redact,
         settings.redact_patterns,
-        *sorted((name, settings.own_prompt(name)) for name in settings.prompt_file),
     )
     return hashlib.blake2b(repr((_tenant(metadata), group, shape)).encode(), digest_size=16).hexdigest()
 

@@ -1,7 +1,7 @@
 """Fills LiteLLM's lists of models: what LM Studio lists behind wildcards, and the window of each loaded model.
 
 LiteLLM alone lists nothing for `lm_studio/*`, so that a chat client's menu is empty. The lists are filled just before
-one is read, from the same cached reading of LM Studio as requests use: a reload shows within `window_cache_s`, and no
+one is read, from the same cached reading of LM Studio as requests use: a reload shows within seconds, and no
 server is asked while nobody reads.
 """
 

@@ -6,6 +6,7 @@ messages to the same engine; the store makes the second look free.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -18,16 +19,16 @@ import httpx
 from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.core.messages import Message, Request, cleaned
 from litellm_compaction.core.stretches import is_client_summary as asks_for_summary
-from litellm_compaction.core.tool_schemas import Slimmed, slimmed
 from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
+    NO_CHAT,
+    TOO_DEEP,
     BadItem,
     BadWish,
     CompactionError,
     DoesNotFit,
     ModelNotLoaded,
-    RouteNotServed,
-    TooDeep,
+    NotServed,
     WindowUnknown,
 )
 from litellm_compaction.proxy import wire
@@ -60,7 +61,7 @@ from litellm_compaction.proxy.internal import group_of, is_internal_call, name_c
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.litellm_inside.application import keeps_responses
 from litellm_compaction.proxy.litellm_inside.connections import connect, with_credentials
-from litellm_compaction.proxy.litellm_inside.seam import missing
+from litellm_compaction.proxy.litellm_inside.seam import LACKS, missing
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import (
@@ -84,10 +85,10 @@ from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
 
-_MOST_TOLD = 256
 # LiteLLM (1.106.2) makes a WebSocket's requests itself and shows them to no plug-in, and would leave the item out.
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 _MAX_SERVERS = 1024
+_STORE_LIMIT_S = 2.0
 
 
 class Intake:
@@ -105,7 +106,6 @@ class Intake:
         self._clients = Clients()
         self._conversations = Conversations()
         # Told once: an agent sends the same tools with every request.
-        self._slimmed: Bounded[tuple[str, int], None] = Bounded(_MOST_TOLD)
         self._store = store
         self.seams = Seams()
         self.guards = DeploymentSelector(source, compactor.windows, self._publisher, FormerAnswers(store))
@@ -237,11 +237,14 @@ class Intake:
         return contexts
 
     async def look_at_seams(self, router: Any) -> None:
-        """Looks at all that requests are guarded by as soon as there is a router; what lacks is logged."""
+        """Looks at all that requests are guarded by as soon as there is a router, and notes in the store what lacks."""
         fault = self.seams.of_router(router)
         if fault is None and self._settings.carrier == "auto" and not is_bypassed():
-            await self.seams.of_client()
-        missing()
+            fault = await self.seams.of_client()
+        said = "\n".join([str(fault or ""), *missing()]).rstrip()
+        # The note is for `doctor`; the store tells its own troubles.
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._store.put_fact(*LACKS, said), _STORE_LIMIT_S)
 
     async def check_seams(self, router: Any, kwargs: Mapping[str, Any]) -> None:
         """Lets a call to a deployment pass if nothing lacks by which it is guarded, or if it is left alone.
@@ -298,7 +301,7 @@ class Intake:
             if guard.settings.mode == "observe":
                 raise
             # How deep a request is nested is the client's choice, and must not switch the guard off.
-            raise TooDeep from error
+            raise NotServed(TOO_DEEP) from error
 
     async def _for(
         self,
@@ -369,7 +372,7 @@ class Intake:
             changed["messages"] = wire.encode(prepared.messages)
         elif call.rewritten or call.client.original is not call.client.received:
             changed["messages"] = wire.encode(call.client.original.messages)
-        changed |= _slim_tools(call, kwargs) | wire.with_extra(kwargs, refuses_by(deployment.provider))
+        changed |= wire.with_extra(kwargs, refuses_by(deployment.provider))
         if prepared.tools is not None:
             changed["tools"] = list(prepared.tools)
         return {**kwargs, **changed}
@@ -386,7 +389,7 @@ class Intake:
             becomes_chat: LiteLLM can make one.
 
         Raises:
-            RouteNotServed: it cannot.
+            NotServed: it cannot.
             BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
         """
         if is_internal_call() or router is None:
@@ -399,7 +402,7 @@ class Intake:
         if guard is None or guard.settings.mode != "guard" or is_prepared:
             return None if changed is kwargs else {**changed}
         if not becomes_chat:
-            raise RouteNotServed
+            raise NotServed(NO_CHAT)
         field = responses.field_of_item(kwargs.get("input"))
         if field and self._calls.orders(kwargs) is None:
             raise BadItem(field, _UNREAD)
@@ -474,7 +477,6 @@ class Intake:
         return {
             **kwargs,
             **changed,
-            **_slim_tools(call, kwargs),
             **wire.as_chat(kwargs),
             "client": self._clients.over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
@@ -503,7 +505,7 @@ class Intake:
         assert context is not None and prepared is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
         call.is_read = True
         pin = call.pins.get(call.attempt.deployment, call.client.group)
-        upstream = HookedUpstream(first, router, pin, {**data, **_slim_tools(call, data)})
+        upstream = HookedUpstream(first, router, pin, data)
         asked = self._asked(router, call, context, data, wants_usage=call.client.asks_for_usage)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(prepared, action=call.attempt.action)
@@ -545,13 +547,7 @@ class Intake:
     async def _new_call(self, received: Request, group: str, body: Mapping[str, Any], *, is_chat: bool = False) -> Call:
         long = is_long(body.get("messages"), received.tools) or _has_long_prompt(body)
         client = await off_loop_if(long, lambda: self._client_request(received, group, body, is_chat=is_chat))
-        saved_chars = client.slimmed_chars
-        if saved_chars and (group, saved_chars) not in self._slimmed:
-            self._slimmed[(group, saved_chars)] = None
-            logger.info(
-                "tool_schemas_slimmed model=%s tools=%d saved_chars=%d", group, len(received.tools), saved_chars
-            )
-        call = Call(client, Attempts(summary_calls_left=self._settings.max_summary_calls))
+        call = Call(client, Attempts(summary_calls_left=self._settings.constants.max_summary_calls))
         call.leaves(body.get("messages"))
         return call
 
@@ -572,18 +568,16 @@ class Intake:
             # Told only if it is guarded: a deployment that is just observed answers as ever.
             wish, bad_wish = NONE, error
         acts = self._settings.mode == "guard"
-        slims = acts and self._settings.tool_schemas == "slim"
-        tools, saved_chars = slimmed(received.tools) if slims else Slimmed(received.tools, 0)
         original = received
         is_other = sent is not received.messages
-        if saved_chars or is_other or any(new is not old for new, old in zip(messages, sent, strict=True)):
-            original = replace(received, messages=messages, tools=tools if saved_chars else received.tools)
+        if is_other or any(new is not old for new, old in zip(messages, sent, strict=True)):
+            original = replace(received, messages=messages)
         tenant, asked_tokens = tenant_of(metadata), wire.asked_output_tokens(body)
-        is_client_summary = acts and asks_for_summary(messages, told_headers(body), has_tools=bool(tools))
+        is_client_summary = acts and asks_for_summary(messages, told_headers(body), has_tools=bool(received.tools))
         is_beside = is_client_summary and asks_for_little(asked_tokens)
         if acts and not is_client_summary:
             is_beside = is_client_summary = self._conversations.is_beside(
-                tenant, messages, has_tools=bool(tools), asked_tokens=asked_tokens
+                tenant, messages, has_tools=bool(received.tools), asked_tokens=asked_tokens
             )
         return ClientRequest(
             received=received,
@@ -599,7 +593,6 @@ class Intake:
             is_beside=is_beside,
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
-            slimmed_chars=saved_chars,
             program=told_headers(body).get("user-agent", "").partition(" ")[0],
             orders=orders or NO_ORDERS,
             bases=bases,
@@ -623,13 +616,6 @@ def _as_received(call: Call | None, kwargs: Mapping[str, Any]) -> dict[str, Any]
     if call is None or not call.rewritten:
         return None
     return {**kwargs, "messages": wire.encode(call.client.received.messages)}
-
-
-def _slim_tools(call: Call, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The tools of a body as they are sent; {} if that is as they came."""
-    if not call.client.slimmed_chars:
-        return {}
-    return {"tools" if body.get("tools") else "functions": list(call.client.original.tools)}
 
 
 def _has_long_prompt(body: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ def with_values(configured: Settings, values: Mapping[str, object]) -> Settings:
         raise WrongValues(fixed)
     chosen = {key: value for key, value in values.items() if value is not None}
     try:
-        return Settings.model_validate({**configured.model_dump(), **chosen})
+        return configured.with_values(chosen)
     except ValidationError as error:
         problems = {
             str(wrong["loc"][0]) if wrong["loc"] else "": str(wrong["msg"]).removeprefix("Value error, ")

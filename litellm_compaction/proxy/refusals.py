@@ -20,18 +20,14 @@ from fastapi import HTTPException
 
 from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import (
-    BadItem,
     BadWish,
     CompactionError,
     DoesNotFit,
     LiteLLMChanged,
     NotServed,
     Overloaded,
-    OwnTemplate,
-    RouteNotServed,
     ServerGone,
     ServerUnavailable,
-    TooDeep,
     WindowUnread,
     overflow_from_text,
 )
@@ -128,7 +124,6 @@ _INVALID = "invalid_request_error"
 _KINDS: Mapping[type[CompactionError], _Kind] = {
     DoesNotFit: _Kind(400, _INVALID, "messages", TOO_LONG),
     BadWish: _Kind(400, _INVALID, "metadata"),
-    OwnTemplate: _Kind(400, _INVALID, "chat_template"),
     Overloaded: _Kind(503, "overloaded_error"),
     WindowUnread: _Kind(503, "service_unavailable"),
     LiteLLMChanged: _Kind(503, "service_unavailable"),
@@ -137,7 +132,7 @@ _KINDS: Mapping[type[CompactionError], _Kind] = {
 
 
 def _kind(error: CompactionError) -> _Kind:
-    if isinstance(error, (BadItem, NotServed)):
+    if isinstance(error, NotServed):
         return _Kind(400, _INVALID, error.field)
     return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), _Kind(400, _INVALID, "model"))
 
@@ -157,7 +152,7 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
     is_down = _kind(error).status == 503
     # No other deployment could serve such a request either.
-    is_the_requests = isinstance(error, (TooDeep, OwnTemplate, NotServed, RouteNotServed, BadItem))
+    is_the_requests = isinstance(error, NotServed)
     kind = litellm.ServiceUnavailableError if (others or is_down) and not is_the_requests else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError

@@ -229,7 +229,7 @@ def deployment_of(
         api_key=api_key,
         context_length=own.context_length,
         is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
-        tokenizer=own.tokenizer or "",
+        tokenizer=str(own.changes.get("tokenizer", "")),
     )
     other = opted_in_target(target, provider, litellm_params, model_info, environ) if own.enabled else None
     return Deployment(

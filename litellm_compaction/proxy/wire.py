@@ -493,22 +493,27 @@ def not_served(
     if route.endswith("/messages"):
         if original.get("compaction") is None or is_read:
             return None
-        return NotServed("compaction", "Send the conversation without it; the proxy compacts it.")
+        return _left_out("compaction", "Send the conversation without it; the proxy compacts it.")
     if not route.endswith("/responses"):
         return None
     for field in ("conversation", *(() if keeps_responses else ("previous_response_id",))):
         if original.get(field) is not None:
-            return NotServed(field, f"Send the whole conversation as `input`.{_KEEPS[field]}")
+            return _left_out(field, f"Send the whole conversation as `input`.{_KEEPS[field]}")
     if is_read:
         return None
     items = original.get("input")
     kinds = [item.get("type") for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
     for kind in _COMPACTION_ITEMS:
         if kind in kinds:
-            return NotServed(
+            return _left_out(
                 f"input[{kinds.index(kind)}] ({kind})", "Send the messages themselves; the proxy compacts them."
             )
     return None
+
+
+def _left_out(field: str, remedy: str) -> NotServed:
+    told = f"`{field}` is not served for this model: it would be left out in silence. {remedy}"
+    return NotServed(told, field)
 
 
 def stops(body: Mapping[str, Any]) -> tuple[str, ...]:

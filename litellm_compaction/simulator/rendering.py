@@ -244,8 +244,7 @@ def count(text: str) -> int:
 def token_bytes(token_id: int) -> bytes:
     if token_id >= _FIRST_SPECIAL_ID:
         return SPECIAL_TOKENS[token_id - _FIRST_SPECIAL_ID].encode()
-    piece: bytes = load_vocabulary().decode_single_token_bytes(token_id)
-    return piece
+    return bytes(load_vocabulary().decode_single_token_bytes(token_id))
 
 
 def decode(token_ids: array[int]) -> str:

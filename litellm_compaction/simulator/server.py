@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
+from uvicorn.protocols.utils import ClientDisconnected
 
 from .answer import Connection, Send
 from .catalog import openai_models, v1_models
@@ -47,7 +48,7 @@ class Application:
         self.stopping.set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one HTTP request; a socket of LM Studio's SDKs gets its answer to unknown paths."""
+        """Answer one HTTP request; a socket of LM Studio's SDKs is told that there is no such protocol here."""
         if scope["type"] == "websocket":
             await self.serve_socket(scope, receive, send)
             return
@@ -84,7 +85,10 @@ class Application:
 
     async def serve_socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await receive()
-        await send({"type": "websocket.close"})
+        await send({"type": "websocket.http.response.start", "status": 501, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b""})
+        # uvicorn takes the end of a call without a handshake for a fault.
+        raise ClientDisconnected
 
     async def after_client_left(self, record: RequestRecord, job: asyncio.Future[None]) -> None:
         """Whatever is generated for a client that has gone; nothing here."""

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import NamedTuple, TypeAlias
 
 import aiohttp
@@ -133,7 +134,7 @@ class LMStudioRpc:
     @classmethod
     def of(cls, settings: Settings) -> LMStudioRpc:
         """Builds it from an operator's settings."""
-        return cls(is_on=settings.ask_server == "auto", timeout_s=settings.ask_server_timeout_s)
+        return cls(is_on=settings.constants.ask_server, timeout_s=settings.constants.ask_server_timeout_s)
 
     def is_usable(self, api_base: str, api_key: str | None) -> bool:
         """Returns True if a server may be asked now."""
@@ -176,7 +177,7 @@ class LMStudioRpc:
         except asyncio.TimeoutError:
             failure = _Failed(f"no connection within {self._timeout_s:g} s", _NO_PASSAGE)
             if socket.connection is not None:
-                slow = "raise `ask_server_timeout_s` if it is only slow"
+                slow = "use a LM Studio that answers faster"
                 failure = _Failed(f"no answer to {endpoint} within {self._timeout_s:g} s", slow)
             if socket.reader is not None:
                 socket.reader.cancel()
@@ -214,21 +215,22 @@ class LMStudioRpc:
                     finally:
                         socket.connection = None
         except (aiohttp.ClientError, OSError, TypeError, ValueError, RecursionError, asyncio.TimeoutError) as exc:
-            what = f"no connection ({type(exc).__name__})"
+            what, advice = f"no connection ({type(exc).__name__})", _NO_PASSAGE
             if isinstance(exc, aiohttp.WSServerHandshakeError):
                 what = f"HTTP {exc.status} where a WebSocket was to be opened"
-            self._left(place, socket, _Failed(what, _NO_PASSAGE))
+                # The simulator says so: there is nothing to be mended.
+                advice = "" if exc.status == HTTPStatus.NOT_IMPLEMENTED else _NO_PASSAGE
+            self._left(place, socket, _Failed(what, advice))
 
     def _left(self, place: _Place, socket: _Socket, failure: _Failed) -> _Failed:
         """Fails the calls of a socket for good, and asks its server no more for a while."""
         self._sockets.pop(place, None)
         for call in socket.calls.values():
             call.refuse(failure)
-        if self._rests.begin(place):
+        if self._rests.begin(place) and failure.advice:
             logger.warning(
                 "ask_server server=%s: LM Studio's own protocol does not answer: %s. Counts are estimated meanwhile "
-                "and corrected by usage; it is asked again in %.0f s (logged once). To have exact counts, %s, or set "
-                "`ask_server: off`.",
+                "and corrected by usage; it is asked again in %.0f s (logged once). To have exact counts, %s.",
                 place[0].rpartition("@")[2],
                 failure,
                 _FIRST_PAUSE_S,

@@ -16,7 +16,7 @@ import httpx
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Request
-from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown, WindowUnread
 from litellm_compaction.windows.cache import Listings, Place, Reading
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import Listing, match
@@ -94,7 +94,7 @@ class Windows:
                 loading on request may use another context length (lmstudio-bug-tracker 1463). Ollama has not loaded
                 it, and its operator wrote no number.
             WindowUnknown: there is no number; the message names the server that was asked and its answer.
-            WindowOutdated: the server gave one, but does not answer any more, and no source has the present one.
+            WindowUnread: the server gave one, but does not answer any more, and no source has the present one.
         """
         place = target.place
         if place is None:
@@ -115,13 +115,12 @@ class Windows:
             written = target.context_length if target.context_source not in GUESSES else None
             if not written:
                 # A model that was loaded anew with a smaller window looks the same.
-                raise WindowOutdated(
-                    target.model,
-                    tokens=window.tokens,
-                    age_s=self._clock() - reading.read_s,
-                    failure=reading.failure,
-                    address=target.lmstudio_address,
+                tried = (
+                    f"{reading.failure}; its last answer, {window.tokens} tokens, is "
+                    f"{self._clock() - reading.read_s:.0f} s old and may hold no more, so nothing was sent. The next "
+                    "request asks again; `model_info.compaction.context_length` is used meanwhile where set"
                 )
+                raise WindowUnread(target.model, tried=tried, address=target.lmstudio_address)
             window = replace(window, tokens=min(window.tokens, written))
         return self._as_shared(target, window)
 
@@ -172,7 +171,7 @@ class Windows:
         A question of less than a millisecond; after a change, the list is read and the settings are asked for.
 
         Raises:
-            ModelNotLoaded, WindowUnknown, WindowOutdated: as `resolve`.
+            ModelNotLoaded, WindowUnknown, WindowUnread: as `resolve`.
         """
         instance = self.instance(target)
         loaded = await list_loaded(self._rpc, instance) if instance is not None else None

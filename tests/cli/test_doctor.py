@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from litellm_compaction.cli.doctor import _judgement
 from litellm_compaction.cli.running import Running, told
 from litellm_compaction.proxy.config_check import note, problem
+from litellm_compaction.proxy.litellm_inside.seam import LACKS
+from litellm_compaction.proxy.live_settings import KEY
+from litellm_compaction.stores import open_store
 from tests.cli.conftest import GPT_OSS, QWEN, Check, at, config, deployment
 from tests.integration.plain_server import PlainServer
 from tests.lmstudio_double import Address, Model, Simulator, serve
@@ -193,3 +197,28 @@ def test_another_server_is_probed_where_it_has_loaded_its_model(check: Check, pl
     assert "probe    with tools: " in check(document, "--probe")[1]
     del plain.gets["/props"]
     assert "  probe " not in check(config(deployment("openai/qwen3", params=params, info=WRITTEN)), "--probe")[1]
+
+
+def test_what_the_proxies_know_is_told(check: Check, address: Address, tmp_path: Path) -> None:
+    """What their LiteLLM lacks, and what was changed on the page."""
+    url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
+
+    async def keep() -> None:
+        store = open_store(url, ttl_s=3600.0, max_bytes=1 << 20)
+        await store.put_fact(*LACKS, "Router.registry is missing.\nproxy_server.app is missing, too.")
+        await store.put_setting(KEY, '{"mode": "observe"}')
+        await store.aclose()
+
+    asyncio.run(keep())
+    code, found = check(config(deployment(params=at(address)), settings={"store": url}))
+    assert code == 1
+    assert "✗ LiteLLM: the proxy that runs with this store, or ran last, says: Router.registry is missing." in found
+    assert "or ran last, says: proxy_server.app is missing, too." in found
+    assert "in place of config.yaml's values: mode: observe." in found
+
+
+def test_a_store_that_does_not_answer_is_a_problem(check: Check, address: Address) -> None:
+    """It passes by itself; its password is not shown."""
+    settings = {"store": "redis://:hunter2@127.0.0.1:9"}
+    code, found = check(config(deployment(params=at(address)), settings=settings))
+    assert (code, "✗ store: " in found, "hunter2" in found) == (1, True, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from litellm_compaction.core.strategies import strategy_of
+from litellm_compaction.core.strategies import STRATEGIES
 
 
 class Good(NamedTuple):
@@ -15,7 +15,7 @@ class Good(NamedTuple):
     said: str
 
 
-INSTRUCTION = strategy_of("summary").instruction(words=200, round_number=1)
+INSTRUCTION = STRATEGIES["summary"].instruction(words=200, round_number=1)
 REAL = "### Current state\nThe lexer of src/parser.py is ported, and 58 of 60 tests pass now.\n"
 
 

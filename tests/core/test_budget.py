@@ -27,9 +27,7 @@ def budgets(draw: st.DrawFn) -> Budget:
             output_buffer_min_tokens=draw(st.integers(0, 5000)),
             answer_min_tokens=draw(st.integers(16, 2048)),
             threshold_tokens=draw(st.sampled_from([0, 0, 256, 4000, 200_000])),
-            system_reserve_tokens=draw(st.sampled_from([0, 0, 500, 20_000])),
-            output_reserve_tokens=draw(st.sampled_from([0, 0, 500, 20_000])),
-            safety_buffer_tokens=draw(st.sampled_from([0, 0, 500, 20_000])),
+            reserve_tokens=draw(st.sampled_from([0, 0, 500, 20_000])),
         ),
         window_tokens=window_tokens,
         floor_tokens=floor_tokens,
@@ -97,7 +95,7 @@ def test_unlimited_answers_get_what_is_left() -> None:
     assert budget.max_output_tokens(9000, None) == 1
 
 
-# ------------------------------------------------------------------ a threshold and reserves in place of the ratio
+# ------------------------------------------------------------------ a threshold and a reserve in place of the ratio
 
 
 def _ruled(window_tokens: int = 32_768, *, fixed_tokens: int = 0, floor_tokens: int = 0, **rules: int) -> Budget:
@@ -113,28 +111,25 @@ def _ruled(window_tokens: int = 32_768, *, fixed_tokens: int = 0, floor_tokens: 
 @pytest.mark.parametrize(
     ("budget", "trigger"),
     [
-        # (32,768 - 4,000 - 2,000) * 0.80, and no output buffer on top: the reserve is in its place.
-        (_ruled(output_reserve_tokens=4000, safety_buffer_tokens=2000), int(0.80 * 26_768) + 1),
-        # System and tools are not counted twice; what exceeds their reserve counts as conversation.
-        (_ruled(system_reserve_tokens=5000), int(0.80 * 27_768) + 1),
-        (_ruled(fixed_tokens=3000, system_reserve_tokens=5000), int(0.80 * 27_768) + 3000 + 1),
-        (_ruled(fixed_tokens=9000, system_reserve_tokens=5000), int(0.80 * 27_768) + 5000 + 1),
-        # A threshold is the conversation's own, whatever the ratio and the reserves say.
-        (_ruled(fixed_tokens=6000, threshold_tokens=10_000, system_reserve_tokens=2000), 16_001),
-        # P1 goes before every wish, and reserves leave a quarter of the window.
+        # (32,768 - 6,000) * 0.80, and no output buffer on top: the reserve is in its place.
+        (_ruled(reserve_tokens=6000), int(0.80 * 26_768) + 1),
+        # System and tools are part of the prompt.
+        (_ruled(fixed_tokens=3000, reserve_tokens=6000), int(0.80 * 26_768) + 1),
+        # A threshold is the conversation's own, whatever the ratio and the reserve say.
+        (_ruled(fixed_tokens=6000, threshold_tokens=10_000, reserve_tokens=2000), 16_001),
+        # P1 goes before every wish, and a reserve leaves a quarter of the window.
         (_ruled(8192, threshold_tokens=100_000), _ruled(8192).prompt_limit_tokens + 1),
-        (_ruled(8192, system_reserve_tokens=20_000), int(0.80 * 2048) + 1),
+        (_ruled(8192, reserve_tokens=20_000), int(0.80 * 2048) + 1),
     ],
 )
-def test_a_threshold_and_reserves_trigger_in_place_of_the_ratio(budget: Budget, trigger: int) -> None:
+def test_a_threshold_and_a_reserve_trigger_in_place_of_the_ratio(budget: Budget, trigger: int) -> None:
     """At this token, and at none before it."""
     assert [budget.triggers(tokens) for tokens in (trigger - 1, trigger)] == [False, True]
 
 
 def test_the_target_of_a_threshold_is_half_of_it() -> None:
     assert _ruled(threshold_tokens=10_000).target_tokens(10_001) < 5100
-    assert _ruled(output_reserve_tokens=4000).output_buffer_tokens(10_000) == 4000
-    assert _ruled(8192, system_reserve_tokens=20_000).reserved_tokens == 6144
+    assert _ruled(8192, reserve_tokens=20_000).reserved_tokens == 6144
 
 
 @given(budgets())

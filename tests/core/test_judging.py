@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.inventions import inventions
 from litellm_compaction.core.judging import Judgement, judged
-from litellm_compaction.core.strategies import strategy_of, writer_of
+from litellm_compaction.core.strategies import STRATEGIES, writer_of
 from tests.core.good_summaries import GOOD, INSTRUCTION, REAL, WORK, Good, source
 from tests.work import grows_linearly
 
@@ -24,7 +24,7 @@ def look(summary: str, said: str | None = None) -> Judgement:
 @pytest.mark.parametrize("good", GOOD, ids=range(len(GOOD)))
 def test_a_good_summary_keeps_every_character(good: Good) -> None:
     """Whatever its language and shape: sections that are nearly empty, tables, lists with one word in each row."""
-    instruction = strategy_of(writer_of(good.strategy)).instruction(words=200, round_number=2)
+    instruction = STRATEGIES[writer_of(good.strategy)].instruction(words=200, round_number=2)
     assert judged(good.text, instruction=instruction, source=[*source(good.said), *WORK]) == Judgement(good.text, "")
 
 

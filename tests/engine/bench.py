@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
@@ -24,6 +23,7 @@ from litellm_compaction.tokens.estimate import Estimate
 from litellm_compaction.tokens.known import fingerprints
 from litellm_compaction.windows.windows import Target, Windows
 from tests.builders import JsonDict, broken_promises, count, parsed, size
+from tests.constants import settings_of
 from tests.stores.made import MemoryStore
 
 SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."
@@ -217,7 +217,7 @@ class Bench:
         pins: tuple[str, ...] | None = None,
         **settings: Any,
     ) -> RequestContext:
-        chosen: Settings = settings_from(settings)
+        chosen = settings_of(**settings)
         models = [self.pruning_model(self.ask)] if pruning_models is None else pruning_models
         return RequestContext(
             label="served",
@@ -227,7 +227,7 @@ class Bench:
             tenant=tenant,
             pruning_models=tuple(models),
             warm_up=warm_up,
-            attempts=attempts or Attempts(summary_calls_left=chosen.max_summary_calls),
+            attempts=attempts or Attempts(summary_calls_left=chosen.constants.max_summary_calls),
             measure=measure,
             may_write_ahead=may_write_ahead,
             asked_tokens=asked_tokens,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,18 +140,6 @@ async def test_every_strategy_keeps_the_promises_whatever_the_model_answers(stra
     assert again.action == "reused"
     assert as_bytes(sent(later(raw), again))[: len(messages)] == as_bytes(messages)
     assert bench.last.summary_calls == 0
-
-
-async def test_the_operators_own_prompt_is_what_the_model_gets(tmp_path: Path) -> None:
-    """With its placeholders filled in, in place of ours; the other strategies keep theirs."""
-    file = tmp_path / "handoff.txt"
-    file.write_text("You write the record that the OPERATOR wants, in {words} words.", encoding="utf-8")
-    for strategy in STRATEGIES:
-        bench = Bench(ask=Model(strategy, "good"))
-        await bench.guard(talk(8192), strategy=strategy, clear_tool_results=False, prompt_file={"handoff": str(file)})
-        found = [re.search(r"the OPERATOR wants, in \d+ words\.", prompt) for prompt in bench.ask.prompts]
-        assert found
-        assert all(found) is any(found) is (strategy == "handoff")
 
 
 def _looks_right(strategy: str, level: str, raw: Sequence[JsonDict], messages: Sequence[Message]) -> None:

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tests.constants import beside
 from tests.integration.harness import BROWSER, MASTER_KEY, Proxy
 from tests.integration.network import Network
 from tests.lmstudio_double import Address, Simulator
@@ -178,6 +179,7 @@ class _Application:
             **self._environ,
         }
         stack.enter_context(_variables(variables))
+        stack.enter_context(beside(self._config.parent))
         stack.enter_context(_put_back())
         stack.enter_context(_logging_to(self.proxy))
         server = _server()

@@ -151,7 +151,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         ],
         {
             "window_cache_s": 3600,
-            "ask_server": "off",
+            "ask_server": False,
             "notices": "reasoning",
             "store": f"sqlite:///{folder}/file/store",
         },

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.constants import written_beside
 from tests.integration import preloaded
 
 MASTER_KEY = "sk-test-0f9d8c7b6a5e4d3c2b1a0f9e8d7c6b5a"
@@ -159,7 +160,7 @@ def free_port() -> int:
 def write_config(
     folder: Path, models: list[dict[str, Any]], settings: Mapping[str, Any] | None, **sections: Any
 ) -> Path:
-    """A config.yaml; `settings` None leaves the callback out.
+    """A config.yaml; `settings` None leaves the callback out; constants among them stand beside it.
 
     Nothing is written ahead where a test does not ask for it.
     As in the shipped one LiteLLM asks no server for tokenizers: where there is none, it tries for 48 s for each stream
@@ -170,7 +171,7 @@ def write_config(
     litellm_settings = {"disable_hf_tokenizer_download": True, **sections.pop("litellm_settings", {})}
     if settings is not None:
         litellm_settings["callbacks"] = ["litellm_compaction.handler", *litellm_settings.pop("callbacks", [])]
-        config["callback_settings"] = {"litellm_compaction": {**NOTHING_AHEAD, **settings}}
+        config["callback_settings"] = {"litellm_compaction": {**NOTHING_AHEAD, **written_beside(folder, settings)}}
     config["litellm_settings"] = litellm_settings
     config.update(sections)
     path = folder / "config.yaml"

@@ -120,7 +120,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool, process: bool) -
     settings = {"carrier": carrier, "summary_timeout_s": 120, "window_cache_s": 600, "heartbeat_s": 0.2}
     # Servers that count differently have to be found out by their answers here. LM Studio's own protocol, which tells
     # it before, has test_ask_server.py.
-    settings |= NOTHING_AHEAD | {"ask_server": "off"}
+    settings |= NOTHING_AHEAD | {"ask_server": False}
     with open_bench(
         folder,
         _GROUPS,

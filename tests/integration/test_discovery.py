@@ -14,6 +14,7 @@ import openai
 import pytest
 import yaml
 
+from tests.constants import written_beside
 from tests.integration.app import proxy, serve
 from tests.integration.harness import MASTER_KEY, Proxy, free_port
 from tests.lmstudio_double import Address, Model, Simulator
@@ -72,7 +73,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         second.load(QWEN, 16384)
         bases: list[Address] = [stack.enter_context(serve(each)) for each in (first, second)]
         config = yaml.safe_load(SHIPPED.read_text())
-        config["callback_settings"]["litellm_compaction"]["window_cache_s"] = CACHE_S
+        written_beside(folder, {"window_cache_s": CACHE_S})
         config["model_list"] += [
             _entry("local/*", "lm_studio/*", f"{bases[0].base_url}/v1"),
             _entry("box/*", "lm_studio/*", f"{bases[1].base_url}/v1"),

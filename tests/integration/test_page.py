@@ -150,7 +150,7 @@ def test_a_change_counts_at_once(unchanged: Proxy) -> None:
     [
         ("pre_request_ratio", "1.5", "“1.5” is not a share above 0, below 1 (35 % is 0.35)."),
         ("target_ratio", "a lot", "“a lot” is not a share"),
-        ("output_buffer_ratio", "0,2", "“0,2” is not a share at least 0, below 1"),
+        ("target_ratio", "0,2", "“0,2” is not a share above 0, below 1"),
         ("mode", "<i>", "“<i>” is not guard, observe, off."),
         ("mode", ["guard"], "is not guard, observe, off."),
         ("pruning_model", "nobody", "“nobody” is not a model of this proxy."),

@@ -13,7 +13,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from litellm_compaction.config import Settings
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, JsonValue, Message, Request, parse_message
 from litellm_compaction.engine import (
@@ -43,6 +42,7 @@ from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
+from tests.constants import settings_of
 from tests.lmstudio_double import Reply
 from tests.lmstudio_double.generation import Envelope, pieces, reply_tokens, visible_reply
 from tests.lmstudio_double.rendering import count
@@ -359,7 +359,7 @@ class Scene:
             is_lmstudio=self.is_lmstudio,
         )
         same = PruningModel(label="m", target=target, ask=self.ask, is_same=True)
-        settings = Settings(**self.settings)
+        settings = settings_of(**self.settings)
         self.context = RequestContext(
             label="m",
             target=target,
@@ -367,7 +367,7 @@ class Scene:
             scope="s",
             pruning_models=(same,),
             warm_up=_nothing,
-            attempts=Attempts(summary_calls_left=settings.max_summary_calls),
+            attempts=Attempts(summary_calls_left=settings.constants.max_summary_calls),
         )
 
     def compactor_told(self, *observers: Observer) -> Compactor:

@@ -14,6 +14,7 @@ from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, carrier_of
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.windows import Window, Windows
+from tests.constants import settings_of
 from tests.proxy.test_routing import LOCAL, ON, deployment
 from tests.stores.made import MemoryStore
 
@@ -112,15 +113,15 @@ def test_windows_are_shown_by_one_assignment_and_do_not_come_back_as_the_operato
 
 @pytest.mark.parametrize(
     ("settings", "window_tokens", "answer_tokens"),
-    [({}, 8192, 1638), ({"output_reserve_tokens": 3000}, 8192, 3000), ({"output_buffer_ratio": 0.0}, 8192, 819)],
+    [({}, 8192, 1638), ({"output_buffer_ratio": 0.5}, 8192, 4096), ({"output_buffer_ratio": 0.0}, 8192, 819)],
 )
 def test_the_answer_that_is_shown_is_what_is_set_aside_for_it(
     settings: dict[str, Any], window_tokens: int, answer_tokens: int
 ) -> None:
-    """A client takes it off the window, and asks for no more: the reserve, or the buffer of an empty prompt."""
+    """A client takes it off the window, and asks for no more: the buffer of an empty prompt."""
     window = Window(tokens=window_tokens, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
     shown = {"max_input_tokens": window_tokens, "max_output_tokens": answer_tokens}
-    assert limits_of(window, Settings(**settings)) == shown
+    assert limits_of(window, settings_of(**settings)) == shown
 
 
 @pytest.mark.parametrize(

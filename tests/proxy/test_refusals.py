@@ -19,7 +19,6 @@ from litellm_compaction.errors import (
     Overloaded,
     ServerGone,
     ServerUnavailable,
-    WindowOutdated,
     WindowUnknown,
     WindowUnread,
 )
@@ -36,7 +35,6 @@ TOO_LARGE = DoesNotFit("9,000 tokens do not fit into 8,192.", shares=(), window_
 SECRET = "GET http://10.0.0.7:1234/api/v1/models: no connection (All connection attempts failed)"
 REFUSED = "GET http://10.0.0.7:1234/api/v1/models: HTTP 401, the API key was refused"
 BUSY = Overloaded("m", tokens=10, in_use_tokens=8000, window_tokens=8192, waited_s=1.0)
-OUTDATED = WindowOutdated("m", tokens=4096, age_s=9, failure=SECRET)
 UNREAD = WindowUnread("m", tried=SECRET)
 
 
@@ -47,12 +45,11 @@ UNREAD = WindowUnread("m", tried=SECRET)
         (WindowUnknown("m", tried=REFUSED), 400, "400"),
         (ModelNotLoaded("m"), 400, "400"),
         (UNREAD, 503, "503"),
-        (OUTDATED, 503, "503"),
         (ServerUnavailable(SECRET), 503, "503"),
         (ServerGone("http://10.0.0.7:1234/v1"), 503, "503"),
         (BUSY, 503, "503"),
     ],
-    ids=["too large", "unknown", "not loaded", "unread", "outdated", "unavailable", "gone", "busy"],
+    ids=["too large", "unknown", "not loaded", "unread", "unavailable", "gone", "busy"],
 )
 def test_each_error_has_its_status_and_code(error: CompactionError, status: int, code: str) -> None:
     """The same in all three places in which LiteLLM takes an error from us; an address in none of them."""

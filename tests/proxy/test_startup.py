@@ -42,7 +42,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
             None,
             r"litellm_compaction\.tokenizer = '/no/x\.gguf': \.gguf files are not read",
         ),
-        ({"models_folder": "/models"}, None, r"litellm_compaction: 'models_folder' was removed: leave it out; for a"),
+        ({"models_folder": "/models"}, None, r"litellm_compaction: 'models_folder' was removed: leave it out; name"),
         ({"count": "probe"}, None, r"litellm_compaction: 'count' was removed: leave it out; the server is asked"),
         ({}, {"tokenizer": "who-is-this"}, r"model_info\.compaction of 'local'\.tokenizer = 'who-is-this': allowed"),
         (

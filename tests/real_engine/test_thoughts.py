@@ -43,9 +43,9 @@ def thinker(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_a_proxy_ends_a_thought_in_the_stream(thinker: Engine, tmp_path: Path) -> None:
     """Some 60 tokens are thought in place of 240, in one request."""
     params = {"model": "openai/smol", "api_base": f"{thinker.base_url}/v1", "api_key": "none"}
-    info = {"compaction": {"enabled": True, "reasoning_budget_ratio": 0.03}}
+    info = {"compaction": {"enabled": True}}
     entry = {"model_name": "thinker", "litellm_params": params, "model_info": info}
-    with proxy(write_config(tmp_path, [entry], {"background": "off"})) as running_proxy:
+    with proxy(write_config(tmp_path, [entry], {"background": "off", "reasoning_budget_ratio": 0.03})) as running_proxy:
         options = {"temperature": 0, "max_tokens": 300, "stream_options": {"include_usage": True}}
         answer = running_proxy.stream("thinker", _QUESTION, **options)
         assert answer.status == 200

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.config import settings_from
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.windows import Windows
+from tests.constants import settings_of
 from tests.lmstudio_double import Model, Simulator, serve
 from tests.windows.fake_lmstudio import Clock, target
 
@@ -134,8 +134,8 @@ async def test_a_caller_that_leaves_takes_nobody_along(simulator: Simulator, bas
 
 
 async def test_off_asks_nothing(simulator: Simulator, base: str) -> None:
-    """`ask_server: off` opens no socket."""
-    rpc = LMStudioRpc.of(settings_from({"ask_server": "off"}))
+    """No socket is opened where the protocol is not to be asked."""
+    rpc = LMStudioRpc.of(settings_of(ask_server=False))
     assert not rpc.is_usable(base, None)
     with pytest.raises(ServerUnavailable):
         await rpc.call(base, None, "listLoaded", None)

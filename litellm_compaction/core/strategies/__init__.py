@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
 from typing import NamedTuple
@@ -102,16 +102,6 @@ def register(strategy: Strategy) -> Strategy:
         raise ValueError(f"strategy {strategy.name!r}: its prompt is without {{{missing[0]}}}")
     _table[strategy.name] = strategy
     return strategy
-
-
-def strategy_of(name: str, own_prompt: str = "") -> Strategy:
-    """The strategy by that name, with the operator's prompt if there is one.
-
-    Raises:
-        KeyError: there is none; settings are checked when they are read.
-    """
-    strategy = _table[name]
-    return replace(strategy, prompt=own_prompt, brief_prompt="") if own_prompt else strategy
 
 
 def writer_of(name: str) -> str:

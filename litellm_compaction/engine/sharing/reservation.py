@@ -107,7 +107,7 @@ class Reservation:
             if self._context.is_beside and not self._present_in and window.parallel == 1:
                 # Between an answer and its restart it would take the conversation's place in the server's cache.
                 await self._admission.after_those_present(
-                    self._pool(window), self._context.settings.admission_timeout_s
+                    self._pool(window), self._context.settings.constants.admission_timeout_s
                 )
             self._be_present(window)
             return limit_tokens
@@ -310,7 +310,7 @@ class Reservation:
 
     async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
         self._keep()
-        timeout_s = self._context.settings.admission_timeout_s
+        timeout_s = self._context.settings.constants.admission_timeout_s
         tokens = max(min(tokens, window.tokens), 1)
         if self._seat is None:
             self._seat = await self._admission.enter(

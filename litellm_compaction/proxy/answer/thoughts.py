@@ -41,8 +41,10 @@ class Thoughts:
         if self._is_whole:
             return math.inf
         if prepared.closing is not None:
-            return max(self._context.settings.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2)
-        ratio, budget_tokens = self._context.settings.reasoning_budget_ratio, self._asked_tokens
+            return max(
+                self._context.settings.constants.reasoning_answer_min_tokens, prepared.max_output_tokens(None) // 2
+            )
+        ratio, budget_tokens = self._context.settings.constants.reasoning_budget_ratio, self._asked_tokens
         if not ratio:
             return math.inf
         if budget_tokens is None:

@@ -23,7 +23,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
-from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
+from litellm_compaction.errors import TOO_DEEP, CompactionError, NotServed, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.one_answer import joined
@@ -132,7 +132,7 @@ class GuardedTransport(ListTransport):
         body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
         if not body:
             # A request that cannot be read cannot be guarded.
-            return self._refused(TooDeep())
+            return self._refused(NotServed(TOO_DEEP))
         body |= self.lists
         ready, found = self._prepared, self._asked.request
         long = is_long(body.get("messages"), body.get("tools"))
@@ -155,7 +155,7 @@ class GuardedTransport(ListTransport):
         except CompactionError as error:
             return self._refused(error)
         except RecursionError:
-            return self._refused(TooDeep())
+            return self._refused(NotServed(TOO_DEEP))
 
     async def aclose(self) -> None:
         """Does nothing: the inner transport is shared."""

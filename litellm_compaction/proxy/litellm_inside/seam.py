@@ -19,6 +19,9 @@ from litellm_compaction.errors import LiteLLMChanged
 
 logger = logging.getLogger("litellm_compaction")
 
+# Where the proxy notes in its store what it lacks, for `doctor`: a line about the guard, "" if it stands, and one for
+# each other thing.
+LACKS = ("proxy", "litellm_lacks")
 _PROXY = "proxy.proxy_server"
 _LIMITS = "proxy.hooks.parallel_request_limiter_v3:_PROXY_MaxParallelRequestsHandler_v3"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")

@@ -46,9 +46,8 @@ async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
     assert await room.acquire(prepared, limit, is_watched=True) == limit
     assert not room.is_called_back(prepared, 100, can_be_cut=True)
     other = scene.compactor.room(scene.context)
-    other._context = replace(
-        scene.context, settings=scene.context.settings.model_copy(update={"admission_timeout_s": 600})
-    )
+    patient = replace(scene.context.settings.constants, admission_timeout_s=600)
+    other._context = replace(scene.context, settings=scene.context.settings.with_constants(patient))
     waiting = asyncio.ensure_future(other.acquire(prepared, limit, is_watched=True))
     await settled()
     assert not room.is_called_back(prepared, 100, can_be_cut=False)
