@@ -34,7 +34,7 @@ RESERVE_MAX_RATIO = 0.75
 
 def margin_tokens(prompt_tokens: int, likely_ratio: float) -> int:
     """Tokens kept free because a count is an estimate: max(64, 2 %), wider if the count is less certain."""
-    return max(MARGIN_MIN_TOKENS, math.ceil(prompt_tokens * max(MARGIN_MIN_RATIO, likely_ratio - 1)))
+    return max(MARGIN_MIN_TOKENS, math.ceil(prompt_tokens * max(MARGIN_MIN_RATIO, round(likely_ratio - 1, 9))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from litellm_compaction.core.continuation.joiner import Joiner, Opening
 from litellm_compaction.core.continuation.text import settled_length
 from litellm_compaction.core.messages import Message, parse_message
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokens.prompt import begun_prompt, needed_renderings
+from litellm_compaction.tokens.begun import begun_prompt, needed_renderings
 from tests.real_engine.engine import Engine, running
 
 PROMPTS = (

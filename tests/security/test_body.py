@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.builders import talk
-from tests.integration.bench import Bench
+from tests.integration.bench import Bench, is_question
 from tests.integration.harness import CHAT
 from tests.security.office import GUARDED, ROUTES, Liar, ask, body_of
 
@@ -116,7 +116,9 @@ def test_what_a_server_renders_takes_room_and_nothing_else_does(office: Bench, l
         for given in (fields, {"extra_body": fields}):
             before = len(liar.bodies)
             answer = ask(office, "sk-bob", body_of(group, _HI, **given))
-            assert (answer.status_code, len(liar.bodies)) == (400, before), name
+            # A server may be asked for its count before a refusal.
+            asked = [each for each in liar.bodies[before:] if not is_question(each)]
+            assert (answer.status_code, asked) == (400, []), name
             told = "chat_template" if name in _TEMPLATES else "maximum context length is 4096 tokens"
             assert told in answer.text or "not supported" in answer.text, (name, answer.text[:300])
     for name, fields in _NOT_RENDERED.items():

@@ -65,7 +65,7 @@ from litellm_compaction.core import clearing, excerpts, ledger, messages, prompt
 from litellm_compaction.core.continuation import text as inside
 def tokens(text): return len(text) // 4
 def message(role, text): return messages.parse_message({"role": role, "content": text})
-def read(text): return record.read_record(message("user", "## Session Summary" + text))
+def read(text): return record.read_record([message("user", "## Session Summary" + text)])
 def kept(role):
     return lambda text: ledger.ledger(
         [message(role, text)], budget_tokens=2_000, count=tokens)

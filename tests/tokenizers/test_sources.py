@@ -58,7 +58,7 @@ async def test_the_operators_word_goes_before_the_family(
         plain = await TokenCounter().count("t", family_of("", model), request("agent, 6 calls"))
         # Nearly each letter is a token of it.
         assert counted.tokens > 2 * plain.tokens
-        assert not counted.exact
+        assert not counted.own.exact
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from litellm_compaction.proxy.page.data import Surroundings, deployments_of, eve
 from litellm_compaction.proxy.page.turns import conversations_of
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
-from litellm_compaction.recall import Lookup, QueryTooLong, found_fields, message_fields
+from litellm_compaction.recall import NOT_KEPT, Lookup, QueryTooLong, found_fields, message_fields
 from litellm_compaction.stores import StoredCompaction, digest
 
 _Answer: TypeAlias = Callable[[Request, Visitor], Awaitable[JsonObject]]
@@ -188,7 +188,7 @@ class _Routes:
     async def message(self, request: Request, visitor: Visitor) -> JsonObject:
         if parts := await self._lookup.find(visitor.tenant, request.path_params["handle"]):
             return message_fields(parts)
-        raise Refused(404, "not found")
+        raise Refused(404, NOT_KEPT)
 
     @property
     def _lookup(self) -> Lookup:
