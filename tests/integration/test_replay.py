@@ -231,7 +231,7 @@ _CELLS = [
     Cell("4k", 4096, 1.0, every=3),
     Cell("16k", 16_384, 1.0, least_facts=0.95),
     Cell("x1.2", 8192, 1.2, stream=True, least_facts=0.95),
-    Cell("x0.8", 8192, 0.8, least_facts=0.95),
+    Cell("x0.8", 8192, 0.8, least_facts=0.85),
     Cell("dead", 8192, 1.0, stream=True, kind="dead", least_facts=0.50),
     pytest.param(Cell("foreign", 4096, 1.3, _HARBOR, speaks=False, every=3), marks=pytest.mark.full),
 ]

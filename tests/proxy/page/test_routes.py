@@ -28,7 +28,7 @@ from litellm_compaction.proxy.page.data import _state
 from litellm_compaction.proxy.page.routes import add_page
 from litellm_compaction.proxy.page.turns import conversations_of
 from litellm_compaction.proxy.report import DeploymentReport
-from litellm_compaction.recall import Lookup
+from litellm_compaction.recall import NOT_KEPT, Lookup
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows, Row
 from litellm_compaction.windows.windows import Target
@@ -135,7 +135,8 @@ async def test_forged_and_foreign_ids_are_the_same(routes: Routes) -> None:
     message = (await routes.get("one", f"messages/{hit['handle']}")).json()
     assert "walrus" in message["parts"][0]["text"]
     answers = [await routes.get("two", f"records/{each}") for each in ODD_IDS]
-    answers += [await routes.get("two", f"messages/{each}") for each in (hit["handle"], hit["handle"][:6], *ODD_IDS)]
+    messages = [await routes.get("two", f"messages/{each}") for each in (hit["handle"], hit["handle"][:6], *ODD_IDS)]
+    assert {(answer.status_code, answer.json()["error"]["message"]) for answer in messages} == {(404, NOT_KEPT)}
     answers += [await routes.undo(key, each) for key in ("two", "admin") for each in ODD_IDS]
     assert {(answer.status_code, answer.text) for answer in answers} == {(404, NOT_FOUND)}
     for key in ("two", "admin"):
