@@ -101,25 +101,21 @@ def _whole_chat(proxy: Proxy) -> tuple[str, str]:
     return answer["choices"][0]["message"]["content"], answer["choices"][0]["finish_reason"]
 
 
-def _is_joined(first: str, second: str, answer: str) -> bool:
-    """Whether an answer is two streams' text: of the first one up to a word, behind that all of the second."""
-    rest = second.lstrip()
-    return answer.endswith(rest) and first.startswith(answer[: len(answer) - len(rest)])
-
-
 @pytest.mark.parametrize("ask", [_chat, _whole_chat])
 def test_an_answer_goes_on_past_the_window(bench: Bench, ask: Any) -> None:
-    """What the engine said in two streams is one text, to the client's own limit and not further."""
+    """What the engine said in several answers is one text, to the client's own limit and not further."""
     begun = len(bench.shim.exchanges)
     answer, reason = ask(bench.proxy)
     # The first prompt of a model that is not known is asked about: one token of answer.
     exchanges = [each for each in bench.shim.answers("small", since=begun) if each.body.get("max_tokens") != 1]
-    assert [exchange.path for exchange in exchanges] == ["/v1/chat/completions", "/v1/completions"]
-    assert [exchange.error for exchange in exchanges] == ["", ""]
+    # Its template is none of ours, so it goes on behind the answer's end as the last message.
+    assert len(exchanges) >= 2
+    assert [exchange.error for exchange in exchanges] == [""] * len(exchanges)
     assert all(exchange.total_tokens <= bench.engines["small"].window_tokens for exchange in exchanges)
     assert reason == "length"
-    first, second = (exchange.text for exchange in exchanges)
-    assert _is_joined(first, second, without_notices(answer))
+    text = without_notices(answer)
+    assert text.startswith(exchanges[0].text.rsplit(None, 1)[0])
+    assert text.endswith(exchanges[-1].text[-40:])
 
 
 # Each fits by itself; together they need a fifth more than the context has.
