@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -88,6 +89,8 @@ logger = logging.getLogger("litellm_compaction")
 # LiteLLM (1.106.2) makes a WebSocket's requests itself and shows them to no plug-in, and would leave the item out.
 _UNREAD = "is a compaction item, which is not followed over a WebSocket, nor by a model that is guarded only in part"
 _MAX_SERVERS = 1024
+# LiteLLM answers nothing then; it would make as many such answers as a client has asked for.
+_NO_ANSWER: Mapping[str, Any] = MappingProxyType({"mock_response": " ", "n": 1})
 _STORE_LIMIT_S = 2.0
 
 
@@ -344,9 +347,9 @@ class Intake:
             await self.standards.clear(call, context, orders.clear)
             request = call.client.original
         if orders.count is not None:
-            return {**kwargs, "mock_response": " "}
+            return {**kwargs, **_NO_ANSWER}
         if (orders.compacts_only or orders.pauses) and await self.standards.is_compacted_alone(call, context):
-            return {**kwargs, "mock_response": " "}
+            return {**kwargs, **_NO_ANSWER}
         if carrier == "transport":
             return await self._carried(router, guard, call, context, kwargs, foreseen)
         is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_continued(kwargs)
