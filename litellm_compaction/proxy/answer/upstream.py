@@ -164,7 +164,8 @@ class HttpUpstream:
     async def _post(self, url: httpx.URL, body: Mapping[str, Any]) -> httpx.Response:
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(body, separators=(",", ":")).encode()
-        left_out = (b"content-length", b"accept-encoding")
+        # A client's framing is not that of this body: a server would wait for the rest.
+        left_out = (b"content-length", b"accept-encoding", b"transfer-encoding", b"expect")
         headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in left_out]
         headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
         response = await self._inner.handle_async_request(
