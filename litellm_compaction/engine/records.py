@@ -14,13 +14,11 @@ from litellm_compaction.core.compaction import Compaction, compaction_id, edited
 from litellm_compaction.core.cut_points import is_persons
 from litellm_compaction.core.messages import Message, user_message, visible_text
 from litellm_compaction.core.stretches import without_data
-from litellm_compaction.engine.pins import PINNED_SHARE, keep_pins, kept_pins
-from litellm_compaction.errors import BadWish
+from litellm_compaction.engine.pins import kept_pins
 from litellm_compaction.events import CompactionEvent, event_from_json
 from litellm_compaction.stores import EventLog, Originals, Store, StoredCompaction, digest
 
 # About, before the server has counted them: what does not fit then is left out.
-_CHARS_PER_TOKEN = 4
 # What became of a covered message: sent as it was, sent shorter, told by the record alone, or gone by a model's choice.
 Fate: TypeAlias = Literal["verbatim", "shorter", "in the record", "gone"]
 
@@ -131,30 +129,6 @@ async def view_of(
         why_incomplete=_why_incomplete(len(kept), compaction.covered_messages),
         first_entry=first_entry,
     )
-
-
-async def pin(store: Store, view: View, number: int, *, wanted: bool = True) -> None:
-    """Pins a message of a view, or takes the pin away; it counts from the next request on.
-
-    Args:
-        number: of the message, as the view has it.
-        wanted: False to take a pin away.
-
-    Raises:
-        BadWish: the message cannot be pinned, or too much is.
-        StoreError: it cannot be kept.
-    """
-    pair = next((pair for pair in view.pairs if pair.number == number and pair.entry), None)
-    if pair is None:
-        raise BadWish(f"Message {number} cannot be pinned: only the user's can, while originals of all are kept.")
-    chosen = [each for each in view.pairs if each.is_pinned and each is not pair] + ([pair] if wanted else [])
-    tokens = sum(len(each.before) for each in chosen) // _CHARS_PER_TOKEN
-    limit_tokens = int(PINNED_SHARE * view.stored.compaction.window_tokens)
-    if wanted and tokens > limit_tokens:
-        raise BadWish(f"The pinned messages have about {tokens} tokens; at most {limit_tokens} can stay pinned.")
-    known = await kept_pins(store, view.stored.scope, view.first_entry)
-    pins = [entry for entry in known if entry != pair.entry] + ([pair.entry] if wanted else [])
-    await keep_pins(store, view.stored.scope, view.first_entry, pins)
 
 
 def pairs_of(compaction: Compaction, kept: Sequence[Message]) -> list[Pair]:

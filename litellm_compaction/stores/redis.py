@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
@@ -54,24 +54,6 @@ _MOST_ATTEMPTS = 40
 _MOST_PAUSE_S = 0.02
 # To join facts of this length takes about 2 ms.
 _THREAD_BYTES = 10_000
-
-
-class ServerFacts(NamedTuple):
-    """A server's version, role and memory policy.
-
-    Attributes:
-        policy: its behavior when it is full: `maxmemory-policy`.
-    """
-
-    version: str
-    is_replica: bool
-    policy: str
-
-    @property
-    def is_too_old(self) -> bool:
-        """Returns True if it lacks streams, which came with Redis 5."""
-        major = self.version.partition(".")[0]
-        return major.isdigit() and int(major) < 5
 
 
 class RedisRows:
@@ -156,21 +138,6 @@ class RedisRows:
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
         since_s = (time.time() if self._clock is None else self._clock()) - LINES_TTL_S
         return await self._tail(self._log(log), after=after, most=most, containing=containing, since_s=since_s)
-
-    async def about(self) -> ServerFacts:
-        """The server's own facts.
-
-        Raises:
-            StoreError: it does not answer.
-        """
-        said = await self.server.call(lambda client: client.execute_command("INFO"), is_patient=True)
-        if said and all(isinstance(each, dict) for each in said.values()):
-            # Of each server of a cluster.
-            said = next(iter(said.values()))
-        # Valkey says which Redis it is compatible with, 7.2.4 since its first version.
-        return ServerFacts(
-            str(said.get("redis_version", "")), said.get("role") == "slave", str(said.get("maxmemory_policy", ""))
-        )
 
     async def aclose(self) -> None:
         if self._ends_server:

@@ -63,7 +63,6 @@ class Template:
         self.takes_developer = "takes_developer" in traits
         self.thinks_in_blocks = "thinks_in_blocks" in traits
         self._compiled = ENVIRONMENT.from_string(source)
-        self._last = (0.0, 1)
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
@@ -104,8 +103,6 @@ class Template:
             values["strftime_now"] = now.strftime
         if tools:
             values["tools"] = list(map(_tool, tools))
-        # Of this thread: on a busy machine a rendering may be interrupted for longer than it takes.
-        begun_s = time.thread_time()
         try:
             # What `generate` does, but for the traceback that it would mend.
             parts = _bounded(self._compiled.root_render_func(self._compiled.new_context(values)), messages, tools)
@@ -114,15 +111,9 @@ class Template:
         except Exception as error:
             # A client's values meet a program of its own, which may raise anything.
             raise TemplateRefusal(f"{type(error).__name__}: {error}"[:500]) from error
-        self._last = (1e3 * (time.thread_time() - begun_s), max(1, len(messages)))
         if "".join(parts[-2:]).endswith(_GEMMA_END):
             parts.append(_GEMMA_BEGIN)
         return parts
-
-    def expected_ms(self, messages: int) -> float:
-        """The expected time, by the last rendering; some templates look at all messages for each of them."""
-        last_ms, last_messages = self._last
-        return last_ms * max(1.0, messages / last_messages) ** 2
 
 
 _templates: dict[str, Template] = {}

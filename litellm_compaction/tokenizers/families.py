@@ -78,10 +78,6 @@ class Family:
     rereads: bool = False
     error_ratio: float = 0.25
 
-    def template_for(self, *, tools: bool) -> str:
-        """The name of the template."""
-        return self.template
-
 
 _Rows: TypeAlias = "list[tuple[re.Pattern[str], str]]"
 # Patterns of a list, in one.

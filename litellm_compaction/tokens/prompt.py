@@ -103,7 +103,7 @@ def own_count(family: Family, request: Request, texts: TextCounts) -> Own:
     prompt = render(family, request)
     if prompt is None:
         return parts.own(family)
-    chosen = template(family.template_for(tools=bool(request.tools)))
+    chosen = template(family.template)
     segments = vocabulary(family.vocabulary).split(prompt.text)
     shown = texts_of(prompt.text, segments)
     tokens = sum(texts.lengths(family.vocabulary, shown, "in prompt")) + len(segments) - len(shown)
@@ -300,7 +300,7 @@ def render(family: Family, request: Request) -> Prompt | None:
     """
     if not family.template:
         return None
-    chosen, words = template(family.template_for(tools=bool(request.tools))), vocabulary(family.vocabulary)
+    chosen, words = template(family.template), vocabulary(family.vocabulary)
     if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in request.messages):
         # A server shows them in a way of its own, so that leaving them out would count too little.
         return None

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import Board, Store, open_board, open_store
-from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, ServerFacts, is_done
+from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
 from tests.stores.servers import Server, any_program, free_port, running
@@ -124,7 +124,6 @@ async def test_the_rights_that_the_documentation_names_are_enough(
     assert await store.find("team", ["h"]) == [compaction("h")]
     assert (len(await store.compactions()), len(await store.events()), len(await store.turns())) == (1, 1, 1)
     assert await store.get_setting("mode") == "off"
-    assert (await store.rows.about()).version
     board = Board(RedisRows(store.server, prefix="compaction:board", ttl_s=10))
     assert await board.update("pool", "me", lambda others: (b"1", len(others)), lease_s=5) == 0
     assert await store.delete(unused_since_s=time.time() + 10) == 1
@@ -189,17 +188,8 @@ async def test_a_client_that_decodes_what_it_reads_will_do(server: Server) -> No
     assert await store.find("team", ["h"]) == [compaction("h", text="\ud83d")]
     assert [each.scope for each in await store.compactions()] == ["team"]
     assert [event.text for event in await store.events()] == ["\ud83d"]
-    assert (await store.rows.about()).version
     assert await store.delete() == 1
     await store.aclose()
-
-
-@pytest.mark.parametrize(
-    ("version", "is_too_old"), [("4.0.14", True), ("5.0.0", False), ("10.1", False), ("", False), ("unstable", False)]
-)
-def test_a_server_without_streams_is_too_old(version: str, is_too_old: bool) -> None:
-    """Of one that does not say it is not known."""
-    assert ServerFacts(version, is_replica=False, policy="").is_too_old is is_too_old
 
 
 class Busy(VirtualLoop):
