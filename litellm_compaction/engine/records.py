@@ -18,7 +18,6 @@ from litellm_compaction.engine.pins import kept_pins
 from litellm_compaction.events import CompactionEvent, event_from_json
 from litellm_compaction.stores import EventLog, Originals, Store, StoredCompaction, digest
 
-# About, before the server has counted them: what does not fit then is left out.
 # What became of a covered message: sent as it was, sent shorter, told by the record alone, or gone by a model's choice.
 Fate: TypeAlias = Literal["verbatim", "shorter", "in the record", "gone"]
 
