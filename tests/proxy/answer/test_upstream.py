@@ -187,3 +187,13 @@ async def test_the_server_is_told_beforehand_that_a_thought_may_be_ended(can_end
     async with upstream.open(None, 50, continuation=None, can_end_thoughts=can_end):
         pass
     assert json.loads(seen[0].content).get("reasoning_control") == (True if can_end else None)
+
+
+async def test_a_clients_framing_is_not_that_of_our_body() -> None:
+    """Threat: with both a length and chunks a server waits for the rest, and its context is held from everybody."""
+    upstream, seen = _controlled(httpx.Response(404))
+    upstream._request.headers.update({"transfer-encoding": "chunked", "expect": "100-continue"})
+    async with upstream.open(None, 50, continuation=None):
+        pass
+    assert not {"transfer-encoding", "expect"} & set(seen[0].headers)
+    assert seen[0].headers["content-length"] == str(len(seen[0].content))
