@@ -207,6 +207,8 @@ def test_counts_are_what_the_answer_reports(running: Running) -> None:
     assert counted == {"input_tokens": answered["usage"]["input_tokens"]}
     # Threat: LiteLLM would make as many empty answers, 6 GB of them for a million.
     assert running.post("/v1/messages/count_tokens", {**messages, "n": 10**7}).raise_for_status().json() == counted
+    for odd in ({"budget_tokens": 1024, "type": "enabled"}, {"budget_tokens": {}}, {"budget_tokens": "x"}):
+        assert running.post("/v1/messages/count_tokens", {**messages, "thinking": odd}).json() == counted
     responses = {"input": items("counts", 5), "instructions": system}
     counted = running.post("/v1/responses/input_tokens", responses).raise_for_status().json()
     answered = running.post("/v1/responses", responses).raise_for_status().json()

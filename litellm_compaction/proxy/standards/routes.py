@@ -306,8 +306,9 @@ def _asked_responses(body: Json) -> Json:
 
 
 def _asked_messages(body: Json) -> Json:
-    # Anthropic takes `compaction` here, too, and counts without it.
-    return {"max_tokens": 1, **{key: value for key, value in body.items() if key != "compaction"}, "stream": False}
+    # Anthropic takes these here, too, and counts without them; as a request LiteLLM would refuse some of their values.
+    aside = ("compaction", "thinking", "output_config")
+    return {"max_tokens": 1, **{key: value for key, value in body.items() if key not in aside}, "stream": False}
 
 
 def _told_responses(_: Json, __: Json, tokens: Sequence[int]) -> Json | None:
