@@ -18,8 +18,8 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.call import Call, Calls, ClientRequest
-from litellm_compaction.proxy.deployments import tenant_of
+from litellm_compaction.proxy.client import tenant_of
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
 from tests.builders import talk
 from tests.integration.app import in_loop
 from tests.integration.bench import Bench, is_summary_call
@@ -102,7 +102,7 @@ class _Logging:
 
 def test_what_is_remembered_ends_with_litellms_own_object() -> None:
     """A client that leaves before any hook hears of it costs no memory; a name that it chose finds nothing."""
-    calls, log = Calls(), _Logging()
+    calls, log = Exchanges(), _Logging()
     body = {"litellm_call_id": "t1", "litellm_logging_obj": log}
     call = calls.open(body, _call("alice"))
     assert calls.get(body) is call
@@ -111,11 +111,11 @@ def test_what_is_remembered_ends_with_litellms_own_object() -> None:
         named = {"litellm_call_id": "t1", "litellm_logging_obj": name}
         assert calls.get(named) is None
         calls.open(named, _call("bob"))
-        assert len(calls._calls) == 1
+        assert len(calls._own) == 1
     assert calls.logged({"litellm_call_id": "t1"}) is None
     del body, log
     gc.collect()
-    assert not calls._calls
+    assert not calls._own
 
 
 def _roles(body: Any) -> str:
@@ -443,7 +443,7 @@ def test_request_under_anothers_call_id_while_that_is_under_way(
     assert [words for body in watch.bodies if len(words := words_of(body["messages"])) != 1] == []
 
 
-def _call(tenant: str) -> Call:
+def _call(tenant: str) -> Exchange:
     request = Request(messages=())
     client = ClientRequest(received=request, original=request, group="g", tenant=tenant)
-    return Call(client, Attempts(summary_calls_left=1))
+    return Exchange(client, Attempts(summary_calls_left=1))
