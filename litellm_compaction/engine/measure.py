@@ -33,7 +33,7 @@ from litellm_compaction.core.rounds import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.recalling import Additions, Recaller
-from litellm_compaction.engine.sharing.coordination import Coordination, shared_name
+from litellm_compaction.engine.sharing.leases import Leases, shared_name
 from litellm_compaction.errors import OWN_TEMPLATE, ModelNotLoaded, NotServed, WindowUnknown, WindowUnread
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
@@ -63,13 +63,13 @@ class RequestMeasurer:
         windows: Windows,
         counter: TokenCounter,
         sources: Sources,
-        coordination: Coordination | None = None,
+        leases: Leases | None = None,
         recaller: Recaller | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recaller = recaller
         self._windows = windows
-        self._coordination = coordination
+        self._leases = leases
         self._counter = counter
         self._sources = sources
         self._clock = clock
@@ -261,7 +261,7 @@ class RequestMeasurer:
 
         (lmstudio-bug-tracker 1751.)
         """
-        if self._coordination is None:
+        if self._leases is None:
             await context.warm_up()
             return
 
@@ -273,7 +273,7 @@ class RequestMeasurer:
 
         topic = f"warm-up {shared_name(f'{context.target.api_base} {context.target.model}')}"
         limit_s = context.settings.constants.warm_up_timeout_s
-        async with self._coordination.one_of_all(topic, loaded, limit_s=limit_s) as found:
+        async with self._leases.one_of_all(topic, loaded, limit_s=limit_s) as found:
             # Another may have done it a moment ago.
             if found is None and await loaded() is None:
                 await context.warm_up()
