@@ -59,10 +59,15 @@ _RESULT_NUMBER = 1.0
 # questions for values lose what rules gain), for bare names if tools are called (0.5 to 0.7 are the same), and in
 # chats (none loses .03 of the next answer's names, a seventh loses .03 of the questions).
 _RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
+# The first sentence of a person's message says what it is about.
+_OPENING = 1.3
 # Each piece taken of a message halves what its others count by so much of it.
 _FAIR_BYTES = 160
 # How much more a thing counts for each time that a short message of the assistant's names it (logarithmically).
 _REUSE = 2.0
+# Of rows of an output that differ in their digits only, each older one counts so much of the next.
+_ROW_RATIO = 0.7
+_DIGITS = str.maketrans("123456789", "000000000")
 # After so many that found no room hardly any will.
 _MOST_MISSES = 200
 # A longer line that ends in a colon says something by itself.
@@ -343,12 +348,17 @@ def _pieces(messages: Sequence[Message], redact: Redact, task: int | None) -> li
         for piece in _lines(at, message, states)
     ]
     seen: set[str] = set()
+    rows: Counter[str] = Counter()
     kept: list[_Piece] = []
     for piece in (*reversed(clauses), *reversed(orders), *reversed(lines)):
         folded = piece.text.casefold()
         if folded in seen and piece.message != task:
             continue
         seen.add(folded)
+        if not (piece.is_words or piece.is_operators):
+            row = folded.translate(_DIGITS)
+            piece = piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row])
+            rows[row] += 1
         kept.append(piece)
     kept.reverse()
     # Stable: pieces of a message stay in order.
@@ -402,7 +412,7 @@ def _clauses(at: int, parts: Sequence[Sentence], talk: Talk) -> Iterator[_Piece]
                 size_bytes=_bytes(text),
                 names=named(text),
                 base=0.0 if sentence.pasted else weight.worth,
-                ratio=ratio,
+                ratio=ratio if place else ratio * _OPENING,
                 is_words=True,
                 rule=0.0 if sentence.pasted or not weight.is_rule else weight.worth,
                 opens_line=sentence.opens_line and not number,
