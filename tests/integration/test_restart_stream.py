@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from tests.builders import prose, talk, tools
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
+from tests.builders import talk, tools
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
     LONG,
@@ -18,14 +16,12 @@ from tests.integration.restart_bench import (
     asked,
     both_carriers,
     calls,
-    changed,
     joined_calls,
     shut,
     stream_problems,
     without_restarts,
 )
 from tests.lmstudio_double import Reply
-from tests.lmstudio_double.generation import ReasoningField
 
 
 def test_upstream_is_closed_before_the_summary(restarting: Restarting) -> None:
@@ -82,42 +78,6 @@ def test_usage_comes_if_asked_for_and_adds_up(restarting: Restarting) -> None:
 
 
 @both_carriers
-def test_json_mode_is_one_document(restarting: Restarting) -> None:
-    """Structured output carries no notice, and the joined document parses."""
-    watch = restarting.watch("local", Teller(Reply(TEXTS["json"])))
-    answer = restarting.proxy.stream("local", asked("document"), response_format={"type": "json_object"})
-    assert stream_problems(answer) == []
-    assert json.loads(answer.text) == json.loads(TEXTS["json"])
-    assert answer.finish_reasons == ["stop"]
-    assert [body.get("response_format") for body in watch.bodies[1:]] == [None] * (len(watch.bodies) - 1)
-
-
-@both_carriers
-@pytest.mark.parametrize("field", ["reasoning_content", "think"])
-def test_thinking_that_fills_the_window_is_closed(restarting: Restarting, field: ReasoningField) -> None:
-    """Thoughts and then the answer arrive in their own places, however LM Studio is set to send thoughts."""
-    thoughts = prose("thoughts", 2200)
-    teller = Teller(Reply("Four it is.", reasoning=thoughts))
-    with changed(restarting.simulators["local"], reasoning_field=field):
-        if field == "think":
-            teller = Teller(Reply(f"<think>\n{thoughts}\n</think>\n\nToo late."), later=(Reply("Four it is."),))
-        watch = restarting.watch("local", teller)
-        answer = restarting.proxy.stream("local", asked(f"thoughts {field}"))
-    assert stream_problems(answer) == []
-    assert len(watch.chats) >= 2
-    text = without_restarts(answer.text)
-    assert text.endswith("Four it is.")
-    opened = text.removesuffix("Four it is.").strip()
-    assert thoughts.startswith(opened.removeprefix("<think>\n").removesuffix("</think>").strip())
-    assert opened == "" or (opened.startswith("<think>\n") and opened.endswith("</think>"))
-    if field != "think" or answer.reasoning:
-        seen = answer.reasoning.replace(RESTARTED, "").removesuffix("Enough of that.")
-        assert seen.strip()
-        assert thoughts.startswith(seen.strip())
-    assert answer.finish_reasons == ["stop"]
-
-
-@both_carriers
 @pytest.mark.parametrize(("size", "text"), [(60, ""), (500, "I write both files. ")])
 def test_tool_calls_are_whole_and_come_once(restarting: Restarting, size: int, text: str) -> None:
     """Parallel calls near the limit arrive complete, behind the text, with `tool_calls` at the end."""
@@ -166,25 +126,6 @@ def test_call_larger_than_the_window_is_given_up(restarting: Restarting, history
     # A whole answer ends at the line first, and then has the rest of the window, which a stream has at once.
     ends = [record.prompt_tokens + record.completion_tokens for record in watch.chats[len(prompts) :]]
     assert [end > 0.93 * 2048 for end in ends] == [False, True]
-
-
-@both_carriers
-def test_restarts_end_regularly(restarting: Restarting) -> None:
-    """After three restarts the answer ends with the notice, `length` and `[DONE]`."""
-    text = "\n".join(f"{n}: {prose(f'endless {n}', 12)}" for n in range(900))
-    watch = restarting.watch("local", Teller(Reply(text)))
-    before = len(restarting.proxy.logged("restart outcome="))
-    answer = restarting.proxy.stream("local", asked("endless"))
-    assert stream_problems(answer) == []
-    assert len(watch.chats) == 4
-    assert answer.finish_reasons == ["length"]
-    whole, _, rest = without_restarts(answer.text).partition(f"\n\n{ATTEMPTS_NOTICE}")
-    assert rest == ""
-    assert text.startswith(whole)
-    *restarts, last = restarting.proxy.expect_logged("restart outcome=", before + 4)[before:]
-    assert ["WARNING" in line and "outcome=restarted" in line for line in restarts] == [True] * 3
-    assert "ERROR" in last
-    assert "outcome=attempts" in last
 
 
 @pytest.mark.parametrize("overflow", ["error_event", "error_400_object", "empty"])
