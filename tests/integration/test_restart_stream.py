@@ -6,7 +6,7 @@ import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from tests.builders import talk, tools
-from tests.integration.harness import Streamed
+from tests.integration.harness import CHAT, Streamed
 from tests.integration.restart_bench import (
     LONG,
     RESTARTED,
@@ -49,7 +49,7 @@ def test_notice_comes_before_the_summary(restarting: Restarting) -> None:
     body = {"model": "middle", "messages": asked("early"), "stream": True}
     headers = restarting.proxy.headers
     seen = ""
-    with restarting.proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+    with restarting.proxy.client.stream("POST", CHAT, json=body, headers=headers) as answer:
         for line in answer.iter_lines():
             if START_NOTICE in line and not gate.is_set():
                 assert gate.reached.wait(60)
@@ -58,6 +58,16 @@ def test_notice_comes_before_the_summary(restarting: Restarting) -> None:
             seen += line
     assert seen.rstrip().endswith("data: [DONE]")
     assert gate.is_set()
+
+
+@both_carriers
+def test_a_client_that_leaves_closes_the_stream(restarting: Restarting) -> None:
+    """In the middle of an answer that has no end: the server is told at once."""
+    watch = restarting.watch("wide", Teller(Reply(LONG, gate=shut(), gate_after_tokens=300)))
+    body = {"model": "wide", "messages": asked("leaving"), "stream": True}
+    with restarting.proxy.client.stream("POST", CHAT, json=body, headers=restarting.proxy.headers) as answer:
+        next(answer.iter_lines())
+    restarting.simulators["wide"].wait_until(lambda: watch.chats[0].disconnected_s is not None)
 
 
 @both_carriers

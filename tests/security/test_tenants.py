@@ -25,7 +25,7 @@ from tests.security.beside.identities import IDENTITIES
 from tests.security.office import ROUTES, Liar, action, ask, body_of, conversation, said, seen, send, words_of
 
 # Rounds of clients at once; 10,000 of them take an hour (SECURITY.md), so that each run has some.
-_INTERLEAVINGS = int(os.environ.get("TESTS_INTERLEAVINGS", "30"))
+_INTERLEAVINGS = int(os.environ.get("TESTS_INTERLEAVINGS", "20"))
 # Mostly two tenants, so that each pair meets alone, too.
 _AT_ONCE = (2, 2, 2, 3, 6)
 # What a client can write into `x-litellm-call-id`.
