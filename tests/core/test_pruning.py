@@ -235,25 +235,6 @@ def test_what_is_no_pruning_is_refused(answer: object) -> None:
         read(answer)
 
 
-def test_who_drops_a_call_means_its_results() -> None:
-    """As the prompt says; but not a result that is to stay in part."""
-    assert read({"drop": [2]}).dropped == {1, 2, 3}
-    assert read({"drop": [7]}).dropped == {6}
-    wishes = read({"drop": [2], "shorten": [{"n": 3, "text": "line 0 of what the tool said"}]})
-    assert wishes.dropped == {1, 3}
-    shown = sent(wishes)
-    assert shown[2].text.startswith("line 0 of what")
-    assert GAP in shown[2].text
-    assert shown[3].text.startswith("[Old result")
-
-
-def test_an_example_from_the_prompt_is_no_answer() -> None:
-    """A model that only repeats what it was asked has not answered."""
-    for end in (None, -5):
-        with pytest.raises(ValueError, match="no JSON object"):
-            read(f"Answer with {json.dumps(PLAN)}"[:end], prompt=f"Answer with {json.dumps(PLAN)}")
-
-
 # ------------------------------------------------------------------ properties
 
 _JSON = st.recursive(
@@ -376,13 +357,6 @@ def prompted(raw: list[Any], limit_tokens: int) -> list[dict[str, Any]]:
     assert [line["n"] for line in lines] == list(range(1, len(raw) + 1)) or not prompt
     assert [line["tokens"] for line in lines] == sizes or not prompt
     return lines
-
-
-def test_long_messages_give_way_tool_results_first() -> None:
-    """Head and tail with a marker; what the user and the assistant say has four times the room."""
-    lines = prompted(rounds(6, 400), 3000)
-    assert all("tokens left out" in line["content"] for line in lines if line["role"] == "tool")
-    assert len(lines[2]["content"]) > 2 * len(lines[1]["content"])
 
 
 @pytest.mark.parametrize("limit_tokens", [2500, 2800, 3100])
