@@ -362,7 +362,7 @@ class SummaryClient:
         family = measured.family
         if not model.is_same:
             window = await self._windows.resolve(model.target)
-            family = await self._sources.family(model.target, window)
+            family = self._sources.family(model.target, window)
             window_tokens = window.tokens
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             shape = Request(messages=(user_message(""),))

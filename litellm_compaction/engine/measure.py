@@ -87,12 +87,12 @@ class RequestMeasurer:
         if request.has_own_template and not context.target.is_lmstudio:
             raise NotServed(OWN_TEMPLATE, "chat_template")
         window = await self.window(context)
-        family = await self._sources.family(context.target, window)
+        family = self._sources.family(context.target, window)
         count = await self._count(context.target, family, request, window.tokens)
         if _may_be_cut(count.tokens, window):
             before, window = window, await self.window(context, prompt_tokens=count.tokens)
             if not window.is_like(before):
-                family = await self._sources.family(context.target, window)
+                family = self._sources.family(context.target, window)
                 count = await self._count(context.target, family, request, window.tokens)
         make = partial(self._measured, request, context, window, family, count, started_s)
         return await off_loop_if(is_long(request.messages), make)
@@ -226,7 +226,7 @@ class RequestMeasurer:
             WindowUnknown, ModelNotLoaded: as `measure`.
         """
         window = await self.window(context)
-        family = await self._sources.family(context.target, window)
+        family = self._sources.family(context.target, window)
         return window, self._counter.text_counter(context.target.key, family, asker=context.target.asker)
 
     async def window(self, context: RequestContext, *, prompt_tokens: int = 0) -> Window:
