@@ -69,8 +69,16 @@ _WAYS = {
         for provider in ("openai", "hosted_vllm", "llamafile", "deepseek", "text-completion-openai")
     },
 }
-_CASES = [("auto", name) for name in (*_WAYS, "alias")]
-_CASES += [("hooks", name) for name in ("lm_studio", "openai", "other hosted_vllm")]
+# One of each kind in the default suite, the others before a release.
+_KINDS = {
+    "lm_studio", "lm_studio by a route", "wild-lm_studio/*", "openai", "openai of a mode", "openai by a credential",
+    "openai by another route", "other hosted_vllm", "other text-completion-openai",
+}  # fmt: skip
+_CASES = [
+    pytest.param(carrier, name, marks=[] if name in _KINDS else [pytest.mark.full])
+    for carrier, names in {"auto": (*_WAYS, "alias"), "hooks": ("lm_studio", "openai", "other hosted_vllm")}.items()
+    for name in names
+]
 # LiteLLM makes a list of one text of a chat for it, which this server does not take, and has no stream of a response.
 _FOR_TEXTS = "other text-completion-openai"
 # It asks no callback for the headers of generateContent, and has no checks of a pruning model's users and budgets.
