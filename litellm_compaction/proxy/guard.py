@@ -498,17 +498,8 @@ async def _decoded(body: Mapping[str, Any]) -> Request | None:
 
 
 async def _text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
-    """A text completion as a request, and its tokens if it consists of token ids; None for what is not ours to judge.
-
-    It is never compacted: its text is bounded, or refused.
-    """
     prompt = body.get("prompt")
-    long = is_long(prompt, [prompt])
-    request = await off_loop_if(long, lambda: wire.decode_prompt(body, is_bridged=is_bridged))
-    if request is not None:
-        return request, None
-    ids = await off_loop_if(long, lambda: wire.longest_ids(body))
-    return (None if ids is None else Request(messages=())), ids
+    return await off_loop_if(is_long(prompt, [prompt]), lambda: wire.decode_text(body, is_bridged=is_bridged))
 
 
 def _is_in_hand(exchange: Exchange, kwargs: Mapping[str, Any]) -> bool:
