@@ -35,7 +35,7 @@ from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.page.turns import Turn, Turns
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 from litellm_compaction.proxy.wire import sections_of_owners
 
 NOW_HEADER = "x-litellm-compaction-now"
@@ -326,7 +326,7 @@ class Call:
         rewritten: the list in LiteLLM's hands is no longer `client.received`.
         is_told: the request before it told of a compaction, so that this one does not again.
         is_read: its answer has reached the loop that carries it.
-        is_alone: its compaction is the answer.
+        alone: the whole answer, if no model is asked; None otherwise.
         refusal: our last one; None without any.
         foreseen: the outcome before its deployment was chosen, until it is.
         room: its hold on a shared context if the hooks carry it, until it ends.
@@ -341,7 +341,7 @@ class Call:
     rewritten: bool = False
     is_told: bool = False
     is_read: bool = False
-    is_alone: bool = False
+    alone: Told | None = None
     refusal: CompactionError | None = None
     foreseen: Foreseen | None = None
     room: Reservation | None = None

@@ -150,9 +150,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
             lambda application: self._gate.discovery.serving(application, current_router, key_owner),
-            lambda application: serving(
-                application, lambda name: self._gate.is_guarded(current_router(), name), key_owner
-            ),
+            lambda application: serving(application, lambda name: self._gate.is_guarded(current_router(), name)),
         )
         try:
             loop = asyncio.get_running_loop()

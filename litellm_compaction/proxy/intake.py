@@ -340,16 +340,9 @@ class Intake:
             return None if kwargs is received else {**kwargs}
         if call.client.bad_wish is not None:
             raise call.client.bad_wish
-        orders = call.client.orders
-        if orders.count is not None:
-            orders.count(await self._compactor.count(call.client.original, context))
-        if orders.clear is not None:
-            await self.standards.clear(call, context, orders.clear)
-            request = call.client.original
-        if orders.count is not None:
+        if await self.standards.answers(call, context):
             return {**kwargs, **_NO_ANSWER}
-        if (orders.compacts_only or orders.pauses) and await self.standards.is_compacted_alone(call, context):
-            return {**kwargs, **_NO_ANSWER}
+        request = call.client.original
         if carrier == "transport":
             return await self._carried(router, guard, call, context, kwargs, foreseen)
         is_watched = bool(kwargs.get("stream")) and call.client.is_chat and wire.can_be_continued(kwargs)
