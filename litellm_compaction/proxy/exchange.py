@@ -28,7 +28,7 @@ from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.page.turns import Turn, Turns
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 from litellm_compaction.proxy.wish import NONE, Wish
 
 # Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
@@ -120,7 +120,7 @@ class Exchange:
         pins: the name or id under which the router finds each deployment, by the deployment's id.
         is_told: the request before it told of a compaction, so that this one does not again.
         is_read: its answer has reached the loop that carries it.
-        is_alone: its compaction is the answer.
+        alone: the whole answer, if no model is asked; None otherwise.
         refusal: our last one; None without any.
         foreseen: the outcome before its deployment was chosen, until it is.
         room: its hold on a shared context if the hooks carry it, until it ends.
@@ -135,7 +135,7 @@ class Exchange:
     pins: dict[str, str] = field(default_factory=dict)
     is_told: bool = False
     is_read: bool = False
-    is_alone: bool = False
+    alone: Told | None = None
     refusal: CompactionError | None = None
     foreseen: Foreseen | None = None
     room: Reservation | None = None

@@ -89,9 +89,7 @@ class Service:
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
             lambda application: self._discovery.serving(application, current_router, key_owner),
-            lambda application: serving(
-                application, lambda name: self.guard.is_guarded(current_router(), name), key_owner
-            ),
+            lambda application: serving(application, lambda name: self.guard.is_guarded(current_router(), name)),
         )
         try:
             self._work = asyncio.get_running_loop().create_task(self._run())
