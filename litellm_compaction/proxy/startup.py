@@ -99,7 +99,7 @@ class Preparing:
         Args:
             router: gives LiteLLM's.
         """
-        windows, is_wanted = self._compactor.windows, asyncio.Event()
+        windows, is_wanted, is_first = self._compactor.windows, asyncio.Event(), True
         windows.on_loaded = is_wanted.set
         try:
             while True:
@@ -108,8 +108,10 @@ class Preparing:
                     await self.prepare(router())
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
                     log_failure("prepare", error)
-                # Vocabularies, templates and listings stay.
-                spare_collections()
+                if is_first:
+                    # Vocabularies, templates and listings stay.
+                    spare_collections()
+                    is_first = False
                 await is_wanted.wait()
         finally:
             windows.on_loaded = None

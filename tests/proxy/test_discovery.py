@@ -107,6 +107,9 @@ async def test_each_server_behind_a_name_has_its_own_deployment(discovery: Disco
         assert sorted(listed(configured)) == sorted([f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}", "lm_studio/solo"])
         assert shown(configured, f"lm_studio/{QWEN}") == [(8192, 1638), (4096, 819)]
         assert shown(configured, f"lm_studio/{GEMMA}") == [(None, None)]
+    (cold,) = configured.get_model_list(model_name=f"lm_studio/{GEMMA}") or ()
+    # A look at its health would load it.
+    assert cold["model_info"]["disable_background_health_check"] is True
     del servers.models["two.test"]
     await discovery.refresh(configured)
     assert sorted(listed(configured)) == sorted([f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"])
