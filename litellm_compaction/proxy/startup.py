@@ -24,7 +24,7 @@ from litellm_compaction.proxy.litellm_inside.application import configuration
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import targets_of
-from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed, is_listed_here
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.windows import Target
 
@@ -148,8 +148,7 @@ class Preparing:
     async def _models(self, router: Any) -> AsyncIterator[tuple[GuardedDeployment, list[Target]]]:
         """The guarded deployments, each with its model, or with those that its wildcard's server has loaded."""
         async for guard in self._guards.guarded(router):
-            if not is_listed_here(guard.deployment.id):
-                yield guard, await targets_of(self._compactor.windows, guard.deployment)
+            yield guard, await targets_of(self._compactor.windows, guard.deployment)
 
     async def _look_at_window(self, guard: GuardedDeployment, target: Target) -> str:
         """Returns the model's name with its window, in words."""
