@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -39,7 +38,7 @@ from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDepl
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.connections import connect, with_credentials
+from litellm_compaction.proxy.litellm_inside.connections import connect
 from litellm_compaction.proxy.litellm_inside.seam import LACKS, missing
 from litellm_compaction.proxy.reading import Reader
 from litellm_compaction.proxy.refusals import litellm_error_of, log_failure, log_refused, mark_told
@@ -47,7 +46,6 @@ from litellm_compaction.proxy.routing import (
     Deployment,
     as_entry,
     carrier_of,
-    deployment_of,
     has_window_fallback,
     is_bridged,
     is_bypassed,
@@ -253,7 +251,7 @@ class Guard:
     def _of_ours(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that we make ourselves, which nobody guards."""
         name_call(router, kwargs)
-        asked = self._deployment_of(kwargs, "")
+        asked = self._deployment_of(kwargs)
         # A summary of half of a text, or a count of it, is as wrong as an answer to it.
         extra = wire.with_extra(kwargs, refuses_by(asked.provider))
         if asked.kind != "foreign" and carrier_of(asked, self.guards.configured) == "transport":
@@ -396,7 +394,7 @@ class Guard:
             BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
         """
         changed = self._as_deployed(router, kwargs)
-        deployment = self._deployment_of(changed, "")
+        deployment = self._deployment_of(changed)
         guard = await self.guards.guard(deployment)
         exchange = self._exchanges.get(kwargs)
         is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
@@ -409,10 +407,9 @@ class Guard:
             raise BadItem(field, _UNREAD)
         return wire.to_chats_alone(changed, deployment.provider)
 
-    def _deployment_of(self, kwargs: Mapping[str, Any], group: str) -> Deployment:
-        return deployment_of(
-            with_credentials(kwargs), as_entry(kwargs.get("model_info")), group=group, environ=os.environ
-        )
+    def _deployment_of(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
+        entry = {"model_name": group, "litellm_params": kwargs, "model_info": kwargs.get("model_info")}
+        return self.guards.deployment(entry)
 
     def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came."""
@@ -471,7 +468,7 @@ class Guard:
         if fault is not None and wire.may_override(kwargs):
             # The body may name another kind of server than the deployment's entry, which cannot be read.
             raise fault
-        guard = await self.guards.guard(self._deployment_of(kwargs, ""))
+        guard = await self.guards.guard(self._deployment_of(kwargs))
         if guard is None or guard.settings.mode != "guard":
             return
         if fault is None and carrier_of(guard.deployment, guard.settings) == "transport":
