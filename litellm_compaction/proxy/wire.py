@@ -161,7 +161,7 @@ def _is_tiny(values: Iterable[object]) -> bool:
 
 
 def is_text(body: Mapping[str, Any]) -> bool:
-    """True for a text completion, which is never compacted."""
+    """True for a text completion."""
     return "prompt" in body and not body.get("messages")
 
 

@@ -115,6 +115,8 @@ def test_a_reload_shows_within_the_cache(home: Home) -> None:
     home.comes_to_show(f"lm_studio/{QWEN}", 12_288)
     assert home.shown()["named"] == 12_288
     assert home.openai.models.retrieve("named").model_dump()["max_input_tokens"] == 12_288
+    with pytest.raises(openai.NotFoundError):
+        home.openai.models.retrieve(f"local/{QWEN}")
     home.first.unload(QWEN)
     home.first.load(QWEN, 8192)
     home.comes_to_show("named", 8192)

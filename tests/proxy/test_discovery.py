@@ -137,6 +137,18 @@ async def test_a_named_deployment_shows_its_window_and_never_in_place_of_the_ope
     assert found["litellm_params"]["api_key"] == "k"
 
 
+async def test_a_key_of_the_wildcard_uses_what_it_is_not_shown(discovery: Discovery) -> None:
+    """LiteLLM lists no model for it, and lets it call each; a key of the models is shown them."""
+    from litellm.proxy.auth import auth_checks
+
+    configured, name = router(("lm_studio/*", "lm_studio/*", ONE)), f"lm_studio/{QWEN}"
+    await discovery.refresh(configured)
+    assert (listed(configured, "lm_studio/*"), listed(configured, name)) == ([], [name])
+    check: Any = getattr(auth_checks, "can_object_call_model", None) or auth_checks._can_object_call_model
+    options = {"team_model_aliases": None, "team_id": None, "object_type": "key"}
+    assert check(model=name, llm_router=configured, models=["lm_studio/*"], **options)
+
+
 async def test_no_numbers_where_litellm_would_refuse_by_them(discovery: Discovery) -> None:
     """`enable_pre_call_checks` turns away what is about to be compacted; the names are listed all the same."""
     configured = router(("lm_studio/*", "lm_studio/*", ONE), enable_pre_call_checks=True)
