@@ -33,8 +33,6 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import BadWish, CompactionError
-from litellm_compaction.proxy.page.turns import Turn, Turns
-from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders
 from litellm_compaction.proxy.wire import sections_of_owners
 
@@ -227,7 +225,6 @@ class ClientRequest:
         is_beside: its conversation goes on as if it had not asked.
         asks_for_usage: a usage chunk belongs in the stream.
         is_structured: the answer is a document, in which no notice may stand.
-        program: of the client, the first word of its user agent.
         orders: about its conversation's context, in its protocol's words.
         cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
         bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
@@ -246,7 +243,6 @@ class ClientRequest:
     is_beside: bool = False
     asks_for_usage: bool = True
     is_structured: bool = False
-    program: str = ""
     orders: Orders = NO_ORDERS
     cleared_calls: int = 0
     cleared_tokens: int = 0
@@ -281,40 +277,6 @@ class Attempt:
     begins_silently: bool = False
 
 
-class Plot:
-    """Shows a request on the page and in the metrics; an answer is worth more than its place there (P8)."""
-
-    def __init__(
-        self,
-        client: ClientRequest,
-        turns: Turns | None = None,
-        on_restarts: Callable[[str, int], None] | None = None,
-    ) -> None:
-        self._client = client
-        self._turns = turns
-        self._on_restarts = on_restarts
-        self._turn: Turn | None = None
-
-    def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
-        if self._turns is None:
-            return
-        try:
-            messages, program = self._client.original.messages, self._client.program
-            self._turn = self._turns.sent(self._turn, messages, context, prepared, program)
-        except Exception as error:  # noqa: BLE001 - see the class
-            log_failure("turns", error)
-
-    def answered(
-        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
-    ) -> None:
-        if self._turns is not None:
-            self._turns.answered(self._turn, prompt_tokens, completion_tokens)
-
-    def ended(self, restarts: int) -> None:
-        if self._on_restarts is not None and restarts:
-            self._on_restarts(self._client.group, restarts)
-
-
 @dataclass(slots=True)
 class Call:
     """A client's request and the work done for it.
@@ -331,7 +293,7 @@ class Call:
         foreseen: the outcome before its deployment was chosen, until it is.
         room: its hold on a shared context if the hooks carry it, until it ends.
         attempt: at the deployment that it went to last.
-        plot: is told its fate; None without one.
+        on_restarts: is told the group and the number of restarts of its answer if it had any.
     """
 
     client: ClientRequest
@@ -346,7 +308,7 @@ class Call:
     foreseen: Foreseen | None = None
     room: Reservation | None = None
     attempt: Attempt = field(default_factory=Attempt)
-    plot: Plot | None = None
+    on_restarts: Callable[[str, int], None] | None = None
 
     @property
     def may_pause(self) -> bool:
@@ -464,21 +426,12 @@ class Call:
         )
         if is_first or prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
-        if self.plot is not None:
-            self.plot.sent(context, prepared)
-
-    def answered(
-        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
-    ) -> None:
-        """Notes the server's count."""
-        if self.plot is not None:
-            self.plot.answered(context, prepared, prompt_tokens, completion_tokens)
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
         self.attempt.details = details
-        if self.plot is not None:
-            self.plot.ended(details["restarts"])
+        if self.on_restarts is not None and details["restarts"]:
+            self.on_restarts(self.client.group, details["restarts"])
 
 
 class Calls:
@@ -488,9 +441,8 @@ class Calls:
         on_restarts: is told the group and the number of restarts of each answer that had any.
     """
 
-    def __init__(self, on_restarts: Callable[[str, int], None] | None = None, turns: Turns | None = None) -> None:
+    def __init__(self, on_restarts: Callable[[str, int], None] | None = None) -> None:
         self._on_restarts = on_restarts
-        self._turns = turns
         self._calls: Bounded[int, tuple[weakref.ref[object], Call]] = Bounded(_MAX_CALLS)
         # By the object of the client's request, if LiteLLM calls the deployment with one of its own
         # (generateContent; 1.106.2).
@@ -517,7 +469,7 @@ class Calls:
 
     def open(self, body: Mapping[str, Any], call: Call) -> Call:
         """Remembers `call` as the request of a hook's `body`."""
-        call.plot = Plot(call.client, self._turns, self._on_restarts)
+        call.on_restarts = self._on_restarts
         owner = _owner(body)
         if owner is None:
             return call

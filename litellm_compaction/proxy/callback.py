@@ -30,7 +30,6 @@ from litellm_compaction.proxy.litellm_inside.connections import proxy_redis
 from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics, add_to_trace, note_request_span
-from litellm_compaction.proxy.page.turns import Turns
 from litellm_compaction.proxy.refusals import (
     Refusal,
     ToldOnce,
@@ -135,10 +134,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             originals=self._originals,
             observers=(log_observer(logger), self._metrics.observe, add_to_trace, self._history),
         )
-        has_page = settings.page == "on"
-        self._live = LiveSettings(settings, store if has_page else None)
-        self._turns = Turns(self._history.add_turn, secret=proxy_secret) if has_page else None
-        self._calls = Calls(on_restarts=self._metrics.restarted, turns=self._turns)
+        self._live = LiveSettings(settings, store if settings.page == "on" else None)
+        self._calls = Calls(on_restarts=self._metrics.restarted)
         ToldOnce(self._calls.refusal).install()
         self._gate = Intake(self._live, self._compactor, self._calls, store, Items(proxy_secret))
         self._probe: asyncio.Task[None] | None = None
@@ -162,7 +159,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     def show_page(self) -> None:
         """Adds the settings and history page to the proxy, if config.yaml wants it; never raises."""
-        if self._turns is None:
+        if self._live.configured.page != "on":
             return
         try:
             # Here, so that nothing that the page alone needs can keep the proxy from starting.

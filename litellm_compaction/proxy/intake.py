@@ -494,7 +494,6 @@ class Intake:
             self._compactor.replies.learn(context, prepared, **usage._asdict())
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failure("learn", error)
-        call.answered(context, prepared, usage.prompt_tokens, usage.completion_tokens)
 
     def hooked_answer(self, router: Any, call: Call, first: Any, data: Mapping[str, Any]) -> Hooked:
         """Carries a stream that LiteLLM has opened over the limit by its hooks.
@@ -596,7 +595,6 @@ class Intake:
             is_beside=is_beside,
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
-            program=told_headers(body).get("user-agent", "").partition(" ")[0],
             orders=orders or NO_ORDERS,
             bases=bases,
         )

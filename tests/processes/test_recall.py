@@ -36,8 +36,8 @@ class Running:
     folder: Path
     ending: ExitStack
 
-    def get(self, path: str, key: str = ANNA, **params: str) -> httpx.Response:
-        return self.proxy.client.get(path, params=params, headers={"Authorization": f"Bearer {key}"})
+    def recall(self, key: str = ANNA, **asked: str) -> httpx.Response:
+        return self.proxy.client.post("/compaction/recall", json=asked, headers={"Authorization": f"Bearer {key}"})
 
     def compact(self, messages: list[dict[str, Any]], key: str = ANNA, model: str = "small") -> None:
         body = {"model": model, "messages": messages, "max_tokens": 32}
@@ -48,7 +48,7 @@ class Running:
     def found(self, query: str, key: str = ANNA) -> list[dict[str, Any]]:
         """The hits as soon as there are any: originals are kept behind the answer."""
         deadline_s = time.monotonic() + _LIMIT_S
-        while not (hits := self.get("/compaction/recall", key, q=query).raise_for_status().json()["hits"]):
+        while not (hits := self.recall(key, query=query).raise_for_status().json()["hits"]):
             assert time.monotonic() < deadline_s, "nothing was kept"
         return list(hits)
 
@@ -102,18 +102,18 @@ def test_what_was_dropped_is_found_by_its_owner_alone(
     assert "Archibald" in repr(hit)
     assert "Bartholomew" in repr(running.found("walrus", BERT))
     assert "Archibald" in repr(running.found("walrus", ARNO)), "of the same team"
-    message = running.get(f"/compaction/messages/{hit['handle']}").raise_for_status().json()
+    message = running.recall(handle=hit["handle"]).raise_for_status().json()
     assert message["parts"] == [{"role": "user", "call": "", "text": "The walrus is called Archibald."}]
-    stranger = running.get(f"/compaction/messages/{hit['handle']}", BERT)
-    forged = running.get("/compaction/messages/0123456789ab", BERT)
+    stranger = running.recall(BERT, handle=hit["handle"])
+    forged = running.recall(BERT, handle="0123456789ab")
     assert (stranger.status_code, stranger.text) == (forged.status_code, forged.text)
     assert forged.json() == {"error": {"message": NOT_KEPT, "code": 404}}
-    assert running.get("/compaction/recall", q="Archibald", key=BERT).json()["hits"] == []
-    assert running.get("/compaction/recall", q="walrus", key="sk-wrong").status_code == 401
-    assert running.get("/compaction/recall", q="").status_code == 400
+    assert running.recall(BERT, query="Archibald").json()["hits"] == []
+    assert running.recall("sk-wrong", query="walrus").status_code == 401
+    assert running.recall(query="").status_code == 400
     told_of = asyncio.run(by_mcp(running.proxy.base_url, BERT))
     assert ("Bartholomew" in told_of, "Archibald" in told_of) == (True, False)
-    running.proxy.expect_logged("GET /compaction/recall")
+    running.proxy.expect_logged("POST /compaction/recall")
     assert not running.proxy.logged("walrus|Archibald|Bartholomew|failed_open|originals_")
 
     running.ending.close()
