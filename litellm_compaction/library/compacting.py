@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -30,6 +31,8 @@ logger = logging.getLogger("litellm_compaction")
 Messages: TypeAlias = Sequence[JsonObject]
 Tools: TypeAlias = Sequence[JsonValue]
 
+# How much too high the tokens of such a family are counted; by the middle they may be as much too low.
+_UNKNOWN, _ERRS_HIGH = "unknown", 1.2
 _STORE_S, _STORE_BYTES = 86_400.0, 1 << 24
 
 
@@ -41,6 +44,8 @@ class Compactor:
 
     def __init__(self, model: Model, config: CompactionConfig, *, session_id: str = "") -> None:
         self._model, self._config, self._session_id = model, config, session_id
+        # The second counter never learns.
+        self._family, self._estimates = family_of("", model.name), TokenCounter()
         store = memory_store(ttl_s=_STORE_S, max_bytes=_STORE_BYTES)
         self._engine = engine.Compactor(windows=Windows(cache_s=_STORE_S), counter=TokenCounter(), store=store)
 
@@ -56,10 +61,11 @@ class Compactor:
         own, places = found.unfolded(conversation) if found else ([*conversation], [*range(len(conversation))])
         division = select_messages_to_compact(messages, config.recent_messages_to_keep)
         context = replace(
-            self._model.context(config.model_context_limit, _settings(config)),
+            self._model.context(config.model_context_limit, _settings(config, self._family.name)),
             scope=self._session_id,
             now=is_wanted and bool(division.messages_to_compact),
             portable=(found.base,) if found else (),
+            measure=self._measured if self._family.name == _UNKNOWN else None,
             writes_whole_records=True,
         )
         prepared = await self._engine.guard(Request(messages=tuple(own), tools=tuple(tools)), context)
@@ -71,6 +77,10 @@ class Compactor:
         ):
             return CompactionResult(compacted_messages=[*messages])
         return _result(messages, prepared, own, places)
+
+    async def _measured(self, request: Request, *, answer_tokens: int = 1) -> int:
+        """What a server would be asked for: of a model that is not known the middle of our estimate."""
+        return math.ceil((await self._estimates.count("", self._family, request)).tokens / _ERRS_HIGH)
 
     async def aclose(self) -> None:
         """Forgets the session."""
@@ -138,8 +148,10 @@ async def generate_summary(
     return f"### Session Summary (Compaction Round {round})\n\n{text}"
 
 
-def _settings(config: CompactionConfig) -> Settings:
+def _settings(config: CompactionConfig, family: str) -> Settings:
     defaults = settings_from(None)
+    doubt_tokens = math.ceil(config.model_context_limit * (1 - 1 / _ERRS_HIGH)) if family == _UNKNOWN else 0
+    answer_tokens = max(defaults.constants.answer_min_tokens, doubt_tokens)
     update: dict[str, object] = {
         "pre_request_ratio": config.threshold_percent,
         "target_ratio": min(defaults.target_ratio, config.threshold_percent / 2),
@@ -147,12 +159,18 @@ def _settings(config: CompactionConfig) -> Settings:
         "keep_recent_messages": config.recent_messages_to_keep,
         "strategy": config.strategy,
     }
-    # Room for the answer is what the caller reserves. The messages are all there is: of a stub no later summary could
-    # read the result.
-    constants = replace(
-        defaults.constants, output_buffer_ratio=0.0, output_buffer_min_tokens=0, clear_tool_results=False
+    return defaults.model_copy(update=update).with_constants(
+        replace(
+            defaults.constants,
+            # Room for the answer is what the caller reserves.
+            output_buffer_ratio=0.0,
+            output_buffer_min_tokens=0,
+            answer_min_tokens=answer_tokens,
+            reasoning_answer_min_tokens=answer_tokens,
+            # The messages are all there is: of a stub no later summary could read the result.
+            clear_tool_results=False,
+        )
     )
-    return defaults.model_copy(update=update).with_constants(constants)
 
 
 def _texts(messages: Sequence[Message]) -> list[str]:

@@ -119,7 +119,7 @@ def _row(
     window, source, own = report.window, report.source, guard.deployment.settings
     # A path is not everybody's business.
     hidden = {"enabled"} if visitor.sees_all else {"enabled", "tokenizer"}
-    written = own.model_dump(exclude_none=True, exclude=hidden).items()
+    written = own.model_dump(exclude_unset=True, exclude=hidden).items()
     notes = [*(f"{key}: {value}" for key, value in written), *notes]
     if report.model_settings:
         notes += [f"in LM Studio: {report.model_settings}", *report.warnings]
