@@ -86,7 +86,6 @@ class Reader:
             is_beside=is_beside,
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
-            program=headers.get("user-agent", "").partition(" ")[0],
             orders=orders or NO_ORDERS,
             bases=bases,
         )
