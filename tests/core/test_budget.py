@@ -87,14 +87,6 @@ def test_a_compaction_is_due_in_time_and_aims_at_what_may_be_sent(budget: Budget
     assert replace(budget, window_tokens=needed).fits(prompt)
 
 
-def test_unlimited_answers_get_what_is_left() -> None:
-    """None and -1 are unlimited; a limit of the client's own stands where it is smaller."""
-    budget = _budget(8192)
-    assert budget.max_output_tokens(4000, None) == budget.max_output_tokens(4000, -1) == 8192 - 4000 - 80
-    assert budget.max_output_tokens(4000, 100) == 100
-    assert budget.max_output_tokens(9000, None) == 1
-
-
 # ------------------------------------------------------------------ a threshold and a reserve in place of the ratio
 
 

@@ -89,27 +89,6 @@ def test_below_the_trigger_nothing_happens() -> None:
     assert decide(chat(40, words=60), 100_000, [written(decision, weighed)])[0] == Keep()
 
 
-def test_recent_messages_are_a_wish_not_a_promise() -> None:
-    """Where the newest messages are too large to be kept, only the protected ones are."""
-    raw = [*chat(3, words=20), assistant("long " * 5300), user("go on")]
-    decision, weighed, _ = decide(raw, 8192)
-    assert isinstance(decision, Summarize)
-    assert weighed.messages[system_prefix_length(weighed.messages) + decision.covered_messages].text == "go on"
-
-
-def test_what_is_protected_and_too_large_is_refused() -> None:
-    """No compaction helps against a newest message that is larger than the window."""
-    assert decide([*chat(3), assistant("ok"), user("word " * 20_000)], 8192)[0] == Refuse()
-
-
-def test_a_floor_above_the_target_is_sent_if_it_fits() -> None:
-    """Agents with large system prompts live with it; compacting what little there is would gain nothing."""
-    raw = [system("rule " * 4800), user("hi"), assistant("hello"), user("go on")]
-    decision, weighed, limits = decide(raw, 8192)
-    assert limits.triggers(weighed.tokens)
-    assert decision == Keep()
-
-
 def test_a_provisional_record_is_reused_for_its_own_conversation_only() -> None:
     """It is good for this very request; a new compaction goes on from the earlier, richer one."""
     raw = agent_run(30, words=200)

@@ -94,15 +94,6 @@ def test_a_refusal_by_an_estimate_says_how_far_it_may_be_off(error_ratio: float)
     assert overflow_from_text(str(error)) == (floor, 8192)
 
 
-def test_a_window_to_load_is_never_one_that_is_loaded() -> None:
-    """A count that would fit if it were exact needs as much as it may be off."""
-    weighed = conversation(parsed([user("word " * 5000)]))
-    limits = budget(8192, weighed, likely_ratio=1.6)
-    assert weighed.floor_tokens < 8192 - 512
-    error = refusal("qwen", weighed, limits, tools_tokens=0)
-    assert error.needed_tokens == limits.needed_window_tokens(weighed.floor_tokens) > 8192
-
-
 def test_only_what_may_be_cut_is_cut() -> None:
     """Each kind of excerpt is allowed by its own setting."""
     raw = [system(), user(BIG), calls("1"), result("1", BIG)]

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import ModelNotLoaded, Overflow, WindowUnknown
 from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.windows.windows import Windows
 from tests.builders import chat, parsed
-from tests.engine.bench import Bench, sent, settled
+from tests.engine.bench import Bench, settled
 from tests.stores.made import MemoryBoard
 
-LONG = chat(16, words=300)
 BASE = "http://lmstudio.test:1234/v1"
 
 
@@ -77,17 +74,6 @@ async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudi
     prepared = await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench))
     assert (prepared.window.tokens, prepared.window.source) == (4096, "learned")
     assert server.reads == 2
-
-
-@pytest.mark.parametrize("goes_on", [False, True])
-async def test_the_rest_of_an_answer_asks_for_the_window_anew(bench: Bench, server: LMStudio, goes_on: bool) -> None:
-    """A model that was loaded again while it spoke is found smaller, though a list of seconds ago says otherwise."""
-    request = Request(messages=parsed(chat(3)))
-    prepared = await bench.compactor.guard(request, context(bench))
-    if goes_on:
-        prepared = await bench.compactor.continuing.continue_answer(request, Partial(text="Begun."), context(bench))
-    server.context_length = 4096
-    assert await bench.compactor.has_shrunk(context(bench), prepared) is goes_on
 
 
 # ------------------------------------------------------------------ not loaded
@@ -161,16 +147,6 @@ async def test_a_warm_up_that_loads_nothing_is_an_error(bench: Bench, server: LM
     with pytest.raises(ModelNotLoaded):
         await bench.compactor.guard(Request(messages=parsed(chat(3))), context(bench, warm_up=warm_up))
     assert warm_up.runs == 1
-
-
-async def test_a_pruning_model_is_never_loaded(bench: Bench, server: LMStudio) -> None:
-    """LM Studio might evict the served model for it: the record has to do without a summary."""
-    server.context_length = None
-    unloaded = bench.pruning_model(bench.ask, window=1)
-    unloaded = replace(unloaded, target=bench.target(None, api_base=BASE, is_lmstudio=True))
-    prepared = await bench.guard(LONG, pruning_models=[unloaded])
-    sent(LONG, prepared)
-    assert (bench.last.outcome, bench.last.reason, bench.ask.prompts) == ("fallback", "pruning_model_not_loaded", [])
 
 
 # ------------------------------------------------------------------ replies

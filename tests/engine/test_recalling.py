@@ -146,18 +146,6 @@ async def test_more_calls_than_are_left_are_told_so(given: list[str], sent: list
     assert "No more look-ups" in again.messages[-1].text
 
 
-async def test_a_window_without_room_gets_a_word() -> None:
-    """Which leaves the answer its room: what was found is at most a twelfth of the window, and fits."""
-    scene = Scene()
-    prepared = await scene.sent(LONG)
-    limit_tokens = prepared.window.tokens // 12
-    for _ in range(6):
-        await scene.look_up(prepared, '{"query": "bird answers"}')
-        prepared = await scene.sent(LONG)
-        assert prepared.budget.fits(prepared.count.tokens)
-        assert prepared.count_text(shown(prepared)[-1]) <= limit_tokens + 16
-
-
 async def test_what_is_not_kept_any_more_is_searched_in_the_request() -> None:
     """Under another master key nothing that was kept can be read; its client has sent all of it again."""
     scene = Scene()

@@ -133,12 +133,6 @@ def test_limit_of_the_server_is_no_end_of_the_window(bench: Bench, server: RawSe
         assert (ours, len(server.bodies)) == (theirs, 1)
 
 
-def test_whole_answer_is_read_behind_a_byte_order_mark(bench: Bench, server: RawServer) -> None:
-    """As the stock proxy reads it."""
-    theirs, ours = _both(bench, server, "chat", [], b"\xef\xbb\xbf" + _LIMITED)
-    assert (ours, ours.text) == (theirs, _TEXT)
-
-
 def _both(
     bench: Bench, server: RawServer, route: str, pieces: Sequence[bytes], whole: bytes | None
 ) -> tuple[Read, Read]:

@@ -1,6 +1,6 @@
 """Follows what clients order about their context in their protocols' words, and tells them in the same.
 
-`Intake` asks it on a request's way in, the callback on the answer's way out.
+`Guard` asks it on a request's way in, the callback on the answer's way out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from litellm_compaction.core.clear_order import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, PreparedRequest, RequestContext
 from litellm_compaction.proxy.answer.hooks import compacted
-from litellm_compaction.proxy.call import Call, Calls
-from litellm_compaction.proxy.deployments import metadata_of, tenant_of
+from litellm_compaction.proxy.client import metadata_of, tenant_of
+from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.standards import messages, responses
 from litellm_compaction.proxy.standards.items import Items
@@ -25,7 +25,7 @@ from litellm_compaction.proxy.standards.routes import counting
 class Standards:
     """The protocols of all clients."""
 
-    def __init__(self, compactor: Compactor, calls: Calls, items: Items) -> None:
+    def __init__(self, compactor: Compactor, calls: Exchanges, items: Items) -> None:
         self._compactor = compactor
         self._calls = calls
         self._items = items
@@ -47,7 +47,7 @@ class Standards:
                 else:
                     data[key] = value
 
-    async def item(self, call: Call) -> str | None:
+    async def item(self, call: Exchange) -> str | None:
         """Returns the compaction of a request that was sent as its client keeps it; None if it is to get none."""
         try:
             found = returned(call.client.orders, call.client.original, call.attempt.prepared)
@@ -56,7 +56,7 @@ class Standards:
             log_failure("item", error)
             return None
 
-    async def block(self, call: Call) -> messages.Block | None:
+    async def block(self, call: Exchange) -> messages.Block | None:
         """Returns what an answer on Anthropic's route says of its compaction; None for nothing."""
         client, prepared = call.client, call.attempt.prepared
         if prepared is None or not client.orders.shows:
@@ -72,7 +72,9 @@ class Standards:
             written_tokens=written_tokens,
         )
 
-    def showing(self, stream: AsyncGenerator[Any, None], call: Call, *, is_messages: bool) -> AsyncGenerator[Any, None]:
+    def showing(
+        self, stream: AsyncGenerator[Any, None], call: Exchange, *, is_messages: bool
+    ) -> AsyncGenerator[Any, None]:
         """A stream of LiteLLM's, with what its client wants to be told of the compaction."""
 
         def is_settled() -> bool:
@@ -91,14 +93,14 @@ class Standards:
             usage=lambda: responses.usage_of(*_spent(call.attempt.prepared)),
         )
 
-    async def shown(self, answer: Any, call: Call, *, is_messages: bool) -> Any:
+    async def shown(self, answer: Any, call: Exchange, *, is_messages: bool) -> Any:
         """The same for an answer that is not streamed."""
         if is_messages:
             return messages.answered(answer, await self.block(call), is_alone=call.is_alone)
         usage = responses.usage_of(*_spent(call.attempt.prepared))
         return responses.answered(answer, await self.item(call), usage, is_alone=call.is_alone)
 
-    async def is_compacted_alone(self, call: Call, context: RequestContext) -> bool:
+    async def is_compacted_alone(self, call: Exchange, context: RequestContext) -> bool:
         """Makes the compaction that the client has asked for; False if it takes an answer, and there is none."""
         decided = await self._compactor.prepare(call.client.original, context)
         room = self._compactor.room(context)
@@ -112,7 +114,7 @@ class Standards:
         call.is_alone = True
         return True
 
-    async def clear(self, call: Call, context: RequestContext, order: ClearOrder) -> None:
+    async def clear(self, call: Exchange, context: RequestContext, order: ClearOrder) -> None:
         """Clears old tool results as the client has ordered, once for each request."""
         client = call.client
         if client.cleared_calls:
