@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from litellm_compaction.engine.sharing.coordination import Coordination
-from litellm_compaction.engine.sharing.pool import Admission
+from litellm_compaction.engine.sharing.admission import Admission
+from litellm_compaction.engine.sharing.leases import Leases
 from litellm_compaction.stores import Board, Store, open_board, open_store
 
 _POOL, _WINDOW_TOKENS = "http://127.0.0.1:1234 benchmark", 8192
@@ -44,9 +44,9 @@ async def _compare(folder: Path, requests: int, redis: str | None) -> None:
     boards: dict[str, Board] = {
         name: board for name, url in urls.items() if (board := open_board(url, stores[name])) is not None
     }
-    coordinations = {name: Coordination(board) for name, board in boards.items()}
+    leases = {name: Leases(board) for name, board in boards.items()}
     admissions = {"alone": Admission()}
-    admissions |= {name: Admission(coordination=each) for name, each in coordinations.items()}
+    admissions |= {name: Admission(leases=each) for name, each in leases.items()}
     entering_s: dict[str, list[float]] = {name: [] for name in admissions}
     whole_s: dict[str, list[float]] = {name: [] for name in admissions}
     for _ in range(requests):
@@ -64,7 +64,7 @@ async def _compare(folder: Path, requests: int, redis: str | None) -> None:
     for name in admissions:
         ratio = statistics.median(entering_s[name]) / statistics.median(entering_s["alone"])
         print(f"{name:10}{_told(entering_s[name]):>18}{ratio:>9.1f}x{_told(whole_s[name]):>22}")
-    for each in coordinations.values():
+    for each in leases.values():
         await each.aclose()
     for store in stores.values():
         await store.aclose()

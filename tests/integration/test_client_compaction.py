@@ -156,24 +156,28 @@ def test_of_a_longer_history_the_newest_reaches_it_and_the_record_whole(bench: B
     assert watch.sent() == behind
 
 
-@pytest.mark.parametrize("in_system", [True, False])
-def test_a_conversation_in_one_message_is_answered_over_the_window(bench: Bench, in_system: bool) -> None:
+@pytest.mark.parametrize("shape", ["in the system message", "in an element", "below"])
+def test_a_conversation_in_one_message_is_answered_over_the_window(bench: Bench, shape: str) -> None:
     """The session of a client that renders its history could never shrink again: 400 at each try, for good."""
     watch = bench.watch("agent")
     said = [
         f"<turn by='{'human' if at % 2 else 'model'}'>\n{at}: {prose(f'turn {at}', 600)}\n</turn>" for at in range(40)
     ]
     asked = "Shrink the work below into a plan."
-    text = f"{asked}\n<work>\n" + "\n".join(said) + "\n</work>\nIn your own words."
+    before, behind = f"{asked}\n<work>\n", "\n</work>\nIn your own words."
+    if shape == "below":
+        said = [f"{'Human' if at % 2 else 'AI'}: {at}: {prose(f'turn {at}', 600)}\n" for at in range(40)]
+        before, behind = "", "\nShrink the work above into a plan.\n\n1. In your own words.\n2. Without a table."
+    text = before + "\n".join(said) + behind
     system = [{"role": "system", "content": text}, {"role": "user", "content": "Begin."}]
-    body = _body(CHAT, system if in_system else [{"role": "user", "content": text}])
+    body = _body(CHAT, system if "system" in shape else [{"role": "user", "content": text}])
     answer = ask(bench, CHAT, {**body, "stream": True})
     assert answer.status_code == 200, answer.text
     assert NOTICE not in answer.text
     assert watch.summaries == []
     sent = text_of(watch.sent()[0])
-    assert sent.startswith(f"{asked}\n<work>\n[The oldest ")
-    assert sent.endswith(f"{said[-1]}\n</work>\nIn your own words.")
+    assert sent.startswith(f"{before}[The oldest ")
+    assert sent.endswith(f"{said[-1]}{behind}")
     assert 0.55 * WINDOW < prompt_tokens(watch) <= 0.9 * WINDOW
     # A person who pastes the same beside tools is not one who wants it shortened.
     refused = ask(bench, CHAT, {**body, "tools": tools(1)})

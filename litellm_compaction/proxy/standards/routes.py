@@ -193,8 +193,13 @@ def _is_readable(body: Json) -> bool:
             isinstance(found, dict) and found.get("role") in ("user", "assistant", "system") and bool(parts) and texts
         )
 
+    def is_thought(message: Json) -> bool:
+        content = message["content"]
+        return isinstance(content, list) and all("thinking" in str(part.get("type")) for part in content)
+
     messages = body.get("messages")
-    return isinstance(messages, list) and bool(messages) and all(map(is_message, messages))
+    # LiteLLM drops messages of thinking alone.
+    return isinstance(messages, list) and all(map(is_message, messages)) and not all(map(is_thought, messages))
 
 
 class _Answer:
