@@ -1,6 +1,7 @@
-"""Finds a conversation that is rendered into one message: a client asks for its summary, its title, its topic.
+"""Tells a client's own request about a conversation: for its summary, its title, its topic.
 
-Nothing of such a request is ours to summarize: its instruction stays, and the oldest rendered turns give way.
+A header or the beginning of its instruction says so (`clients.toml`), or the conversation is rendered into one message:
+then nothing of it is ours to summarize, its instruction stays, and the oldest rendered turns give way.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, with_text
+from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, last_words
+
+_SUMMARIES = tuple(RULES["summaries"]["begins"])
+# No client describes a turn in more.
+_MAX_HEADER_CHARS = 10_000
 
 _USER, _MODEL = "user", "model"
 # The names under which conversations are rendered, by side.
@@ -74,6 +80,41 @@ class _Head(NamedTuple):
     end: int
     speaker: str
     is_whole: bool = False
+
+
+def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
+    """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
+
+    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
+    answers for something about a conversation that stands in one message is one, too.
+
+    Args:
+        messages: oldest first.
+        headers: by their names in lower case; a body's field in place of one counts.
+        has_tools: True if the model may call any.
+    """
+    if any(_says(rule, headers.get(name, "")) for name, rule in RULES["headers"].items()):
+        return True
+    if not messages:
+        return False
+    if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
+        return True
+    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire, 2026-11-24).
+    newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(LITELLMS_NOTE)))
+    last = next(newest, messages[-1])
+    if last.role == "user" and last_words(last).startswith(_SUMMARIES):
+        return True
+    return not has_tools and rendered_in(messages) is not None
+
+
+def _says(rule: Mapping[str, Any], value: str) -> bool:
+    if "member" not in rule:
+        return value in rule["values"]
+    try:
+        found = json.loads(value) if len(value) <= _MAX_HEADER_CHARS else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, Mapping) and found.get(rule["member"]) in rule["values"]
 
 
 def turns(text: str) -> list[Turn]:

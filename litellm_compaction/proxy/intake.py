@@ -19,7 +19,7 @@ import httpx
 
 from litellm_compaction.concurrency import Bounded, is_long, off_loop_if
 from litellm_compaction.core.messages import Message, Request, cleaned
-from litellm_compaction.core.stretches import is_client_summary as asks_for_summary
+from litellm_compaction.core.transcripts import is_client_summary as asks_for_summary
 from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.errors import (
     NO_CHAT,
