@@ -56,6 +56,7 @@ from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
+from litellm_compaction.windows.windows import Target
 
 # The calls that every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
@@ -133,20 +134,20 @@ class Guard:
         if is_chat:
             # What is known of a text completion is known by its length.
             self._exchanges.open(data, exchange)
-        contexts = await self._certain(router, guards, exchange, data)
-        if not contexts:
+        context = await self._certain(router, guards, exchange, data)
+        if context is None:
             return
         if exchange.client.bad_wish is not None:
             raise exchange.client.bad_wish
         try:
             if ids is not None:
-                await self._compactor.bound(ids, contexts[0])
+                await self._compactor.bound(ids, context)
                 return
-            decided = await self._compactor.prepare(exchange.client.original, contexts[0])
-            exchange.foreseen = Foreseen(contexts[0], decided)
+            decided = await self._compactor.prepare(exchange.client.original, context)
+            exchange.foreseen = Foreseen(context, decided)
             # The transport does the slow part itself, in the open response.
             if is_chat and all(carrier_of(each.deployment, each.settings) == "hooks" for each in known):
-                await self._compacted_here(exchange, contexts[0], decided, data)
+                await self._compacted_here(exchange, context, decided, data)
         except DoesNotFit:
             if not has_window_fallback(router, model):
                 raise
@@ -182,23 +183,23 @@ class Guard:
 
     async def _certain(
         self, router: Any, guards: Sequence[GuardedDeployment | None], exchange: Exchange, data: Mapping[str, Any]
-    ) -> list[RequestContext]:
-        """The request for each deployment if all have one window and the same settings, or else nothing."""
+    ) -> RequestContext | None:
+        """The request for any of its deployments if all have one window and the same settings; None otherwise."""
         known = [guard for guard in guards if guard is not None]
-        if not known or exchange.client.opted_out or len(known) < len(guards):
-            return []
         settings = known[0].settings
-        if any(guard.settings != settings for guard in known) or settings.mode != "guard":
-            return []
-        contexts = [await self.guards.context(router, guard, exchange, data) for guard in known]
-        if len(contexts) > 1 and len({await self._window_tokens(context) for context in contexts}) > 1:
-            return []
-        return contexts
+        if len(known) < len(guards) or any(guard.settings != settings for guard in known):
+            return None
+        if exchange.client.opted_out or settings.mode != "guard":
+            return None
+        targets = [replace(guard.deployment.target, asker=exchange.client.tenant) for guard in known]
+        if len(targets) > 1 and len({await self._window_tokens(target) for target in targets}) > 1:
+            return None
+        return await self.guards.context(router, known[0], exchange, data)
 
-    async def _window_tokens(self, context: RequestContext) -> int:
+    async def _window_tokens(self, target: Target) -> int:
         """The window as far as known without loading anything; 0 when unknown."""
         try:
-            return (await self._compactor.windows.resolve(context.target)).tokens
+            return (await self._compactor.windows.resolve(target)).tokens
         except CompactionError:
             return 0
 
