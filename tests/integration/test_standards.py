@@ -246,6 +246,9 @@ def test_what_is_no_conversation_is_not_counted(running: Running) -> None:
     for content in (None, 5, {"a": 1}, [], [1], ["x"], [{"type": "text", "text": None}]):
         answer = running.post("/v1/messages/count_tokens", {"messages": [said, {**said, "content": content}]})
         assert answer.status_code == 400, content
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}]}
+    assert running.post("/v1/messages/count_tokens", {"messages": [thought]}).status_code == 400
+    assert running.post("/v1/messages/count_tokens", {"messages": [thought, said]}).status_code == 200
     assert running.post("/v1/messages/count_tokens", {"messages": "x"}, "sk-wrong").status_code == 401
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.compaction import compaction_id
-from litellm_compaction.master_key import Seal
+from litellm_compaction.master_key import Box
 from litellm_compaction.stores import Board, Store, open_store
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows
 from litellm_compaction.stores.store import encode
@@ -27,7 +27,7 @@ _TOPIC = "compaction:board:{pool}:notes"
 _FORGED_NOTES: dict[str, bytes] = {
     "no JSON": b"{",
     "deep JSON": b"[" * 100_000,
-    "digits that are none (ended coordination)": b'{"evil":["99x","{}",""]}',
+    "digits that are none (ended leases)": b'{"evil":["99x","{}",""]}',
     "for ever": b'{"evil":[9999999999999.0,"{}",""]}',
     "a number of ten thousand digits": b'{"evil":[' + b"9" * 10_000 + b',"{}",""]}',
     "nothing": b'{"evil":[]}',
@@ -52,7 +52,7 @@ async def store(url: str) -> AsyncIterator[RedisStore]:
 
 
 def _board(store: RedisStore, secret: str | None = SECRET) -> Board:
-    return Board(RedisRows(store.server, prefix="compaction:board", ttl_s=120), Seal(lambda: secret, b"notes"))
+    return Board(RedisRows(store.server, prefix="compaction:board", ttl_s=120), Box(lambda: secret, b"notes"))
 
 
 async def _write(store: RedisStore, body: bytes | str, key: str = _TOPIC) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from litellm_compaction.core.clear_order import ClearOrder, cleared
 from litellm_compaction.engine import Compactor, RequestContext
 from litellm_compaction.proxy.answer.hooks import compacted
-from litellm_compaction.proxy.call import Call, Calls
-from litellm_compaction.proxy.deployments import metadata_of, tenant_of
+from litellm_compaction.proxy.client import metadata_of, tenant_of
+from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.standards import messages, responses
 from litellm_compaction.proxy.standards.items import Items
@@ -26,7 +26,7 @@ from litellm_compaction.proxy.standards.streams import with_part
 class Standards:
     """The protocols of all clients."""
 
-    def __init__(self, compactor: Compactor, calls: Calls, items: Items) -> None:
+    def __init__(self, compactor: Compactor, calls: Exchanges, items: Items) -> None:
         self._compactor = compactor
         self._calls = calls
         self._items = items
@@ -48,7 +48,7 @@ class Standards:
                 else:
                     data[key] = value
 
-    async def answers(self, call: Call, context: RequestContext) -> bool:
+    async def answers(self, call: Exchange, context: RequestContext) -> bool:
         """Follows a request's orders before a model is asked; returns True if no model has to be asked."""
         orders = call.client.orders
         if orders.clear is not None:
@@ -60,7 +60,7 @@ class Standards:
             await self._compact(call, context)
         return call.alone is not None
 
-    async def _clear(self, call: Call, context: RequestContext, order: ClearOrder) -> None:
+    async def _clear(self, call: Exchange, context: RequestContext, order: ClearOrder) -> None:
         """Clears old tool results as the client has ordered, once for each request."""
         client = call.client
         if client.cleared_calls:
@@ -74,7 +74,7 @@ class Standards:
         if saved_tokens >= order.at_least_tokens:
             call.client = replace(client, original=smaller, cleared_calls=gone, cleared_tokens=saved_tokens)
 
-    async def _compact(self, call: Call, context: RequestContext) -> None:
+    async def _compact(self, call: Exchange, context: RequestContext) -> None:
         """Makes the compaction that the client has asked for; without one it takes an answer."""
         decided = await self._compactor.prepare(call.client.original, context)
         room = self._compactor.room(context)
@@ -87,10 +87,10 @@ class Standards:
             told = await self.told(call)
             call.alone = told._replace(is_alone=True) if told.text else None
 
-    def _told(self, call: Call) -> Told:
+    def _told(self, call: Exchange) -> Told:
         return Told(cleared_calls=call.client.cleared_calls, cleared_tokens=call.client.cleared_tokens)
 
-    async def told(self, call: Call) -> Told:
+    async def told(self, call: Exchange) -> Told:
         """Returns what the answer to a request that was sent says of its context."""
         if call.alone is not None:
             return call.alone
@@ -107,16 +107,18 @@ class Standards:
             log_failure("item", error)
         return told
 
-    def showing(self, stream: AsyncGenerator[Any, None], call: Call, *, is_messages: bool) -> AsyncGenerator[Any, None]:
+    def showing(
+        self, stream: AsyncGenerator[Any, None], call: Exchange, *, is_messages: bool
+    ) -> AsyncGenerator[Any, None]:
         """A stream of LiteLLM's, with what its client wants to be told of the compaction."""
         form = messages.Stream() if is_messages else responses.Stream()
         return with_part(stream, form, partial(self.told, call), lambda: _is_settled(call))
 
-    async def shown(self, answer: Any, call: Call, *, is_messages: bool) -> Any:
+    async def shown(self, answer: Any, call: Exchange, *, is_messages: bool) -> Any:
         """The same for an answer that is not streamed."""
         told = await self.told(call) if _is_settled(call) else None
         return (messages if is_messages else responses).answered(answer, told)
 
 
-def _is_settled(call: Call) -> bool:
+def _is_settled(call: Exchange) -> bool:
     return call.alone is not None or call.attempt.prepared is not None
