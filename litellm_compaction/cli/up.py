@@ -96,7 +96,7 @@ def _request(base_url: str, key: str | None, in_shell: str, file: ConfigFile) ->
     written = (str(entry.get("model_name")) for entry in file.deployments)
     model = next((name for name in written if not set("*'") & set(name)), "lm_studio/MODEL")
     with contextlib.suppress(CompactionError):
-        model = next((name for name in windows_at(base_url, key) if "'" not in name), model)
+        model = next(iter(windows_at(base_url, key)), model)
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
         f"Try:\n\ncurl {base_url}/v1/chat/completions \\\n"
