@@ -1,4 +1,4 @@
-"""The deployment's files know the metrics and the settings that there are."""
+"""The deployment's files load, and know the metrics, the settings and the version that there are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, get_args
 import yaml
 from litellm.types.integrations.prometheus import DEFINED_PROMETHEUS_METRICS
 
+from litellm_compaction import __version__
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import settings_from
 from litellm_compaction.proxy.metrics import _KINDS
@@ -56,3 +57,23 @@ def test_the_proxies_configuration_is_whole() -> None:
     environment = COMPOSE["services"]["proxy-1"]["environment"]
     assert set(environment) == set(ENVIRON) - {"PROXY_MASTER_KEY"}
     assert environment["REDIS_HOST"] in COMPOSE["services"]
+
+
+def test_compose_mounts_what_there_is() -> None:
+    """Every file that a container gets lies in the folder, and Prometheus and the balancer name each proxy."""
+    proxies = {name for name in COMPOSE["services"] if name.startswith("proxy-")}
+    mounted = [volume for service in COMPOSE["services"].values() for volume in service.get("volumes", ())]
+    for path in (volume.partition(":")[0] for volume in mounted if volume.startswith(".")):
+        assert (DEPLOY / path).is_file(), path
+    [job] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    assert set(job["static_configs"][0]["targets"]) == {f"{name}:4000" for name in proxies}
+    assert set(re.findall(r"server (proxy-\d)", (DEPLOY / "nginx.conf").read_text(encoding="utf-8"))) == proxies
+
+
+def test_the_pods_run_what_compose_runs() -> None:
+    """The chart's values have the same configuration, but for the key's name, and this version's image."""
+    values = yaml.safe_load((DEPLOY / "helm-values.yaml").read_text(encoding="utf-8"))
+    expected = yaml.safe_load((DEPLOY / "config.yaml").read_text(encoding="utf-8"))
+    assert values["proxy_config"]["general_settings"].pop("master_key") == "os.environ/PROXY_MASTER_KEY"
+    assert values["proxy_config"] == expected
+    assert values["image"]["tag"] == __version__

@@ -1,7 +1,4 @@
-"""`litellm-compaction mcp`: the SDK's own client asks a child over stdin and stdout; odd lines; a proxy that is away.
-
-Through a real proxy: `tests/processes/test_recall.py`.
-"""
+"""`litellm-compaction mcp`: the SDK's own client asks a child over its pipes; odd lines; a proxy that is away."""
 
 from __future__ import annotations
 

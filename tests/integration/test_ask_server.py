@@ -100,12 +100,3 @@ def test_whatever_does_not_pass_is_done_without(asking: Bench, mode: SdkMode) ->
     assert address
     if mode not in ("busy", "unknown"):
         asking.proxy.expect_logged(r"ask_server server=\S+: LM Studio's own protocol does not answer")
-
-
-def test_the_deployments_key_is_the_credential(asking: Bench) -> None:
-    """The same as for other questions; no conversation's text is in the log."""
-    sent(asking, "tokens", talk("VERYSECRET", 4_000))
-    (socket,) = asking.simulators["tokens"].sdk.sockets
-    assert socket.headers["authorization"] == "Bearer k"
-    assert socket.client_identifier.startswith("guest:")
-    assert asking.proxy.logged("VERYSECRET") == []

@@ -11,26 +11,7 @@ from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import Bench, answers
 from tests.lmstudio_double import Reply
 
-NOTICE = "⚙️ Compacting conversation history...\n\n✅ Context compacted, continuing...\n\n"
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
-
-
-def test_compacted_stream_opens_with_the_notice_once(guarded: Bench) -> None:
-    """The notice is the first content of a compacted stream; the stream has one of everything that comes once."""
-    guarded.watch("local", answers(reply=Reply("word1 word2 word3")))
-    answer = guarded.proxy.stream("local", talk("stream", ONE_ROUND))
-    assert answer.status == 200
-    assert answer.text == NOTICE + "word1 word2 word3"
-    contents = [delta["content"] for delta in answer.deltas if delta.get("content")]
-    assert "".join(contents[:2]) == NOTICE
-    assert [delta["role"] for delta in answer.deltas if delta.get("role")] == ["assistant"]
-    assert answer.deltas[0].get("role") == "assistant"
-    assert len({chunk["id"] for chunk in answer.chunks}) == 1
-    assert len({chunk["created"] for chunk in answer.chunks}) == 1
-    assert {chunk["model"] for chunk in answer.chunks} == {"local"}
-    assert answer.finish_reasons == ["stop"]
-    assert [line for line in answer.lines if line == "data: [DONE]"] == answer.lines[-1:]
-    assert answer.usages == []
 
 
 @pytest.mark.parametrize(
@@ -52,14 +33,6 @@ def test_notices_off(permissive: Bench) -> None:
     answer = permissive.proxy.stream("local", talk("off", ONE_ROUND))
     assert answer.headers["x-litellm-compaction"] == "compacted"
     assert (answer.text, answer.reasoning) == ("Understood.", "")
-
-
-def test_notices_as_reasoning(patient: Bench) -> None:
-    """With `notices: reasoning` the notice is the first reasoning delta and the content stays clean."""
-    patient.watch("local")
-    answer = patient.proxy.stream("local", talk("as reasoning", ONE_ROUND))
-    assert (answer.text, answer.reasoning) == ("Understood.", NOTICE)
-    assert [delta["role"] for delta in answer.deltas if delta.get("role")] == ["assistant"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -29,8 +29,6 @@ from .messages import (
     does_not_fit,
     ids_of,
     n_keep_too_long,
-    template_error,
-    template_failed,
 )
 from .rendering import keep_tokens, truncate_middle
 from .script import ChatCall, Fault, Reply, RequestRecord, default_reply
@@ -99,7 +97,7 @@ def meet_window(
     record.kept_tokens = 0
     message = does_not_fit(sent_tokens, window_tokens)
     if simulator.overflow == "error_400_string":
-        raise n_keep_too_long(sent_tokens, window_tokens, simulator.n_keep_wording)
+        raise n_keep_too_long(sent_tokens, window_tokens)
     if simulator.overflow == "error_400_object":
         raise Refusal(400, error_body(message, "object"), outcome="overflow")
     if simulator.overflow == "empty":
@@ -111,7 +109,7 @@ def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Promp
     factor, window_tokens = instance.model.tokens_factor, instance.context_length
     keep = keep_tokens(prompt, factor)
     if keep >= window_tokens:
-        raise n_keep_too_long(keep, window_tokens, simulator.n_keep_wording)
+        raise n_keep_too_long(keep, window_tokens)
     return truncate_middle(prompt, window_tokens, factor)
 
 
@@ -163,9 +161,6 @@ class Inference:
         if self.is_text:
             prompt = render_text(request.messages[0].text, self._ids)
         else:
-            rule = model.strict_template or self.simulator.strict_template
-            if reason := template_error(request.messages, rule):
-                raise template_failed(reason, self.simulator.error_shape)
             prompt = render_chat(request.messages, request.tools)
         if sum(len(segment.text) for segment in prompt.segments()) > _THREAD_ABOVE_CHARS:
             await asyncio.to_thread(prompt.count_tokens)

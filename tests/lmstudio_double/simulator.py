@@ -17,7 +17,7 @@ from litellm_compaction.simulator.messages import ErrorShape, JsonObject, model_
 from litellm_compaction.simulator.rendering import Prompt, render_chat, render_text
 
 from .catalog import Instance, Model, find_target
-from .messages import MODEL_UNLOADED, NKeepWording, TemplateRule
+from .messages import MODEL_UNLOADED
 from .rendering import Overflow
 from .script import Fault, ReasoningField, Script, Sdk
 
@@ -52,9 +52,7 @@ class Simulator(simulated.Simulator):
     tokens_per_second: float | None = None
     prompt_tokens_per_second: float | None = None
     reasoning_field: ReasoningField = "reasoning_content"
-    strict_template: TemplateRule = "lenient"
     error_shape: ErrorShape = "string"
-    n_keep_wording: NKeepWording = "number_of_tokens"
     truncated_usage: Literal["sent", "kept"] = "sent"
     reports_cached: bool = False
     unified_kv: bool = True

@@ -27,7 +27,7 @@ _TOPIC = "compaction:board:{pool}:notes"
 _FORGED_NOTES: dict[str, bytes] = {
     "no JSON": b"{",
     "deep JSON": b"[" * 100_000,
-    "digits that are none (ended coordination)": b'{"evil":["99x","{}",""]}',
+    "digits that are none (ended leases)": b'{"evil":["99x","{}",""]}',
     "for ever": b'{"evil":[9999999999999.0,"{}",""]}',
     "a number of ten thousand digits": b'{"evil":[' + b"9" * 10_000 + b',"{}",""]}',
     "nothing": b'{"evil":[]}',

@@ -341,7 +341,7 @@ async def test_a_log_keeps_its_newest_lines(pair: tuple[Store, Store]) -> None:
 @pytest.mark.parametrize("opening", KINDS, indirect=True)
 async def test_a_mark_is_found_and_not_shown(pair: tuple[Store, Store]) -> None:
     """It stands in the place of a record that is gone: the engine sees it, an operator's list and a name do not."""
-    mark: Compaction = replace(compaction("h"), focus="the port")
+    mark: Compaction = replace(compaction("h"), undone_messages=9)
     await pair[0].put("team", mark)
     await pair[0].name("team", "team", mark)
     assert await pair[1].find("team", ["h"]) == [mark]
