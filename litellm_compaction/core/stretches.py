@@ -501,13 +501,16 @@ def _divided(message: Message) -> list[list[Stretch]]:
     if texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE):
         return [_all_clients(stretches(text), "note") for text in texts]
     found = [part_stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
-    if message.marks.is_behind or any(map(_whole_result, texts[:-1])):
+    asked = [_asks_in_element(text) for text in texts]
+    if texts[1:] and (any(asked) or any(map(_whole_result, texts[:-1]))):
+        # The client wraps the person's words, so other parts are its own; a question may be theirs.
+        found = [
+            own if is_one or text.rstrip().endswith(_QUESTION_ENDS) else _all_clients(own, "note")
+            for text, own, is_one in zip(texts, found, asked, strict=True)
+        ]
+    elif message.marks.is_behind:
         # Beside results a part that opens with what the client repeats is all the client's.
         found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
-    asked = [_asks_in_element(text) for text in texts]
-    if texts[1:] and any(asked):
-        # The client has wrapped the person's words, so the other parts are its own.
-        found = [own if is_one else _all_clients(own, "note") for own, is_one in zip(found, asked, strict=True)]
     wrapped = [[_is_wrapped(text, each) for each in own] for text, own in zip(texts, found, strict=True)]
     does_speak = any(
         _speaks(each) and not is_one
@@ -557,7 +560,9 @@ def _is_wrapped(text: str, stretch: Stretch) -> bool:
 
 
 def _asks_in_element(text: str) -> bool:
-    """Returns True for a part that ends with an element for the person's words, on lines of its own."""
+    """Returns True for a part with a result that holds the person's words, or that ends with an element for them."""
+    if _TEXT_RESULT.match(text, _first_sign(text, 0)) and _PERSONS_WORDS.search(text):
+        return True
     last = _LAST_CLOSED.search(text, max(len(text) - _MOST_HEAD_CHARS, 0))
     return last is not None and is_persons_name(last[1]) and f"\n<{last[1]}>" in f"\n{text}"
 
