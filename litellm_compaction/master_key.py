@@ -1,7 +1,7 @@
 """The proxy's master key, the environment's or one that is made once and kept in a file, and keys derived from it.
 
 LiteLLM refuses to start without one; the command line and the proxy handler ask here before it looks. All workers have
-it: they sign their notes to each other and encrypt what they keep of conversations with it.
+it: they encrypt what they keep of conversations with it, and sign what clients keep for them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Derived:
 
 
 class Seal(_Derived):
-    """Signs the notes of a proxy's workers to each other, so that other writers of their store forge nothing."""
+    """Signs what a client keeps for its proxy, so that it forges nothing."""
 
     def mac(self, *parts: bytes) -> bytes:
         """The signature of some parts in this order; empty if the proxy asks for no key: every client may do all."""
@@ -75,9 +75,6 @@ class Seal(_Derived):
             return b""
         text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hashlib.blake2b(text, key=key, digest_size=_MAC_BYTES).digest()
-
-
-UNSIGNED = Seal(lambda: None, b"")
 
 
 class Box(_Derived):

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from litellm_compaction.engine.sharing.coordination import Coordination
 from litellm_compaction.engine.sharing.pool import Admission
-from litellm_compaction.stores import Board, Store, open_board, open_store
+from litellm_compaction.stores import Board, Store, board_of, open_store
 
 _POOL, _WINDOW_TOKENS = "http://127.0.0.1:1234 benchmark", 8192
 # What is told behind an answer is done by then.
@@ -42,7 +42,7 @@ async def _compare(folder: Path, requests: int, redis: str | None) -> None:
     urls = {"sqlite": f"sqlite:///{folder / 'store'}"} | ({"redis": redis} if redis else {})
     stores: dict[str, Store] = {name: open_store(url, ttl_s=60, max_bytes=1 << 20) for name, url in urls.items()}
     boards: dict[str, Board] = {
-        name: board for name, url in urls.items() if (board := open_board(url, stores[name])) is not None
+        name: board for name, url in urls.items() if (board := board_of(stores[name])) is not None
     }
     coordinations = {name: Coordination(board) for name, board in boards.items()}
     admissions = {"alone": Admission()}

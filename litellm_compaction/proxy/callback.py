@@ -52,7 +52,7 @@ from litellm_compaction.proxy.startup import (
     spare_collections,
 )
 from litellm_compaction.proxy.wire import can_be_continued, from_chats_alone, with_details
-from litellm_compaction.stores import open_board, open_originals, open_store
+from litellm_compaction.stores import board_of, open_store, originals_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -118,8 +118,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             redis=proxy_redis,
             secret=proxy_secret,
         )
-        self._originals = open_originals(
-            settings.store,
+        self._originals = originals_of(
             store,
             ttl_s=settings.originals_ttl_s,
             max_bytes=settings.originals_max_bytes,
@@ -131,7 +130,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             counter=TokenCounter(),
             sources=Sources(settings.tokenizer),
             store=store,
-            board=open_board(settings.store, store, secret=proxy_secret),
+            board=board_of(store),
             originals=self._originals,
             observers=(log_observer(logger), self._metrics.observe, add_to_trace, self._history),
         )

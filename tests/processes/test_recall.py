@@ -126,6 +126,6 @@ def test_what_was_dropped_is_found_by_its_owner_alone(
     assert "Archibald" in shown
     assert "Bartholomew" in shown
     assert "Quentin" not in shown
-    files = list(running.folder.rglob("store.sqlite3.originals*"))
+    files = list(running.folder.rglob("store.sqlite3*"))
     assert files
     assert b"Archibald" not in b"".join(path.read_bytes() for path in files)
