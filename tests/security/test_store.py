@@ -314,10 +314,10 @@ async def test_a_forged_list_of_originals_costs_a_search_no_more_than_a_full_one
 
     rows = Counted(ttl_s=1e6, max_bytes=100_000_000)
     originals = Originals(rows, ttl_s=1e6, secret=lambda: SECRET)
-    listed = " ".join(f"{number:032x}" for number in range(100_000))
-    await Store(rows).put_fact("tenant", "scopes", listed if forged == "scopes" else "scope")
-    await Store(rows).put_fact("scope", "stretches", listed)
-    await Store(rows).put_fact(f"{99_999:032x}", "stretches", listed)
+    listed = b" ".join(b"%032x" % number for number in range(100_000))
+    await rows.put("tenant", "scopes", listed if forged == "scopes" else b"scope")
+    await rows.put("scope", "stretches", listed)
+    await rows.put(f"{99_999:032x}", "stretches", listed)
     rows.asked = 0
     assert len(await originals.names("tenant")) == 4096
     assert rows.asked <= 257
