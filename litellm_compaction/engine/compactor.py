@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.conversation import focus_wanted, is_undone, usable
+from litellm_compaction.core.conversation import is_undone, usable
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
@@ -256,8 +256,6 @@ class Compactor:
                 return await self._decide_shortened(settled, messages, stored, reason="attached")
             return await self._decide(settled, stored)
 
-        if not measured.context.is_client_summary and not measured.context.goes_on:
-            measured = measured.with_focus(focus_wanted(measured.conversation, found))
         return await self._builder.without_misfits(measured, found, decided)
 
     async def bound(self, prompt_tokens: int, context: RequestContext) -> PreparedRequest:
@@ -433,8 +431,7 @@ class Compactor:
             prepared = foreseen.prepared
             if isinstance(prepared, CompactionNeeded):
                 # Its calls go the way that is known now.
-                measured = replace(prepared.measured, context=context)
-                prepared = replace(prepared, measured=measured.with_focus(prepared.measured.context.focus))
+                prepared = replace(prepared, measured=replace(prepared.measured, context=context))
             if (await self._measurer.window(context)).is_like(prepared.window):
                 return prepared
         return await self.prepare(request, context)

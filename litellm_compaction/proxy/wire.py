@@ -97,13 +97,6 @@ class Usage(NamedTuple):
     completion_tokens: int
 
 
-def sections_of_owners(metadata: Mapping[str, Any]) -> Iterator[object]:
-    """What the operator has written as `compaction` into the metadata of the key, and of its team; None for nothing."""
-    for owner in ("user_api_key_metadata", "user_api_key_team_metadata"):
-        written = metadata.get(owner)
-        yield written.get("compaction") if isinstance(written, Mapping) else None
-
-
 def decode(body: Mapping[str, Any]) -> Request | None:
     """The request in a chat completion's body; None if its shape is not ours to judge, so that it goes on unchanged."""
     messages = body.get("messages")
@@ -112,7 +105,8 @@ def decode(body: Mapping[str, Any]) -> Request | None:
     parsed: list[Message] = []
     for message in messages:
         plain = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
-        parsed.append(_parsed(plain if isinstance(plain, Mapping) else _as_said(plain)))
+        # A copy: what other callbacks change in place shows.
+        parsed.append(_parsed({**plain} if isinstance(plain, Mapping) else _as_said(plain)))
     tools = body.get("tools") or body.get("functions") or ()
     return Request(
         messages=tuple(parsed),
@@ -176,6 +170,11 @@ def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Reques
     return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body))
 
 
+def is_text(body: Mapping[str, Any]) -> bool:
+    """True for a text completion, which is never compacted."""
+    return "prompt" in body and not body.get("messages")
+
+
 def longest_ids(body: Mapping[str, Any]) -> int | None:
     """The tokens of a text completion's longest prompt of token ids; None for other prompts.
 
@@ -198,17 +197,6 @@ def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
     if any(isinstance(each, list) for each in prompt) or all(isinstance(each, str) for each in prompt):
         return [each if isinstance(each, list) else [each] for each in prompt]
     return [prompt]
-
-
-def with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Message]) -> dict[str, Any]:
-    """The prompt of a text completion with `sent` in place of the messages that `decode_prompt` made of it."""
-    prompt, texts = body["prompt"], [message.text for message in sent]
-    if not isinstance(prompt, list):
-        return {"prompt": "\n\n".join(texts)}
-    if len(request.messages) == len(prompt):
-        return {"prompt": texts}
-    (longest,) = request.messages
-    return {"prompt": [texts[-1] if text == longest.text else text for text in prompt]}
 
 
 def _parsed(plain: Mapping[str, Any]) -> Message:

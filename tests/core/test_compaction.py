@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -16,11 +15,10 @@ from litellm_compaction.core.compaction import (
     as_stubs,
     begins,
     behind,
-    mark_of,
     part_covered_by,
 )
 from litellm_compaction.core.continuation.text import open_think
-from litellm_compaction.core.conversation import focus_wanted, usable
+from litellm_compaction.core.conversation import usable
 from litellm_compaction.core.cut_points import legal_cuts
 from litellm_compaction.core.messages import Message, chain, normal_text, parse_message, system_prefix_length
 from tests.builders import (
@@ -160,16 +158,3 @@ def test_a_conversation_cut_short_has_no_compaction() -> None:
     assert not applicable(raw[:5], compaction)
     assert not applicable(raw[:3], compaction)
     assert not applicable([], compaction)
-
-
-def test_a_focus_is_wanted_until_a_record_of_its_round_is_made() -> None:
-    """Whichever messages that one covers; earlier rounds, and records written ahead, are not it."""
-    raw = chat(4)
-    first, second = covering(parsed(raw), 3), replace(covering(parsed(raw), 5), round=2)
-    mark = mark_of(second, focus="ports")
-    of = conversation(parsed(raw))
-    assert focus_wanted(of, [mark]) == focus_wanted(of, [mark, first]) == "ports"
-    assert focus_wanted(of, [mark, first, replace(second, ahead=True)]) == "ports"
-    assert focus_wanted(of, [mark, first, replace(covering(parsed(raw), 7), round=2)]) == ""
-    assert focus_wanted(of, [first, second]) == ""
-    assert focus_wanted(conversation(parsed([raw[0], user("Another."), *raw[2:]])), [mark]) == ""

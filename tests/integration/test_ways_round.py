@@ -215,10 +215,10 @@ def test_no_kind_of_call_but_a_chat_knows_where_a_guarded_server_is(bench: Bench
     assert {found[kind] for kind in ("aembedding", "arerank", "amoderation", "aspeech", "atranscription")} == {None}
 
 
-_MEMBERS = ("get_deployment", "get_model_list", "model_list", "context_window_fallbacks", "enable_pre_call_checks")
+_MEMBERS = ("get_deployment", "get_model_list", "context_window_fallbacks", "enable_pre_call_checks")
 # Without an entry point that takes their place.
 _REPLACED_BY = {
-    **dict.fromkeys(("get_deployment", "get_model_list", "model_list"), "registry"),
+    **dict.fromkeys(("get_deployment", "get_model_list"), "registry"),
     **dict.fromkeys(("context_window_fallbacks", "enable_pre_call_checks"), "settings"),
 }
 
@@ -240,7 +240,7 @@ class _Lacking:
 @pytest.mark.parametrize("bench", ["auto"], indirect=True, scope="module")
 def test_a_guard_that_cannot_stand_sends_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     """On any route a 503 that says what is missing, and none for a deployment that is left alone."""
-    gate = importlib.import_module("litellm_compaction").handler._gate
+    gate = importlib.import_module("litellm_compaction").handler.service.guard
     monkeypatch.setattr(gate, "seams", Seams())
     if lacks == "client=":
         monkeypatch.setenv(BYPASS_VARIABLE, "true")

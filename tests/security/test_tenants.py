@@ -16,8 +16,8 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.call import Call, Calls, ClientRequest
-from litellm_compaction.proxy.deployments import tenant_of
+from litellm_compaction.proxy.client import tenant_of
+from litellm_compaction.proxy.exchange import ClientRequest, Exchange, Exchanges
 from tests.integration.app import in_loop
 from tests.integration.bench import Bench
 from tests.integration.harness import CHAT
@@ -98,7 +98,7 @@ class _Logging:
 
 def test_what_is_remembered_ends_with_litellms_own_object() -> None:
     """A client that leaves before any hook hears of it costs no memory; a name that it chose finds nothing."""
-    calls, log = Calls(), _Logging()
+    calls, log = Exchanges(), _Logging()
     body = {"litellm_call_id": "t1", "litellm_logging_obj": log}
     call = calls.open(body, _call("alice"))
     assert calls.get(body) is call
@@ -107,11 +107,11 @@ def test_what_is_remembered_ends_with_litellms_own_object() -> None:
         named = {"litellm_call_id": "t1", "litellm_logging_obj": name}
         assert calls.get(named) is None
         calls.open(named, _call("bob"))
-        assert len(calls._calls) == 1
+        assert len(calls._own) == 1
     assert calls.logged({"litellm_call_id": "t1"}) is None
     del body, log
     gc.collect()
-    assert not calls._calls
+    assert not calls._own
 
 
 def _roles(body: Any) -> str:
@@ -314,7 +314,7 @@ def test_what_was_counted_for_another_tenant_is_counted_anew(office: Bench, liar
     assert alice != another
 
 
-def _call(tenant: str) -> Call:
+def _call(tenant: str) -> Exchange:
     request = Request(messages=())
     client = ClientRequest(received=request, original=request, group="g", tenant=tenant)
-    return Call(client, Attempts(summary_calls_left=1))
+    return Exchange(client, Attempts(summary_calls_left=1))

@@ -176,8 +176,6 @@ class GuardedTransport(ListTransport):
             else:
                 asked = replace(asked, request=found)
                 prepared = await self._compactor.guard(found, self._context)
-                if (sent := prepared.messages) is not None:
-                    body |= await off_loop_if(long, partial(wire.with_prompt, body, found, sent))
             upstream = HttpUpstream(self._inner, request, body, self._unsupported)
             # A chunk with nothing but the usage would be new to clients of completions.
             return await self._passed(upstream, prepared, asked, body, stream=False)

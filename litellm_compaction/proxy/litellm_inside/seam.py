@@ -58,7 +58,7 @@ class Seam(Enum):
     )
     END = "rooms that a proxy holds when it ends are held until they expire", f"{_PROXY}:proxy_shutdown_event()"
     REQUESTS = (
-        "routes that count or compact alone, compressed bodies and models with a slash are left to LiteLLM",
+        "routes that count or compact alone, compressed bodies and lists of models are left to LiteLLM",
         f"{_PROXY}:app.router.middleware_stack()",
     )
     PAGE = "the page and the routes of recall and records are missing", f"{_PROXY}:app"
@@ -68,16 +68,6 @@ class Seam(Enum):
     )
     KEY_HEADER = "the page finds no key under a header's own name", f"{_PROXY}:general_settings"
     MASTER_KEY = "what is stored is not encrypted, and the page remembers nobody", f"{_PROXY}:master_key"
-    WILDCARDS = (
-        "lists name no model behind a wildcard, and no window",
-        "proxy.auth.model_checks:get_known_models_from_wildcard()",
-    )
-    DOUBLES = "lists name models behind several wildcards twice", "proxy.auth.model_checks:_get_wildcard_models()"
-    MODEL_MAP = "lists show no window for models behind wildcards", ":model_cost"
-    MODEL_NAMES = (
-        "a name in other letters than the list's has no window there",
-        "utils:_invalidate_model_cost_lowercase_map()",
-    )
     DATABASE = "what stands before a `previous_response_id` is not looked for", f"{_PROXY}:prisma_client"
     KEPT_PROMPTS = (
         "a `previous_response_id` whose messages are not kept is answered without them",
