@@ -104,6 +104,17 @@ def test_linked_files_and_headings_exist(path: Path) -> None:
         assert not anchor or anchor in anchors_of(target.read_text(encoding="utf-8")), link
 
 
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "NOTICE"], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_paths_in_code_exist(path: Path) -> None:
+    """A file or folder that a page names in code is there, from the repository's root or the package's."""
+    text = path.read_text(encoding="utf-8")
+    code = re.findall(r"^```\w*\n(.*?)^```|`([^`\n]+)`", text, re.DOTALL | re.MULTILINE)
+    named = re.findall(r"(?<![\w/.:~@-])(?:[\w.-]+/)+[\w.-]*", "\n".join(map("".join, code)))
+    folders = {each.name for place in (ROOT, PACKAGE) for each in place.iterdir() if each.is_dir()}
+    mine = {name for name in named if name.split("/")[0] in folders and "FOLDER" not in name}
+    assert sorted(name for name in mine if not any((place / name).exists() for place in (ROOT, PACKAGE))) == []
+
+
 def test_every_line_that_warns_has_a_remedy() -> None:
     """Each event of the log, and each name with which a warning begins, stands in the page of troubles."""
     remedies = page("docs/troubleshooting.md")
