@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 import httpx
 
-from litellm_compaction.cli.running import running_up
+from litellm_compaction.cli.running import running_ups
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key, known_master_key
 from litellm_compaction.windows.lmstudio import server_root
@@ -61,8 +61,7 @@ def connect(client: str, model: str | None, base_url: str | None) -> int:
     if client not in CLIENTS:
         raise click.UsageError(f"{client!r} is none of {', '.join(CLIENTS)}")
     if base_url is None:
-        live = running_up(environ)
-        base_url = _DEFAULT_PROXY if live is None else live.base_url
+        base_url = next((each.base_url for each in running_ups(environ)), _DEFAULT_PROXY)
     root = server_root(base_url if "://" in base_url else f"http://{base_url}")
     place = _place(model, root, environ)
     table = filled(client, place)

@@ -1,4 +1,4 @@
-"""Tells a person's words in a user message from what their client wrote: notes, attached data, its own summarizing.
+"""Tells a person's words in a user message from what their client wrote: notes and attached data.
 
 Clients put files that they have read again, outputs of commands and reminders under the role `user`, often into the
 message with the person's words. They are known by their form, by what the client repeats (`recurring.py`), and by the
@@ -10,7 +10,6 @@ person's, so that it stays; it is quoted as the person's only without one.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ from litellm_compaction.core.messages import (
     user_message,
 )
 from litellm_compaction.core.prompts import FRAME_END
-from litellm_compaction.core.transcripts import rendered_in
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,19 +36,16 @@ else:
 
 Kind: TypeAlias = Literal["words", "doubted", "note", "data", "recurring"]
 
-_RULES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+RULES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     resources.files(__package__).joinpath("clients.toml").read_text(encoding="utf-8")
 )
 _ELEMENTS: Mapping[str, Kind] = {
-    name: "data" if kind == "data" else "note" for kind, names in _RULES["elements"].items() for name in names
+    name: "data" if kind == "data" else "note" for kind, names in RULES["elements"].items() for name in names
 }
-_OPENINGS: Mapping[str, Mapping[str, Any]] = _RULES["openings"]
-_SUMMARIES = tuple(_RULES["summaries"]["begins"])
+_OPENINGS: Mapping[str, Mapping[str, Any]] = RULES["openings"]
 # LiteLLM's form of a system message in mid-conversation (mid_conversation_system.py): a text part of its own, before
 # those of the system message.
-_LITELLMS_NOTE = "Operator note (not from the user)"
-# No client describes a turn in more.
-_MAX_HEADER_CHARS = 10_000
+LITELLMS_NOTE = "Operator note (not from the user)"
 # Those that say where they end stand after the person's words, too, if they cannot be mistaken.
 _INNER_OPENING = re.compile(
     "\n(?=" + "|".join(re.escape(text) for text, rule in _OPENINGS.items() if "--" in rule.get("to", "")) + ")"
@@ -139,46 +134,17 @@ def own_words(message: Message) -> str:
     return "\n".join(text[each.start : each.end].strip() for text, each in _found(message) if each.kind == "words")
 
 
+def last_words(message: Message) -> str:
+    """The last stretch that the person may have written; "" for none."""
+    return next(
+        (text[each.start : each.end].strip() for text, each in reversed([*_found(message)]) if _speaks(each)), ""
+    )
+
+
 def words_ratio(message: Message) -> float:
     """The share of a user message's characters that is not certainly a client's."""
     added_chars = sum(each.end - each.start for _, each in _found(message) if not _speaks(each))
     return 1 - added_chars / max(sum(map(len, texts_of(message))), 1)
-
-
-def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
-    """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
-
-    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
-    answers for something about a conversation that stands in one message is one, too.
-
-    Args:
-        messages: oldest first.
-        headers: by their names in lower case; a body's field in place of one counts.
-        has_tools: True if the model may call any.
-    """
-    if any(_says(rule, headers.get(name, "")) for name, rule in _RULES["headers"].items()):
-        return True
-    if not messages:
-        return False
-    if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
-        return True
-    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire, 2026-11-24).
-    newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(_LITELLMS_NOTE)))
-    last = next(newest, messages[-1])
-    words = [text[each.start : each.end].strip() for text, each in _found(last) if each.kind in ("words", "doubted")]
-    if last.role == "user" and words[-1:] != [] and words[-1].startswith(_SUMMARIES):
-        return True
-    return not has_tools and rendered_in(messages) is not None
-
-
-def _says(rule: Mapping[str, Any], value: str) -> bool:
-    if "member" not in rule:
-        return value in rule["values"]
-    try:
-        found = json.loads(value) if len(value) <= _MAX_HEADER_CHARS else None
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, Mapping) and found.get(rule["member"]) in rule["values"]
 
 
 def divided(message: Message) -> list[Message]:
@@ -529,24 +495,28 @@ def texts_of(message: Message) -> list[str]:
 def _divided(message: Message) -> list[list[Stretch]]:
     """The stretches of each text part of a message."""
     texts = texts_of(message)
-    if texts[:1] != [] and texts[0].startswith(_LITELLMS_NOTE):
-        return [[_as_note(each) for each in stretches(text)] for text in texts]
+    if texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE):
+        return [_all_clients(stretches(text), "note") for text in texts]
     found = [(_whole_result(text) if texts[1:] else []) or stretches(text, message.marks) for text in texts]
     if message.marks.is_behind or any(map(_whole_result, texts[:-1])):
         # Beside results a part that opens with what the client repeats is all the client's.
-        found = [[_as_recurring(each) for each in own] if own and own[0].kind == "recurring" else own for own in found]
-    wrapped = {(text, each) for text, own in zip(texts, found, strict=True) for each in own if _is_wrapped(text, each)}
-    others = ((text, each) for text, own in zip(texts, found, strict=True) for each in own if _speaks(each))
-    if not wrapped or not (message.marks.is_beside or any(each not in wrapped for each in others)):
+        found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
+    wrapped = [[_is_wrapped(text, each) for each in own] for text, own in zip(texts, found, strict=True)]
+    does_speak = any(
+        _speaks(each) and not is_one
+        for own, known in zip(found, wrapped, strict=True)
+        for each, is_one in zip(own, known, strict=True)
+    )
+    if not (message.marks.is_beside or does_speak):
         return found
     return [
-        [_as_note(each) if (text, each) in wrapped else each for each in own]
-        for text, own in zip(texts, found, strict=True)
+        [each._replace(kind="note") if is_one else each for each, is_one in zip(own, known, strict=True)]
+        for own, known in zip(found, wrapped, strict=True)
     ]
 
 
-def _as_recurring(stretch: Stretch) -> Stretch:
-    return stretch._replace(kind="recurring") if _speaks(stretch) else stretch
+def _all_clients(found: Iterable[Stretch], kind: Kind) -> list[Stretch]:
+    return [each._replace(kind=kind) if _speaks(each) else each for each in found]
 
 
 def _whole_result(text: str) -> list[Stretch]:
@@ -555,10 +525,6 @@ def _whole_result(text: str) -> list[Stretch]:
     if result is None or len(text) > _MAX_CHARS or _PERSONS_WORDS.search(text):
         return []
     return [Stretch("data", 0, len(text), result.end(), len(text))]
-
-
-def _as_note(stretch: Stretch) -> Stretch:
-    return stretch._replace(kind="note") if _speaks(stretch) else stretch
 
 
 def _speaks(stretch: Stretch) -> bool:

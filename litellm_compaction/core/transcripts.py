@@ -1,6 +1,7 @@
-"""Finds a conversation that is rendered into one message: a client asks for its summary, its title, its topic.
+"""Tells a client's own request about a conversation: for its summary, its title, its topic.
 
-Nothing of such a request is ours to summarize: its instruction stays, and the oldest rendered turns give way.
+A header or the beginning of its instruction says so (`clients.toml`), or the conversation is rendered into one message:
+then nothing of it is ours to summarize, its instruction stays, and the oldest rendered turns give way.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, with_text
+from litellm_compaction.core.stretches import LITELLMS_NOTE, RULES, last_words
+
+_SUMMARIES = tuple(RULES["summaries"]["begins"])
+# No client describes a turn in more.
+_MAX_HEADER_CHARS = 10_000
 
 _USER, _MODEL = "user", "model"
 # The names under which conversations are rendered, by side.
@@ -52,7 +58,7 @@ _END = re.compile(
     r"^[ \t]*(?:</[A-Za-z][^<>\n]{0,200}>|#{1,6} [^\n]*|[-=*_]{3,}|```|[\]}])[ \t]*$|\n[ \t]*(?=\n)", re.MULTILINE
 )
 _QUESTIONS = ("?", "？", "؟")
-_SHORT_CHARS = 300
+_SHORT_CHARS, _TELLING_CHARS = 300, 60
 _LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
 _MOST_TRIES = 3
 _MOST_CHARS, _MOST_OBJECTS, _HEAD_CHARS = 4_000_000, 5_000, 200
@@ -76,6 +82,41 @@ class _Head(NamedTuple):
     is_whole: bool = False
 
 
+def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *, has_tools: bool = False) -> bool:
+    """Returns True if a client asks for a summary of its own, with which it goes on in place of its history.
+
+    A quotation of such a request in mid-text is none, nor is one with an answer after it. A request without tools and
+    answers for something about a conversation that stands in one message is one, too.
+
+    Args:
+        messages: oldest first.
+        headers: by their names in lower case; a body's field in place of one counts.
+        has_tools: True if the model may call any.
+    """
+    if any(_says(rule, headers.get(name, "")) for name, rule in RULES["headers"].items()):
+        return True
+    if not messages:
+        return False
+    if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
+        return True
+    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire, 2026-11-24).
+    newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(LITELLMS_NOTE)))
+    last = next(newest, messages[-1])
+    if last.role == "user" and last_words(last).startswith(_SUMMARIES):
+        return True
+    return not has_tools and rendered_in(messages) is not None
+
+
+def _says(rule: Mapping[str, Any], value: str) -> bool:
+    if "member" not in rule:
+        return value in rule["values"]
+    try:
+        found = json.loads(value) if len(value) <= _MAX_HEADER_CHARS else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, Mapping) and found.get(rule["member"]) in rule["values"]
+
+
 def turns(text: str) -> list[Turn]:
     """The rendered turns of a text, oldest first; empty for less than a conversation.
 
@@ -85,13 +126,14 @@ def turns(text: str) -> list[Turn]:
 
 
 def _read(text: str) -> tuple[list[Turn], bool]:
-    """The rendered turns of a text, and if nothing but names tells who speaks."""
+    """The rendered turns of a text, and True if they may be anything that has names and colons."""
     for read in (_objects, _marks, _items, _labels, _names) if len(text) <= _MOST_CHARS else ():
         heads = read(text)
         if _is_talk(text, heads):
             starts = [head.start for head in heads]
             ends = [*starts[1:], heads[-1].end if heads[-1].is_whole else _last_end(text, heads[-1])]
-            return [Turn(start, end) for start, end in zip(starts, ends, strict=True)], read is _names
+            is_doubted = read is _names and not _is_dialogue(heads)
+            return [Turn(start, end) for start, end in zip(starts, ends, strict=True)], is_doubted
     return [], False
 
 
@@ -99,20 +141,19 @@ def rendered_in(messages: Sequence[Message]) -> int | None:
     """The index of the message into which a client has rendered a conversation; None for none.
 
     The request has no answer in it, and says hardly more than that one conversation and an instruction. A person who
-    pastes a chat and asks about it makes none: what they ask is a question, or is told from the turns by nothing but
-    names and blank lines.
+    pastes a chat and asks about it makes none: what they ask is a question, or several speakers have nothing but names.
     """
     if any(message.role not in ("system", "developer", "user") for message in messages):
         return None
     at = max(range(len(messages)), key=lambda index: len(messages[index].text), default=-1)
     text = messages[at].text if at >= 0 else ""
-    found, is_by_names = _read(text)
+    found, is_doubted = _read(text)
     if not found or 2 * (found[-1].end - found[0].start) < sum(len(message.text) for message in messages):
         return None
     above, below = text[: found[0].start].strip(), text[found[-1].end :].strip()
     if messages[at].is_system or _is_framed(above, below):
         return at
-    return None if is_by_names or _asks(above) or _asks(below) else at
+    return None if is_doubted or _asks(above) or _asks(below) else at
 
 
 def with_fewer_turns(message: Message, excess_tokens: int, count: Callable[[str], int]) -> Message:
@@ -180,6 +221,13 @@ def _is_talk(text: str, heads: Sequence[_Head]) -> bool:
     ends = [*(head.start for head in heads[1:]), len(text)]
     said = {" ".join(text[head.end : end].split()) for head, end in zip(heads, ends, strict=True)}
     return 2 * sum(" " in each or not each.isascii() for each in said) > len(heads)
+
+
+def _is_dialogue(heads: Sequence[_Head]) -> bool:
+    """Returns True for two who speak by turns, and say more than the values of a list."""
+    does_alternate = all(one.speaker != other.speaker for one, other in itertools.pairwise(heads))
+    said_chars = heads[-1].start - heads[0].start
+    return does_alternate and len({head.speaker for head in heads}) == 2 and said_chars >= _TELLING_CHARS * len(heads)
 
 
 def _labels(text: str) -> list[_Head]:

@@ -113,7 +113,6 @@ class Answers:
             self._compactor.replies.learn(context, prepared, **usage._asdict())
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failure("learn", error)
-        exchange.answered(context, prepared, usage.prompt_tokens, usage.completion_tokens)
 
     def failed(self, data: Mapping[str, Any], error: Exception) -> Refusal | None:
         """Learns from an overflow that came in spite of us, forgets the request, and words its error for clients.

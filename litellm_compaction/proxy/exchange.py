@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request, system_prefix_length
@@ -26,9 +26,7 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.engine.records import receipt_of
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.proxy.page.turns import Turn, Turns
-from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders
+from litellm_compaction.proxy.standards.orders import NO_ORDERS, Orders, Told
 from litellm_compaction.proxy.wish import NONE, Wish
 
 # Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
@@ -37,6 +35,7 @@ _served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction
 _MOST = 1024
 _DETAILS = "model_call_details"
 _HEADER = "x-litellm-compaction"
+OnRestarts: TypeAlias = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,6 @@ class ClientRequest:
         is_beside: its conversation goes on as if it had not asked.
         asks_for_usage: a usage chunk belongs in the stream.
         is_structured: the answer is a document, in which no notice may stand.
-        program: of the client, the first word of its user agent.
         orders: about its conversation's context, in its protocol's words.
         cleared_calls, cleared_tokens: of old tool results, by its order; `original` is without them.
         bases: the record that `original` begins with, as `core.portable.Unfolded` has it.
@@ -75,7 +73,6 @@ class ClientRequest:
     is_beside: bool = False
     asks_for_usage: bool = True
     is_structured: bool = False
-    program: str = ""
     orders: Orders = NO_ORDERS
     cleared_calls: int = 0
     cleared_tokens: int = 0
@@ -120,13 +117,12 @@ class Exchange:
         pins: the name or id under which the router finds each deployment, by the deployment's id.
         is_told: the request before it told of a compaction, so that this one does not again.
         is_read: its answer has reached the loop that carries it.
-        is_alone: its compaction is the answer.
+        alone: the whole answer, if no model is asked; None otherwise.
         refusal: our last one; None without any.
         foreseen: the outcome before its deployment was chosen, until it is.
         room: its hold on a shared context if the hooks carry it, until it ends.
         attempt: at the deployment that it went to last.
-        viewers: the page and the metrics; None without them.
-        turn: of the page's.
+        on_restarts: is told the group and the number of restarts of its answer if it had any.
     """
 
     client: ClientRequest
@@ -135,13 +131,12 @@ class Exchange:
     pins: dict[str, str] = field(default_factory=dict)
     is_told: bool = False
     is_read: bool = False
-    is_alone: bool = False
+    alone: Told | None = None
     refusal: CompactionError | None = None
     foreseen: Foreseen | None = None
     room: Reservation | None = None
     attempt: Attempt = field(default_factory=Attempt)
-    viewers: Viewers | None = None
-    turn: Turn | None = None
+    on_restarts: OnRestarts | None = None
 
     @property
     def may_pause(self) -> bool:
@@ -222,21 +217,12 @@ class Exchange:
             attempt.headers = {**attempt.headers, **quoted}
         if is_first or prepared.action == "compacted" or attempt.action == "none":
             attempt.action = prepared.action
-        if self.viewers is not None:
-            self.viewers.sent(self, context, prepared)
-
-    def answered(
-        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
-    ) -> None:
-        """Notes the server's count."""
-        if self.viewers is not None and self.viewers.turns is not None:
-            self.viewers.turns.answered(self.turn, prompt_tokens, completion_tokens)
 
     def ended(self, details: Mapping[str, Any]) -> None:
         """Notes how the answer ended, and the cost of restarts."""
         self.attempt.details = details
-        if self.viewers is not None and details["restarts"]:
-            self.viewers.restarted(self.client.group, details["restarts"])
+        if self.on_restarts is not None and details["restarts"]:
+            self.on_restarts(self.client.group, details["restarts"])
 
 
 def _in_headers(before_tokens: int, after_tokens: int, window_tokens: int, round_: int) -> dict[str, str]:
@@ -249,29 +235,11 @@ def _numbered(numbers: Mapping[str, int]) -> dict[str, str]:
     return {f"{_HEADER}-{name}": str(number) for name, number in numbers.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Viewers:
-    """Show requests on the page and in the metrics; `restarted` is told a group, and a number that is not 0."""
-
-    restarted: Callable[[str, int], None]
-    turns: Turns | None = None
-
-    def sent(self, exchange: Exchange, context: RequestContext, prepared: PreparedRequest) -> None:
-        """Never raises: an answer is worth more than its place on the page (P8)."""
-        if self.turns is None:
-            return
-        client = exchange.client
-        try:
-            exchange.turn = self.turns.sent(exchange.turn, client.original.messages, context, prepared, client.program)
-        except Exception as error:  # noqa: BLE001 - see above
-            log_failure("turns", error)
-
-
 class Exchanges:
     """The requests under way, each as long as LiteLLM's logging object of it lives."""
 
-    def __init__(self, viewers: Viewers | None = None) -> None:
-        self._viewers = viewers
+    def __init__(self, on_restarts: OnRestarts | None = None) -> None:
+        self._on_restarts = on_restarts
         self._own: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
         # By the object of the client's request, if LiteLLM calls the deployment with one of its own (generateContent).
         self._made: weakref.WeakKeyDictionary[object, Exchange] = weakref.WeakKeyDictionary()
@@ -296,7 +264,7 @@ class Exchanges:
 
     def open(self, body: Mapping[str, Any], exchange: Exchange) -> Exchange:
         """Remembers `exchange` as the request of a hook's `body`."""
-        exchange.viewers = self._viewers
+        exchange.on_restarts = self._on_restarts
         owner = _owner(body)
         if owner is None:
             return exchange

@@ -305,23 +305,11 @@ class Guard:
             return _as_received(exchange, kwargs)
         if client.bad_wish is not None:
             raise client.bad_wish
-        if await self._is_served(exchange, context):
+        if await self.standards.answers(exchange, context):
             return {**kwargs, **_NO_ANSWER}
         if carrier == "transport":
             return await self._carried(router, guard, exchange, context, kwargs, foreseen)
         return await self._bounded(guard.deployment, exchange, context, kwargs, foreseen, ids)
-
-    async def _is_served(self, exchange: Exchange, context: RequestContext) -> bool:
-        """Does what a client orders in its protocol's words; returns True if it wants nothing else of the model."""
-        orders = exchange.client.orders
-        if orders.count is not None:
-            orders.count(await self._compactor.count(exchange.client.original, context))
-        if orders.clear is not None:
-            await self.standards.clear(exchange, context, orders.clear)
-        if orders.count is not None:
-            return True
-        wants_it_alone = orders.compacts_only or orders.pauses
-        return wants_it_alone and await self.standards.is_compacted_alone(exchange, context)
 
     async def _bounded(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 from litellm_compaction.concurrency import is_long, off_loop_if
 from litellm_compaction.config import Settings
 from litellm_compaction.core.messages import Request, cleaned
-from litellm_compaction.core.stretches import is_client_summary as asks_for_summary
+from litellm_compaction.core.transcripts import is_client_summary as asks_for_summary
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy import wire
@@ -86,7 +86,6 @@ class Reader:
             is_beside=is_beside,
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
-            program=headers.get("user-agent", "").partition(" ")[0],
             orders=orders or NO_ORDERS,
             bases=bases,
         )

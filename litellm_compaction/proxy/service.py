@@ -15,14 +15,13 @@ from litellm_compaction.master_key import stretched
 from litellm_compaction.proxy.answers import Answers
 from litellm_compaction.proxy.deployments import DeploymentSelector
 from litellm_compaction.proxy.discovery import Discovery
-from litellm_compaction.proxy.exchange import Exchanges, Viewers
+from litellm_compaction.proxy.exchange import Exchanges
 from litellm_compaction.proxy.guard import Guard
 from litellm_compaction.proxy.litellm_inside.application import key_owner, proxy_secret, wrap_requests
 from litellm_compaction.proxy.litellm_inside.connections import proxy_redis
 from litellm_compaction.proxy.litellm_inside.router import current_router
 from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics, add_to_trace
-from litellm_compaction.proxy.page.turns import Turns
 from litellm_compaction.proxy.refusals import ToldOnce, log_failure
 from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.routes import serving
@@ -62,10 +61,8 @@ class Service:
             originals=self.originals,
             observers=(log_observer(logger), self._metrics.observe, add_to_trace, self._history),
         )
-        has_page = settings.page == "on"
-        self.live = LiveSettings(settings, store if has_page else None)
-        turns = Turns(self._history.add_turn, secret=secret) if has_page else None
-        self.exchanges = Exchanges(Viewers(self._metrics.restarted, turns))
+        self.live = LiveSettings(settings, store if settings.page == "on" else None)
+        self.exchanges = Exchanges(self._metrics.restarted)
         ToldOnce(self.exchanges.refusal).install()
         self.guards = DeploymentSelector(self.live, self.compactor.windows)
         standards = Standards(self.compactor, self.exchanges, Items(secret))
@@ -89,9 +86,7 @@ class Service:
         # At once: a client may ask as soon as the proxy listens.
         wrap_requests(
             lambda application: self._discovery.serving(application, current_router, key_owner),
-            lambda application: serving(
-                application, lambda name: self.guard.is_guarded(current_router(), name), key_owner
-            ),
+            lambda application: serving(application, lambda name: self.guard.is_guarded(current_router(), name)),
         )
         try:
             self._work = asyncio.get_running_loop().create_task(self._run())

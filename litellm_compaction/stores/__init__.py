@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.master_key import Box, Seal
+from litellm_compaction.master_key import Box
 from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
 from litellm_compaction.stores.originals import Covered, Originals, Stretch
 from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
@@ -137,7 +137,7 @@ def open_board(
         kept = store.rows.durable if isinstance(store.rows, SteadyRows) else store.rows
         assert isinstance(kept, RedisRows), "the store of this URL"  # noqa: S101
         notes = RedisRows(kept.server, prefix=f"{kept.prefix}:board", ttl_s=_BOARD_TTL_S, ends_server=False)
-        return Board(notes, Seal(secret, b"notes"))
+        return Board(notes, Box(secret, b"notes"))
     try:
         path = sqlite_path(url, environ)
     except ConfigError:

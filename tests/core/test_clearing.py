@@ -115,31 +115,6 @@ def results(messages: tuple[Message, ...]) -> list[str]:
     return [message.text for message in messages if message.role == "tool"]
 
 
-@pytest.mark.parametrize(
-    ("order", "gone"),
-    [
-        (ClearOrder(above_calls=3, keep=1), "abc"),
-        (ClearOrder(above_calls=4, keep=1), ""),
-        (ClearOrder(above_tokens=99, keep=2), "ab"),
-        (ClearOrder(above_tokens=100, keep=2), ""),
-        (ClearOrder(above_calls=1, keep=0), "abcd"),
-        (ClearOrder(above_calls=1, keep=9), ""),
-        (ClearOrder(above_calls=1), "a"),
-        (ClearOrder(keep=1), "abc"),
-        (ClearOrder(above_calls=1, keep=1, excluded=frozenset({"tool_b"})), "ac"),
-    ],
-)
-def test_the_oldest_results_go(order: ClearOrder, gone: str) -> None:
-    """When the conversation is as large as the order says, all but the newest and those of excluded tools."""
-    found = cleared(parsed(RAW), order, 100)
-    assert [name for name, text in zip("abcd", results(found.messages), strict=True) if "Result" not in text] == [*gone]
-    assert found.calls == len(gone)
-    assert [message.call_id for message in found.messages] == [message.call_id for message in parsed(RAW)]
-    assert cleared(parsed(RAW[:3]), ClearOrder(keep=0), 100).calls == 1
-    # What is cleared stays so, and is not counted again.
-    assert cleared(found.messages, order, 100).calls == 0
-
-
 @pytest.mark.parametrize(("inputs", "kept"), [(False, "abcd"), (True, "cd"), (frozenset({"tool_b"}), "acd")])
 def test_arguments_go_only_if_that_is_ordered(inputs: bool | frozenset[str], kept: str) -> None:
     """Of all tools, or of those named."""

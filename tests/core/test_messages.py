@@ -197,18 +197,3 @@ def _as_a_client_returns_it(raw: JsonDict) -> JsonDict:
 
 
 # ------------------------------------------------------------------ arguments
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ('{"path": "a\\nb", "n": 3, "list": ["é"]}', 'path: a\nb, n: 3, list: ["é"]'),
-        ("{}", ""),
-        ("", ""),
-        ("{broken", "{broken"),
-        ('"text"', '"text"'),
-    ],
-)
-def test_arguments_read_as_they_mean(arguments: str, shown: str) -> None:
-    """A JSON object is shown as keys and values without escapes; anything else as it stands."""
-    assert render_arguments(arguments) == shown

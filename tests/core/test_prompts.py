@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.excerpts import about, excerpt
-from litellm_compaction.core.messages import START_NOTICE, parse_message
 from litellm_compaction.core.prompts import (
     FRAME_BEGIN,
     FRAME_END,
@@ -15,20 +14,15 @@ from litellm_compaction.core.prompts import (
     frame,
     is_refusal,
     read_summary,
-    render_message,
     transcript_parts,
 )
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,
-    assistant,
-    calls,
     count,
-    image,
     parsed,
     raw_conversations,
     texts,
-    user,
 )
 
 
@@ -62,24 +56,6 @@ def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
 
 
 # ------------------------------------------------------------------ rendering
-
-
-@pytest.mark.parametrize(
-    ("raw", "shown"),
-    [
-        (user("hi\n"), "USER:\nhi"),
-        ({"role": "developer", "content": "d"}, "DEVELOPER:\nd"),
-        (assistant(f"{START_NOTICE}\n\nok"), "ASSISTANT:\nok"),
-        (assistant(""), "ASSISTANT:\n"),
-        ({**assistant("ok"), "reasoning_content": "secret thoughts"}, "ASSISTANT:\nok"),
-        (calls("1"), "ASSISTANT CALLED run(cmd: ls)"),
-        (calls("1", content="I look."), "ASSISTANT:\nI look.\nASSISTANT CALLED run(cmd: ls)"),
-        ({"role": "user", "content": [{"type": "text", "text": "see"}, image()]}, "USER:\nsee\n[image_url attached]"),
-    ],
-)
-def test_messages_are_rendered_as_text(raw: JsonDict, shown: str) -> None:
-    """Calls as the calls they were, images by name, no reasoning and no notices."""
-    assert render_message(parse_message(raw)) == shown
 
 
 # ------------------------------------------------------------------ transcripts

@@ -182,23 +182,6 @@ def test_notes_stand_for_what_they_replace(notes: list[JsonDict]) -> None:
     assert wishes.summary == "\n".join(["S", *(note["content"] for note in notes)])
 
 
-@pytest.mark.parametrize(
-    ("answer", "wishes"),
-    [
-        ('{"drop": [2, "3-4"], "shorten": [{"n": 6, "text": "And', Wishes(dropped=frozenset({1, 2, 3}))),
-        ('```json\n{"drop": [2, 5, 6', Wishes(dropped=frozenset({1, 2, 3, 4}))),
-        (
-            '{"drop": [5], "summary": "It was \\"read\\" {by',
-            Wishes(dropped=frozenset({4}), summary='It was "read" {by'),
-        ),
-        ('{"summary": "S", "drop": [5], "shorten": {"6": "And now the tests", "7": "Th', None),
-    ],
-)
-def test_a_plan_that_was_cut_is_read_as_far_as_it_goes(answer: str, wishes: Wishes | None) -> None:
-    """A number or a text that the cut may have shortened does not count; of a summary the beginning does."""
-    assert read(answer) == (wishes or Wishes(dropped=frozenset({4}), shortened={5: 17}, summary="S"))
-
-
 def test_a_conversation_that_was_cut_says_nothing_of_what_would_follow() -> None:
     """What stands after the last whole message stays; after a whole list only the summary is missing."""
     whole = json.dumps({"prunedConversation": full(), "summary": "S and more"})

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from litellm_compaction.core.rounds import NO_RESPONSE, cleaned_history
-from litellm_compaction.core.strategies import STRATEGIES, Strategy
+from litellm_compaction.core.rounds import cleaned_history
+from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     JsonDict,
-    assistant,
     calls,
     parsed,
     raw_conversations,
@@ -25,17 +24,6 @@ def test_a_whole_history_only_gains_its_last_word(raw: list[JsonDict]) -> None:
     shown = cleaned_history(messages)
     assert shown[: len(messages)] == messages
     assert len(shown) - len(messages) == (raw[-1]["role"] == "tool")
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES.values())
-def test_no_summariser_gets_a_call_without_a_result(strategy: Strategy) -> None:
-    """The filler of the original hand-off stands for a result that never came, by every strategy."""
-    raw = [user("u"), calls("a", "b"), result("b", "x"), assistant("so"), calls("c"), user("v")]
-    shown = strategy.history(parsed(raw))
-    assert [message.call_id for message in shown if message.role == "tool"] == ["b", "a", "c"]
-    assert [message.text for message in shown if message.text == NO_RESPONSE] == [NO_RESPONSE] * 2
-    whole = parsed([user("u"), calls("a"), result("a", "x"), assistant("so")])
-    assert all(new is old for new, old in zip(strategy.history(whole), whole, strict=True))
 
 
 @pytest.mark.parametrize(("name", "last"), [("handoff", "assistant"), ("summary", "tool")])

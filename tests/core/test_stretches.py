@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, apply, as_stubs
-from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
 from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.ledger import WORDS_HEAD, ledger
-from litellm_compaction.core.messages import chain, parse_message
+from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.prompts import FRAME_END
-from litellm_compaction.core.stretches import data_of, divided, is_client_summary, own_words, stretches, without_data
-from tests.builders import assistant, calls, count, image, parsed, result, size, system, user
+from litellm_compaction.core.stretches import data_of, divided, own_words, stretches, without_data
+from litellm_compaction.core.transcripts import is_client_summary
+from tests.builders import assistant, count, parsed, user
 
 BODY = "\n".join(f"line {n} of the file" for n in range(40))
 ASKED = "Make the parser pass."
@@ -127,42 +126,6 @@ def test_stretches_are_in_order_and_shortening_is_stable(pieces: list[str]) -> N
 
 
 # ------------------------------------------------------------------ in a conversation
-
-
-def _talk() -> list[Any]:
-    request = {"role": "user", "content": [{"type": "text", "text": READ}, {"type": "text", "text": ASKED}, image()]}
-    return [system(), request, calls("1"), result("1", "a\n" * 100), calls("2", name="look"), result("2", "b\n" * 100)]
-
-
-def test_a_record_keeps_a_request_without_its_data() -> None:
-    """And the floor counts it so, but only where it may be covered."""
-    messages = parsed(_talk())
-    sizes = tuple(map(size, messages))
-    weighed = Conversation(
-        messages=messages,
-        sizes=sizes,
-        words_sizes=words_sizes(messages, sizes, count),
-        fixed_tokens=0,
-        count_text=count,
-        hashes=chain(messages),
-    )
-    assert weighed.floor_tokens < sum(sizes[index] for index in (0, 1, 4, 5)) + RECORD_TOKENS - count(BODY) // 2
-    compaction = Compaction(
-        covered_messages=3,
-        covered_hash=weighed.hashes[3],
-        pinned=(0,),
-        shown=as_stubs((0,)),
-        round=1,
-        segments=(),
-        ledger="- a",
-        level="truncate",
-    )
-    sent = apply(messages, compaction)
-    assert "line 20" not in sent[1].text
-    assert ASKED in sent[1].text
-    open_only = parsed(_talk()[:2])
-    alone = Conversation(messages=open_only, sizes=sizes[:2], fixed_tokens=0, count_text=count, hashes=chain(open_only))
-    assert alone.floor_tokens == sum(sizes[:2])
 
 
 # ------------------------------------------------------------------ a client's own summary

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from litellm_compaction.core.stretches import is_client_summary
-from litellm_compaction.core.transcripts import rendered_in, turns, with_fewer_turns
+from litellm_compaction.core.transcripts import is_client_summary, rendered_in, turns, with_fewer_turns
 from tests.builders import JsonDict, assistant, count, parsed, system, user
 
 FIRST, LAST = "first of all 17", "last of all 17"

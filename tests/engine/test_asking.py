@@ -58,15 +58,3 @@ async def test_nothing_is_asked_twice() -> None:
             await engine.guard(conversation(3400), WINDOW, measure=server, attempts=attempts)
     told = [request.messages for request in server.requests]
     assert len(told) == len(set(map(str, told))) <= 3
-
-
-async def test_a_question_takes_room_in_a_shared_context() -> None:
-    """Beside a running answer that fills the context it is not asked: it would end both."""
-    server, engine = Server(), bench()
-    talk = conversation(1900)
-    busy = engine.compactor.room(engine.context(WINDOW, admission="pool", admission_timeout_s=0.1))
-    running = await engine.guard([{"role": "user", "content": "hello"}], WINDOW, admission="pool")
-    await busy.acquire(running, WINDOW - 200, is_watched=False)
-    await engine.guard(talk, WINDOW, measure=server, asked_tokens=2000, admission="pool", admission_timeout_s=0.1)
-    assert server.asked == []
-    busy.release()

@@ -10,17 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.errors import DoesNotFit, SummaryFailed, WindowUnknown
+from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from tests.builders import (
     JsonDict,
     as_bytes,
     assistant,
-    calls,
     chat,
     parsed,
     raw_conversations,
-    result,
-    system,
     user,
 )
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
@@ -66,25 +63,6 @@ async def test_a_broken_store_hurts_no_request() -> None:
 # ------------------------------------------------------------------ too large
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        [*LONG, assistant("ok"), user(BIG)],
-        [*LONG, calls("1", name="read_file"), result("1", BIG)],
-        [system(BIG), *LONG[1:]],
-    ],
-)
-async def test_what_cannot_fit_is_refused_before_anybody_is_asked(raw: list[JsonDict]) -> None:
-    """P1: an itemised error, no model call, nothing stored, one event."""
-    bench = Bench()
-    with pytest.raises(DoesNotFit, match="served with a context length of at least") as raised:
-        await bench.guard(raw)
-    assert raised.value.window_tokens == 8192
-    assert raised.value.needed_tokens > 8192
-    assert (bench.ask.prompts, bench.store.kept, bench.outcomes) == ([], [], ["refused"])
-    assert bench.last.tokens_after > 8192
-
-
 @pytest.mark.parametrize("history", [LONG[:-1], []])
 async def test_an_excerpt_is_told(history: list[JsonDict]) -> None:
     """P8: one event, with the prompt as it came, so that nobody takes the excerpt for the whole."""
@@ -96,12 +74,6 @@ async def test_an_excerpt_is_told(history: list[JsonDict]) -> None:
     assert len(bench.events) == 1
     assert (bench.last.tokens_before, bench.last.tokens_after) == (prepared.tokens_before, prepared.count.tokens)
     assert bench.last.outcome in ("compacted", "fallback")
-
-
-async def test_an_unknown_window_is_an_error() -> None:
-    """There is no default: a guess would let the server cut."""
-    with pytest.raises(WindowUnknown, match="test-model"):
-        await Bench().guard(LONG, None)
 
 
 # ------------------------------------------------------------------ observe

@@ -12,7 +12,7 @@ from litellm_compaction.core.messages import ToolCall
 from litellm_compaction.engine import MOST_LOOKUPS, RECALL, PreparedRequest
 from litellm_compaction.stores import Originals
 from litellm_compaction.stores.rows import MemoryRows
-from tests.builders import JsonDict, assistant, chat, user
+from tests.builders import JsonDict, assistant, chat
 from tests.engine.bench import Bench
 
 TOOL: JsonDict = {"type": "function", "function": {"name": "read_file", "parameters": {}}}
@@ -92,19 +92,6 @@ async def test_others_do_not(changes: dict[str, Any]) -> None:
     """If nothing is kept, if a call could reach the client, or if the client has such a tool itself."""
     prepared = await Scene().sent(LONG, **changes)
     assert (prepared.action, prepared.tools, prepared.recallable) == ("compacted", None, None)
-
-
-async def test_a_model_whose_query_is_too_long_is_told_what_to_change(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is searched, and nothing has failed."""
-    scene = Scene()
-    asked = [*LONG, user("What does the bird answer to?")]
-    await scene.look_up(await scene.sent(asked), json.dumps({"query": "bird " * 81}), json.dumps({"query": "bird"}))
-    *_, refused, found = shown(await scene.sent(asked))
-    assert refused == (
-        "The query has 405 characters, and at most 400 are searched: ask with a few words, an id or a handle."
-    )
-    assert FACT in found
-    assert "recall_failed" not in caplog.text
 
 
 @pytest.mark.parametrize(

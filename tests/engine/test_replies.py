@@ -10,7 +10,6 @@ from typing import Literal
 
 import pytest
 
-from litellm_compaction.errors import Overflow
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.builders import JsonDict, assistant, calls, chat, prose, result, system, tools, user
 from tests.engine.bench import Bench
@@ -106,18 +105,6 @@ async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:
         bench.compactor.replies.learn(context, prepared, prompt_tokens=told, completion_tokens=5)
     assert bench.outcomes == ["prompt_far_below_count"]
     assert prepared.count.low <= told <= prepared.count.high
-
-
-async def test_an_overflow_is_no_prompts_number() -> None:
-    """It may have a part of the answer in it: it is no base for the same conversation, compacted or not."""
-    bench = Bench(counter=TokenCounter())
-    raw = chat(8, words=150)
-    prepared = await bench.guard(raw, 100_000)
-    told = round(prepared.count.own.tokens * 1.4)
-    bench.compactor.replies.learn_overflow(bench.context(100_000), prepared, Overflow(told, None))
-    again = await bench.guard(raw, 100_000)
-    assert again.count.told is None
-    assert again.count.likely >= told
 
 
 def talk(tokens: int) -> list[JsonDict]:

@@ -129,16 +129,12 @@ _WORDS = "some words of a text "
 
 
 @pytest.mark.parametrize("said", ["exceeded ", "context size has been ", "成 exceeded", "x"])
-def test_an_error_is_compared_with_few_places_of_what_the_client_said(
-    said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_compared_quickly_with_what_the_client_said(said: str) -> None:
     """Whether a server quotes its client: taking 50 MB apart for that would hold everybody up."""
-    taken: list[int] = []
-    words = errors._words
-    monkeypatch.setattr(errors, "_words", lambda text: (taken.append(len(text)), words(text))[1])
     overflow = "the context size has been exceeded"
-    errors.overflow_from_text(overflow, said * 1_000_000)
-    assert sum(taken) < 500_000
+    begun_s = time.process_time()
+    assert errors.overflow_from_text(overflow, said * 1_000_000) is not None
+    assert time.process_time() - begun_s < 5
     for text in (overflow.upper(), overflow.replace(" ", '\\" - \\"'), f"{'exceeded ' * 99}{overflow}"):
         assert errors.overflow_from_text(overflow, f"{'x ' * 9999}{text}{' y' * 9999}") is None
     assert errors.overflow_from_text(overflow, f"{'x ' * 9999} the size has been exceeded") is not None

@@ -8,29 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from litellm_compaction.core import secrets
-from litellm_compaction.core.ledger import ledger
-from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import MARKER, redactor
 from litellm_compaction.engine import build
 from litellm_compaction.errors import SummaryFailed
 from tests.builders import tool_round
-from tests.core.test_secrets import SECRETS
 from tests.engine.bench import Bench, FakeAsk
 from tests.engine.test_compactor import LONG
-
-
-@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
-def test_no_secret_enters_a_ledger(role: str) -> None:
-    """Whoever said it, also where it is longer than a ledger's line."""
-    texts = [text for text, _ in SECRETS] + [f"value {number} in src/a{number}.py" for number in range(40)]
-    messages = [parse_message({"role": role, "content": text}) for text in texts]
-
-    def tokens(text: str) -> int:
-        return len(text) // 4
-
-    found = ledger(messages, budget_tokens=4000, count=tokens)
-    assert "src/a1.py" in found
-    assert [secret for _, secret in SECRETS if secret in found] == []
 
 
 @pytest.mark.parametrize("looked", ["where it is made", "before it is kept"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.compaction import compaction_id
-from litellm_compaction.master_key import Seal
+from litellm_compaction.master_key import Box
 from litellm_compaction.stores import Board, Store, open_store
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows
 from litellm_compaction.stores.store import encode
@@ -52,7 +52,7 @@ async def store(url: str) -> AsyncIterator[RedisStore]:
 
 
 def _board(store: RedisStore, secret: str | None = SECRET) -> Board:
-    return Board(RedisRows(store.server, prefix="compaction:board", ttl_s=120), Seal(lambda: secret, b"notes"))
+    return Board(RedisRows(store.server, prefix="compaction:board", ttl_s=120), Box(lambda: secret, b"notes"))
 
 
 async def _write(store: RedisStore, body: bytes | str, key: str = _TOPIC) -> None:

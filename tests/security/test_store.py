@@ -168,8 +168,7 @@ async def test_whatever_a_store_raises_the_memory_takes_over(
         await store.put_fact("scope", "key", "text")
         assert await store.get_fact("scope", "key") == "text"
         await store.add_event(1e12, "{}")
-        await store.add_turn(1e12, "{}")
-        assert await store.turns() == ["{}"]
+        assert [event.text for event in await store.events()] == ["{}"]
         assert len(await store.compactions()) == 1
     assert SECRET not in caplog.text
     guarded = await EngineBench(store=broken).guard(LONG)

@@ -315,11 +315,6 @@ class Listener(Protocol):
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Something goes out."""
 
-    def answered(
-        self, context: RequestContext, prepared: PreparedRequest, prompt_tokens: int, completion_tokens: int
-    ) -> None:
-        """The server has counted the prompt and its answer."""
-
     def refused(self, error: CompactionError) -> None:
         """It cannot be sent."""
 

@@ -124,23 +124,6 @@ async def test_a_client_that_leaves_while_it_is_let_in_gives_all_back(fleet: Fle
     assert not fleet.admissions[0]._pools
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "is_same"),
-    [
-        ("http://localhost:1234/v1 qwen", "http://127.0.0.1:1234 qwen", True),
-        ("http://GPU.lan:1234/v1/ qwen", "http://gpu.lan:1234/v1 qwen", True),
-        ("http://[::1]:1234 qwen", "http://localhost:1234/v1 qwen", True),
-        ("http://localhost:1234/v1 qwen", "http://localhost:1235/v1 qwen", False),
-        ("http://gpu.lan/v1 qwen", "https://gpu.lan/v1 qwen", False),
-        ("http://gpu.lan/a/v1 qwen", "http://gpu.lan/b/v1 qwen", False),
-        ("None qwen", "http://gpu.lan qwen", False),
-    ],
-)
-def test_one_server_has_one_name(one: str, other: str, is_same: bool) -> None:
-    """However its address is written, and no other has it, also where an address is none."""
-    assert (shared_name(one) == shared_name(other)) is is_same
-
-
 def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes on several machines may share a store, and no server that they name so."""
     names: list[set[str]] = [set(), set()]

@@ -85,7 +85,4 @@ async def test_an_answer_is_whole_without_an_item_that_cannot_be_made() -> None:
     client = ClientRequest(received=request, original=request, group="small", orders=Orders(wants_item=True))
     call = Exchange(client, Attempts(3))
     call.attempt.prepared = replace(await bench.guard(RAW, 8192), compaction=COMPACTION)
-    assert await standards.item(call) is None
-    block = await standards.block(call)
-    assert block is not None
-    assert block.block is None
+    assert (await standards.told(call)).text == ""
