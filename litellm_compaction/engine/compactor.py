@@ -554,7 +554,7 @@ class Compactor:
 
         The planner's number is an estimate; the server may have counted all of it but the newest messages.
         """
-        if measured.budget.is_wanted:
+        if measured.context.is_wanted:
             return None
         found = await off_loop_if(bool(stored) and measured.is_long, lambda: usable(measured.conversation, stored))
         if found and not found[0].provisional:
