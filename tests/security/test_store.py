@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.recall import Lookup
+from litellm_compaction.recall.lookup import Lookup
 from litellm_compaction.stores import Originals, open_store
 from litellm_compaction.stores.rows import MemoryRows, Row
 from litellm_compaction.stores.store import decode
