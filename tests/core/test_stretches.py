@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.clearing import edited, stubs
+from litellm_compaction.core.clearing import data_of, edited, stubs, without_data
 from litellm_compaction.core.compaction import Compaction, apply, as_stubs
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
 from litellm_compaction.core.cut_points import request_text
@@ -18,7 +18,7 @@ from litellm_compaction.core.ledger import WORDS_HEAD, ledger
 from litellm_compaction.core.messages import chain, parse_message
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.refusal import with_less_data
-from litellm_compaction.core.stretches import data_of, divided, own_words, stretches, without_data
+from litellm_compaction.core.stretches import divided, own_words, stretches
 from litellm_compaction.core.transcripts import is_client_summary
 from tests.builders import assistant, budget, calls, count, image, parsed, result, size, system, user
 
