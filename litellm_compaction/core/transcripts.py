@@ -60,7 +60,8 @@ _QUESTIONS = ("?", "？", "؟")
 _SHORT_CHARS, _TELLING_CHARS = 300, 60
 _LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
 _MOST_TRIES = 3
-_MOST_CHARS, _MOST_OBJECTS = 4_000_000, 5_000
+# More takes seconds to read: some 250,000 tokens.
+_MOST_CHARS, _MOST_OBJECTS = 1_000_000, 5_000
 _LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
 _MARK_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
@@ -239,12 +240,10 @@ def _labels(text: str) -> list[_Head]:
     forms: defaultdict[str, list[_Head]] = defaultdict(list)
     for line in _LINE.finditer(text):
         for word in _WORD.finditer(text, line.start(), line.end()):
-            before = text[line.start() : word.start()]
             speaker = word[0].casefold()
-            behind = _BEHIND.match(text, word.end()) if speaker in _SPEAKERS and _BEFORE.match(before) else None
-            if behind is not None:
-                form = _WORDS.sub("a", before).strip()
-                forms[form].append(_Head(line.start(), behind.end(), speaker))
+            behind = _BEHIND.match(text, word.end()) if speaker in _SPEAKERS else None
+            if behind is not None and _BEFORE.match(before := text[line.start() : word.start()]):
+                forms[_WORDS.sub("a", before).strip()].append(_Head(line.start(), behind.end(), speaker))
                 break
     both = [heads for heads in forms.values() if len({_SPEAKERS[head.speaker] for head in heads}) > 1]
     return max(both, key=len, default=[])
