@@ -46,6 +46,7 @@ _MARK = re.compile(
     r"<\|(?:im_start\|>|start_header_id\|>)?(\w+)|<start_of_turn>(\w+)|\[(/?INST)\]"
     r"|\{['\"](?:role|from|author|speaker|sender|type)['\"]: ?['\"](\w+)|\(['\"](\w+)['\"], |\b(\w{2,12})Message\("
 )
+_INSTRUCTIONS = {"inst": _USER, "/inst": _MODEL}
 _MARK_END = re.compile(r"<\|(?:im_end|eot_id|end)\|>|<end_of_turn>|</s>")
 _ROLE_KEYS = ("role", "from", "author", "speaker", "sender", "type")
 _CONTENT_KEYS = frozenset(("content", "text", "value", "parts", "message", "data", "body"))
@@ -99,7 +100,7 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *
         return False
     if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
         return True
-    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire, 2026-11-24).
+    # Claude Code sends a reminder as a system message after its instruction.
     newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(LITELLMS_NOTE)))
     last = next(newest, messages[-1])
     if last.role == "user" and last_words(last).startswith(_SUMMARIES):
@@ -258,9 +259,12 @@ def _names(text: str) -> list[_Head]:
 
 def _marks(text: str) -> list[_Head]:
     """Turns by what no prose has: in Llama's older markup what the user says stands in `[INST]`."""
-    found = ((each, each[each.lastindex or 0].casefold()) for each in _MARK.finditer(text))
-    names = {**dict(zip(_SPEAKERS, _SPEAKERS, strict=True)), "inst": _USER, "/inst": _MODEL}
-    heads = [_Head(each.start(), each.end(), names[name]) for each, name in found if name in names]
+    heads: list[_Head] = []
+    for each in _MARK.finditer(text):
+        named = each[each.lastindex or 0].casefold()
+        speaker = _INSTRUCTIONS.get(named, named)
+        if speaker in _SPEAKERS:
+            heads.append(_Head(each.start(), each.end(), speaker))
     # A program has several lists, a conversation is one.
     lists = sum(text[head.start - 1 : head.start + 1] in ("[{", "[(") for head in heads if head.start)
     return heads if lists <= 1 else []
