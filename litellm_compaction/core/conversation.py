@@ -238,13 +238,6 @@ def is_undone(conversation: Conversation, stored: Iterable[Compaction]) -> bool:
     return any(said <= each.undone_messages and _is_of(conversation, each) for each in stored)
 
 
-def focus_wanted(conversation: Conversation, stored: Sequence[Compaction]) -> str:
-    """Returns the topic with which the owner wants a record made anew; "" if none, or as soon as it is made."""
-    newest = max((each.round for each in stored if not each.is_mark and not each.ahead), default=0)
-    marks = (each for each in stored if each.focus and each.round > newest and _is_of(conversation, each))
-    return next((mark.focus for mark in marks), "")
-
-
 def _is_of(conversation: Conversation, compaction: Compaction) -> bool:
     """Returns True if the messages that a compaction covers are the first ones of a conversation."""
     covered, hashes = compaction.covered_messages, conversation.hashes

@@ -63,23 +63,27 @@ _JSON_OPENS = re.compile(r'\A(?:[^\n{]{0,200}\n\s*)?(?:```[\w-]*\s*)?\{\s*"')
 _JSON_SUMMARY = re.compile(r'"summary"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]))*)')
 # Models break lines inside strings.
 _JSON = json.JSONDecoder(strict=False)
-# Markers that a chat template or our own frame would read as structure (Llama, ChatML, Gemma, Mistral, harmony); then
-# those of EXAONE, MiniMax, GLM, Seed-OSS, Nemotron and tekken, Baichuan, InternLM, Ling, LongCat (their model cards and
-# tokenizer_config.json, 2026-11), which are no families with a vocabulary here.
-_CONTROL = regex.compile(
-    r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>|<｜|\[/?INST\]|\[/?SYSTEM_PROMPT\]'
-    r"|\[/?(?:AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]|<</?SYS>>"
-    r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tools|tool_call|tool_response|think(?:ing)?)>"
-    r"|\[(?:BEGIN|END) RECORD OF EARLIER"
-    r"|\[\|(?=\w)|\]~!?b\[?|\[e~\[|\[[gs]?MASK\]|<[es]op>|</?seed:|<(?:SPECIAL|reserved)_\d|\[UNUSED_TOKEN_\d"
-    r"|</?role>|</?longcat_"
-    # What to fill in (StarCoder, Code Llama), images (Gemma 3, LLaVA, InternVL, Pixtral), Falcon's and Skywork's roles.
-    r"|<(?:fim_(?:prefix|middle|suffix|pad)|PRE|SUF|MID|EOT)>|</?(?:(?:start_of_|end_of_)?image|image_soft_token|img)>"
-    r"|\[IMG(?:_BREAK|_END)?\]|>>(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<"
-    r"|\[(?:USER|BOT)\]"
-    # The lines between which a pruning model is shown its data.
+# Markers that a chat template or our own frame would read as structure, by the models whose model cards, chat templates
+# or tokenizer_config.json have them.
+_MARKERS = {
+    "ChatML, Llama 3 and 4, Phi, harmony, Granite, Kimi, Hunyuan": r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>',
+    "DeepSeek": r"<｜",
+    "Llama 2, Mistral": r"\[/?INST\]|<</?SYS>>|\[/?(?:SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS"
+    r"|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]",
+    "Gemma, Llama 2, Qwen": r"</?(?:start_of_turn|end_of_turn|bos|eos|s|tools|tool_call|tool_response|think(?:ing)?)>",
+    "EXAONE, MiniMax": r"\[\|(?=\w)|\]~!?b\[?|\[e~\[",
+    "GLM": r"\[[gs]?MASK\]|<[es]op>",
+    "Seed-OSS, Nemotron and tekken, Baichuan, InternLM": r"</?seed:|<(?:SPECIAL|reserved)_\d|\[UNUSED_TOKEN_\d",
+    "Ling, LongCat": r"</?role>|</?longcat_",
+    "StarCoder, Code Llama: what to fill in": r"<(?:fim_(?:prefix|middle|suffix|pad)|PRE|SUF|MID|EOT)>",
+    "Gemma 3, LLaVA, InternVL, Pixtral: images": r"</?(?:(?:start_of_|end_of_)?image|image_soft_token|img)>"
+    r"|\[IMG(?:_BREAK|_END)?\]",
+    "Falcon": r">>(?:QUESTION|ANSWER|TITLE|ABSTRACT|INTRODUCTION|SUMMARY|COMMENT|DOMAIN)<<",
+    "Skywork": r"\[(?:USER|BOT)\]",
+    "our own frame, and the lines between which a pruning model is shown its data": r"\[(?:BEGIN|END) RECORD OF EARLIER"
     r"|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR |^PARTIAL RECORDS OF ONE )",
-)
+}
+_CONTROL = regex.compile("|".join(_MARKERS.values()))
 _REFUSAL = re.compile(
     r"\A\W*(?:i(?:'|’)?m sorry|sorry,|i (?:can(?:'|’)?t|cannot|am unable|won(?:'|’)t)|as an ai)\b", re.IGNORECASE
 )

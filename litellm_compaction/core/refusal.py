@@ -99,8 +99,8 @@ def unchangeable(model: str, tokens: int, budget: Budget) -> DoesNotFit:
     needed_tokens = budget.needed_window_tokens(tokens)
     return DoesNotFit(
         f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
-        f"{tokens} tokens (context_length_exceeded), and `truncation` is `disabled`. Leave that out, and the proxy "
-        f"compacts them; send fewer messages, or load {model} with a context length of {needed_tokens} tokens or more.",
+        f"{tokens} tokens (context_length_exceeded), and nothing is compacted: `truncation` is `disabled`, or it is a "
+        f"text completion. Send less, or load {model} with a context length of {needed_tokens} tokens or more.",
         shares=(Share("messages and tools", tokens),),
         window_tokens=budget.window_tokens,
         needed_tokens=needed_tokens,

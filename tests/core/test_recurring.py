@@ -156,28 +156,6 @@ def test_stale_ones_go_first_the_newest_last() -> None:
     assert f"Now?\n\n## Open files\n{LIST}" not in changed[-1].text
 
 
-PASTED = 'Called the Read tool with the following input: {"path": "a.c"}\nint a;\n\nint b;\n\nWhy does it loop?'
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (PASTED, "Why does it loop?"),
-        ("<path>/a.c</path> does not compile.\n\nWhy?", "<path>/a.c</path> does not compile.\n\nWhy?"),
-        ("<path>/a.c</path>\n<content>\n1: a\n\n2: b\n</content>\nWhy?", "Why?"),
-        ("[read_file for 'a.c'] Result:\n1 | a\n\nWhy?", "Why?"),
-        ("[ERROR] You did not use a tool in your previous response!\n\nWhy is that?", "Why is that?"),
-        ("--- Content from referenced files ---\nb\n\nWhy?", "--- Content from referenced files ---\nb\n\nWhy?"),
-        ("--- Content from referenced files ---\nb\n\nc\n--- End of content ---\nWhy?", "Why?"),
-        ('<program_text path="a.c">\nint a;\n</program_text>\nWhy?', "Why?"),
-        ("# AGENTS.md instructions for /src\n\n<INSTRUCTIONS>\nTabs.\n</INSTRUCTIONS>\nWhy?", "Why?"),
-    ],
-)
-def test_an_opening_ends_where_its_own_form_ends(text: str, words: str) -> None:
-    """The text behind it is the person's: they may have pasted what stands before."""
-    assert own_words(parsed([user(text)])[0]).endswith(words)
-
-
 def test_floods_are_read_in_time() -> None:
     """Whatever is repeated how often."""
     for flood in ("<a path='x'>\n" * 20_000, "x\n\n" * 80_000, "[a\n" * 80_000, "<ab-c>" * 40_000, "a\n \n" * 50_000):

@@ -69,8 +69,6 @@ async def test_nothing_but_deleting_and_settings_raises(caplog: pytest.LogCaptur
         assert await made.store.get_fact("model", "other") is None
         await made.store.add_event(1e12, "{}")
         assert [event.text for event in await made.store.events(limit=1)] == ["{}"]
-        await made.store.add_turn(1e12, "{}")
-        assert (await made.store.turns())[-1] == "{}"
         assert len(await made.store.compactions()) == 1
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, "store_failed disk full; requests go on with the memory of this process")
@@ -97,6 +95,19 @@ async def test_what_the_spare_took_is_handed_over(caplog: pytest.LogCaptureFixtu
     assert [event.text for event in await made.store.events()] == ["before"]
     assert len(await made.store.compactions()) == 1
     assert told(caplog) == ["store_failed", "store_recovered"]
+
+
+async def test_what_is_replaced_and_then_added_to_in_an_outage_is_both() -> None:
+    """Whatever others have there meanwhile; what is only added to is added to theirs."""
+    made = Steady()
+    for key in ("replaced", "added"):
+        await made.durable.rows.put("team", key, b"old")
+    made.rows.failing = WRITES
+    await made.store.rows.put("team", "replaced", b"new")
+    for key in ("replaced", "added"):
+        await made.store.rows.change("team", key, lambda kept, _: (kept or b"") + b"+")
+    await made.hand_over()
+    assert [row.body for row in await made.durable.rows.find("team", ["replaced", "added"])] == [b"new+", b"old+"]
 
 
 async def test_what_is_purged_while_it_is_handed_over_stays_purged() -> None:
