@@ -21,6 +21,7 @@ from litellm_compaction.core.clearing import (
     called,
     edited,
     image_parts,
+    without_data,
 )
 from litellm_compaction.core.continuation.text import open_think
 from litellm_compaction.core.cut_points import shows_results
@@ -38,7 +39,6 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.core.prompts import defused, frame
 from litellm_compaction.core.rounds import calls_by_position
 from litellm_compaction.core.strategies import lead_in
-from litellm_compaction.core.stretches import without_data
 
 REMOVED = "[An earlier message was removed.]"
 # Of the words that came with an image.

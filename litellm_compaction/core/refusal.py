@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
+from litellm_compaction.core.clearing import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, with_text
 from litellm_compaction.core.rounds import calls_by_position
-from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data, words_ratio
+from litellm_compaction.core.stretches import words_ratio
 from litellm_compaction.core.transcripts import rendered_in, with_fewer_turns
 from litellm_compaction.errors import DoesNotFit, Share
 
