@@ -62,7 +62,7 @@ _TOGETHER = {
     "integration/test_restart_": "restart",
     "integration/test_notices": "restart",
     "processes/": "processes",
-    "real_engine/": "real_engine",
+    "real_engine/": "processes",
     **{f"security/test_{name}": "office" for name in ("body", "debug", "faults", "large", "page", "store", "tenants")},
     "tokenizers/": "vocabularies",
     "tokens/": "vocabularies",
@@ -81,7 +81,7 @@ _PROMISES = (
     "test_untouched",
 )
 # What takes longest, first: a file that takes half a minute must not be the last to begin.
-_LONGEST = ("processes", "promises", "restart", "real_engine", "test_up")
+_LONGEST = ("processes", "promises", "restart", "office")
 
 # What `-m "not slow"` leaves out beside the tests that are marked `proxy`: folders and files of `tests`.
 _SLOW_PLACES = (

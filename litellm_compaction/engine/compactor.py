@@ -215,6 +215,7 @@ class Compactor:
         if not context.may_change and not context.portable:
             measured = await self._asker.settled(measured)
             if not measured.budget.own.fits(measured.count.tokens):
+                self.reporter.decided(measured, "refused", after=measured.count.tokens, reason="does_not_fit")
                 raise unchangeable(context.label, measured.count.tokens, measured.budget)
             return self._measurer.unchanged(measured)
         if is_small(measured) and not has_wish and context.scope not in self._small:

@@ -87,7 +87,9 @@ def test_a_reload_is_noticed_by_the_next_request(exact: Bench) -> None:
         assert (len(watch.sent()) == len(messages)) == (window == 32_768)
 
 
-@pytest.mark.parametrize("mode", HARSH)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[pytest.mark.full] if mode == "huge" else []) for mode in HARSH]
+)
 def test_whatever_does_not_pass_is_done_without(asking: Bench, mode: SdkMode) -> None:
     """Everything is answered; what is wrong is said once, with what to do."""
     name = f"harsh-{mode}"

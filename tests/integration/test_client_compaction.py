@@ -109,24 +109,6 @@ def test_a_session_goes_on_after_its_own_compaction(bench: Bench) -> None:
     assert watch.summaries == []
 
 
-def test_a_reminder_behind_its_instruction_changes_nothing(bench: Bench) -> None:
-    """Claude Code 2.1.197 puts one there as a system message, which LiteLLM makes a user's: both go as they came."""
-    watch = bench.watch("agent")
-    messages = talk("reminded", int(0.8 * WINDOW))[1:-1]
-    reminder = "The task tools haven't been used recently. If you're working on tasks, consider using them."
-    behind = [{"role": "user", "content": CRITICAL}, {"role": "system", "content": reminder}]
-    answer = ask(bench, MESSAGES, {**_body(MESSAGES, [*messages, *behind]), "stream": True})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["x-litellm-compaction"] == "none"
-    sent = watch.sent()
-    assert text_of(sent[-2]) == CRITICAL
-    assert text_of(sent[-1]).startswith("Operator note (not from the user)")
-    assert text_of(sent[-1]).endswith(reminder)
-    assert searchable(sent).count("Step ") == len(messages) // 2
-    assert prompt_tokens(watch) > 0.8 * WINDOW
-    assert NOTICE not in answer.text
-
-
 def test_of_a_longer_history_the_newest_reaches_it_and_the_record_whole(bench: Bench) -> None:
     """Codex at 16k: 24.7k became 8.4k, half of the window free. And no model is asked, nothing is told."""
     watch = bench.watch("agent")

@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from tests.builders import ONE_ROUND, talk
-from tests.integration.bench import Bench, answers
-from tests.lmstudio_double import Reply
-
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [{"response_format": SCHEMA}, {"response_format": {"type": "json_object"}}, {"n": 2}],
-    ids=["schema", "json", "two_choices"],
-)
-def test_structured_answers_carry_no_notice(guarded: Bench, extra: dict[str, Any]) -> None:
-    """JSON mode, structured output and several choices stay free of notices."""
-    guarded.watch("local", answers(reply=Reply('{"a": 1}')))
-    answer = guarded.proxy.stream("local", talk(f"structured {extra}", ONE_ROUND), **extra)
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    assert json.loads(answer.text) == {"a": 1}
-
-
-def test_notices_off(permissive: Bench) -> None:
-    """With `notices: off` a compacted stream carries the model's words only, and still says so in a header."""
-    permissive.watch("local")
-    answer = permissive.proxy.stream("local", talk("off", ONE_ROUND))
-    assert answer.headers["x-litellm-compaction"] == "compacted"
-    assert (answer.text, answer.reasoning) == ("Understood.", "")
+from tests.integration.bench import Bench
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -89,11 +89,6 @@ def find_target(name: str, instances: Iterable[Instance], models: Iterable[Model
     return None
 
 
-def find_model(name: str, models: Iterable[Model]) -> Model | None:
-    target = find_target(name, (), models)
-    return target if isinstance(target, Model) else None
-
-
 def _without_quantization(name: str) -> str:
     return name.partition("@")[0]
 

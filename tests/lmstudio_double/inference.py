@@ -170,12 +170,11 @@ class Inference:
     async def _serve_in_seat(self, request: ChatRequest, seat: Seat, prompt: Prompt) -> None:
         instance, record = seat.instance, self.record
         call_index = self.simulator.take_call_index()
-        queued_fault = self.simulator.take_fault()
         kept, preset = meet_window(prompt, self.simulator, instance, record)
         reply, fault = Reply(), None
         if preset is None:
             reply = self._ask_script(self._call(request, instance, prompt, kept, call_index))
-            fault = queued_fault or reply.fault
+            fault = reply.fault
             self._account_prompt(seat, kept)
             if await self._answered_at_once(reply, fault, seat):
                 return
