@@ -97,7 +97,7 @@ _SHRINKING: Collection[Kind] = ("data", "recurring")
 _MAX_TAGS = 20_000
 _MAX_STRETCHES = 1_000
 _MAX_NAMES = 50
-# No program adds more than this to a conversation; each look at 200 MB takes 0.3 s (2026-11-23).
+# No program adds more than this to a conversation; each look at 200 MB takes 0.3 s.
 _MAX_CHARS = 2_000_000
 # Data that is hardly longer than the line in its place stays.
 _LEAST_SAVED_CHARS = 80

@@ -98,7 +98,7 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str], *
         return False
     if messages[0].is_system and messages[0].text.lstrip().startswith(_SUMMARIES):
         return True
-    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire, 2026-11-24).
+    # Claude Code 2.1.197 sends a reminder as a system message after its instruction (on the wire).
     newest = (each for each in reversed(messages) if not (each.is_system or each.text.startswith(LITELLMS_NOTE)))
     last = next(newest, messages[-1])
     if last.role == "user" and last_words(last).startswith(_SUMMARIES):

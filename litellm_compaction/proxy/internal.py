@@ -119,7 +119,7 @@ class Caller:
         call = partial(self._call, messages, max_tokens, temperature=_SUMMARY_TEMPERATURE, **options)
         try:
             try:
-                # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
+                # A plain answer that is given up is generated to its end all the same (llama.cpp),
                 # beside the client's own in the same context. A stream ends when it is closed.
                 stream = await call(stream=True, stream_options={"include_usage": True})
                 return await _joined(stream, messages, most_chars)
