@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.stores import open_store
+from litellm_compaction.recall.lookup import Lookup
+from litellm_compaction.stores import Originals, open_store
+from litellm_compaction.stores.rows import MemoryRows, Row
 from litellm_compaction.stores.store import decode
 from tests.integration.bench import Bench
 from tests.security.office import action, ask, body_of, conversation
