@@ -132,5 +132,6 @@ def test_every_line_that_warns_has_a_remedy() -> None:
     for row in filter(None, table.splitlines()):
         names.update(re.findall(r"`([a-z_]+)`", row.split("|")[1]))
     names.discard("reason")
+    assert sorted(name for name in names if name not in sources) == []
     assert len(names) > 40
     assert sorted(name for name in names if f"`{name}`" not in remedies) == []
