@@ -550,10 +550,12 @@ class Compactor:
         return prepared
 
     async def _reused(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
-        """An earlier compaction that still does, counted as it is sent; None if a new one is due.
+        """An earlier compaction that still does, counted as it is sent; None if a new one is due or wanted.
 
         The planner's number is an estimate; the server may have counted all of it but the newest messages.
         """
+        if measured.context.is_wanted:
+            return None
         found = await off_loop_if(bool(stored) and measured.is_long, lambda: usable(measured.conversation, stored))
         if found and not found[0].provisional:
             prepared = await self._applied_surely(measured, found[0], "reused")
