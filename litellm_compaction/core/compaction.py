@@ -268,7 +268,7 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     """The conversation as the model gets it: prefix, record in the first user message, kept tail.
 
     Edited covered messages (rung 1, or pruned) stand after the record, with their ids.
-    The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection, 2026-11).
+    The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
 
     Args:

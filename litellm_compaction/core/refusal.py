@@ -164,7 +164,7 @@ def with_less_data(conversation: Conversation, budget: Budget, limit_tokens: int
     Of a conversation that is rendered into one of them, about which a client asks, the oldest turns are such data.
 
     A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
-    tokens of a window of 16k (2026-11-23). It gives way oldest first, each to a line but the last, of which head and
+    tokens of a window of 16k. It gives way oldest first, each to a line but the last, of which head and
     tail may stay, if the protected messages take more than `limit_tokens`; before all of it the client's own words that
     come again and again do.
     """

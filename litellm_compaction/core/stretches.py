@@ -93,7 +93,7 @@ _LEAST_INLINE_CHARS = 120
 _MAX_TAGS = 20_000
 _MAX_STRETCHES = 1_000
 _MAX_NAMES = 50
-# No program adds more than this to a conversation; each look at 200 MB takes 0.3 s (2026-11-23).
+# No program adds more than this to a conversation; each look at 200 MB takes 0.3 s.
 _MAX_CHARS = 2_000_000
 _MOST_HEAD_CHARS = 200
 

@@ -44,7 +44,7 @@ from litellm_compaction.windows.windows import Target, Window, Windows
 
 # Messages added to a floor that the server has counted may be larger than planned by so much.
 _PLANNED_RATIO = 1.10
-# No vocabulary has a longer token (128 blanks in cl100k and o200k; 2026-11), so more text than this for each token of
+# No vocabulary has a longer token (128 blanks in cl100k and o200k), so more text than this for each token of
 # the window fits by no count: all of it would only cost time, 0.15 s a megabyte.
 _MOST_CHARS_PER_TOKEN = 256
 _ALWAYS_COUNTED_CHARS = 1_000_000
