@@ -30,7 +30,7 @@ from litellm_compaction.constants import Constants
 from litellm_compaction.core.budget import RESERVE_MAX_RATIO
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.places import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, parse_redis, store_url
+from litellm_compaction.places import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, parse_redis
 
 _MAX_PATTERN_CHARS = 2000
 
@@ -266,11 +266,12 @@ class Settings(_OwnSettings):
         Raises:
             ConfigError: it is not set.
         """
-        try:
-            url = store_url(self.store, environ)
-        except ValueError as error:
-            raise ConfigError(f"{_SETTINGS_PLACE}.store: {error}") from None
-        return self if url == self.store else _joined(self, {"store": url}, _SETTINGS_PLACE)
+        name = self.store.removeprefix(ENVIRONMENT_PREFIX)
+        if name == self.store:
+            return self
+        if not (url := environ.get(name)):
+            raise ConfigError(f"{_SETTINGS_PLACE}.store: the variable {name} is not set")
+        return _joined(self, {"store": url}, _SETTINGS_PLACE)
 
     def for_deployment(self, own: DeploymentSettings, place: str = "model_info.compaction") -> Settings:
         """These settings with a deployment's own values on top, which stand at `place`.
@@ -342,11 +343,8 @@ def deployment_settings_from(section: object, place: str = "model_info.compactio
     """
     if isinstance(section, Mapping):
         # A key without a value is none.
-        section = {
-            key: value
-            for key, value in section.items()
-            if not (value is None and key in DeploymentSettings.model_fields)
-        }
+        known = DeploymentSettings.model_fields
+        section = {key: value for key, value in section.items() if value is not None or key not in known}
     return _parse(DeploymentSettings, section, place)
 
 

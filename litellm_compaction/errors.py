@@ -236,14 +236,9 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
         (r"maximum context length is # tokens.{0,200}?resulted in # tokens", 2, 1),
         (r"maximum context length is # tokens", 0, 1),
         (r'n_prompt_tokens\\*" ?: ?#.{0,100}?n_ctx\\*" ?: ?#', 1, 2),
-        (r"does not fit in context length", 0, 0),
-        (r"tokens to keep from the initial prompt is greater than the context length", 0, 0),
-        (r"context size has been exceeded", 0, 0),
-        (r"exceeds the available context size", 0, 0),
-        (r"exceed_context_size_error", 0, 0),
-        # Ollama's, of its older runners and of its newer one (llm/llama_server.go).
-        (r"input length exceeds the context length", 0, 0),
-        (r"prompt is longer than the context length", 0, 0),
+        # Without numbers: of LM Studio, llama.cpp, and Ollama's older and newer runners (llm/llama_server.go).
+        (r"(exceeds|greater than|longer than|does not fit in) (the )?(available )?context (length|size)", 0, 0),
+        (r"context size has been exceeded|exceed_context_size_error", 0, 0),
     )
 )
 

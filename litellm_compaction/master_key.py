@@ -1,7 +1,7 @@
 """The proxy's master key, the environment's or one that is made once and kept in a file, and keys derived from it.
 
 LiteLLM refuses to start without one; the command line and the proxy handler ask here before it looks. All workers have
-it: they sign their notes to each other and encrypt what they keep of conversations with it.
+it: they encrypt what they keep of conversations with it, and sign what clients keep for them.
 """
 
 from __future__ import annotations
@@ -185,6 +185,9 @@ def _create(path: Path, key: str) -> bool:
         os.link(draft, path)
     except FileExistsError:
         return False
+    except OSError:
+        # File systems without hard links; two first starts in the same instant are then not told apart.
+        Path(draft).replace(path)
     finally:
-        Path(draft).unlink()
+        Path(draft).unlink(missing_ok=True)
     return True

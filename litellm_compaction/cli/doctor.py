@@ -50,7 +50,7 @@ _OPT_IN = "write `model_info: {compaction: {enabled: true}}`"
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), metavar="PATH", help="The proxy's config.yaml.")
-@click.option("--probe", "probes", is_flag=True, help="Compare our count with each loaded model's, by two requests.")
+@click.option("--probe", "probes", is_flag=True, help="Compare our count with each loaded model's, by a request.")
 def doctor(config: Path | None, probes: bool) -> int:
     """Check a config.yaml and the servers that it names.
 
@@ -197,9 +197,9 @@ class _Look:
             self.lines += [f"  {line}" for line in _facts(report)]
             self.findings += _of(place, report, await windows.listed(target), self.settings.when_not_loaded)
             if self.probes and report.source is not None and report.is_loaded:
-                async for line, finding in probe(self.http, place, target, report.source):
-                    self.lines.append(f"  probe    {line}")
-                    self.findings += [finding] if finding else []
+                line, finding = await probe(self.http, place, target, report.source)
+                self.lines.append(f"  probe    {line}")
+                self.findings += [finding] if finding else []
 
 
 def _of(place: str, report: DeploymentReport, listed: Mapping[str, bool], when_not_loaded: str) -> Iterator[Finding]:

@@ -78,6 +78,9 @@ def serving(
         _wait_until_alive(process, local_url(host, port))
         words.is_ready = True
         yield process
+    except ServerUnavailable:
+        words.has_failed = not words.is_ready
+        raise
     finally:
         try:
             process.terminate()
@@ -102,7 +105,7 @@ class _Words:
     """Shows a child's words as they come; those of a start only if it fails, and the plug-in's own."""
 
     def __init__(self, process: subprocess.Popen[bytes], *, is_shown: bool) -> None:
-        self.is_ready = False
+        self.is_ready = self.has_failed = False
         self._is_shown = is_shown
         self._held: deque[str] = deque(maxlen=_HELD_LINES)
         self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
@@ -120,7 +123,7 @@ class _Words:
 
     def end(self) -> None:
         self._reader.join(_GRACE_S)
-        if not self.is_ready:
+        if self.has_failed:
             print("\n".join(self._held), flush=True)
 
 

@@ -29,7 +29,7 @@ from litellm_compaction.stores import (
     Store,
     StoredCompaction,
     open_existing,
-    open_originals,
+    originals_of,
 )
 from litellm_compaction.stores.rows import Row
 
@@ -39,14 +39,13 @@ NONE_KEPT = "there are no originals here that can be read; `keep_originals: comp
 
 
 class Opened(NamedTuple):
-    """An opened store, and the originals beside it; None for none."""
+    """An opened store, and the originals beside it."""
 
     store: Store
-    originals: Originals | None
+    originals: Originals
 
     async def aclose(self) -> None:
-        if self.originals is not None:
-            await self.originals.aclose()
+        await self.originals.aclose()
         await self.store.aclose()
 
 
@@ -95,14 +94,8 @@ def opened_store(settings: Settings, file: ConfigFile | None, environ: Mapping[s
         redis=redis_of({} if file is None else file.data),
         secret=secret,
     )
-    originals = open_originals(
-        settings.store,
-        store,
-        ttl_s=settings.originals_ttl_s,
-        max_bytes=settings.originals_max_bytes,
-        environ=environ,
-        secret=secret,
-        create=False,
+    originals = originals_of(
+        store, ttl_s=settings.originals_ttl_s, max_bytes=settings.originals_max_bytes, secret=secret
     )
     return Opened(store, originals)
 
@@ -172,7 +165,7 @@ async def recall(opened: Opened, query: str, scope: str | None, last: int, as_js
     It shows text, of all tenants. QUERY is words, ids, a handle or code. The master key that encrypts the messages is
     the config's, otherwise LITELLM_MASTER_KEY, otherwise the one in the data folder.
     """
-    stretches = [] if opened.originals is None else await opened.originals.scan()
+    stretches = await opened.originals.scan()
     if not stretches:
         raise StoreError(NONE_KEPT)
     only = whole_scope(scope, (stretch.scope for stretch in stretches))
@@ -198,7 +191,7 @@ async def purge(opened: Opened, scope: str | None, older_than: float | None, eve
     store, originals = opened
     before_s = None if older_than is None else time.time() - older_than * _DAY_S
     rows: list[StoredCompaction | Row] = [*await store.compactions(), *await store.unreadable()]
-    scopes = {row.scope for row in rows} | (set() if originals is None else await originals.scopes())
+    scopes = {row.scope for row in rows} | await originals.scopes()
     scope = whole_scope(scope, scopes)
     doomed = [row for row in rows if scope in (None, row.scope) and (before_s is None or row.used_s < before_s)]
     print(f"This deletes {len(doomed)} of {len(rows)} records, and the originals that they cover.")
@@ -210,7 +203,7 @@ async def purge(opened: Opened, scope: str | None, older_than: float | None, eve
     if not (yes or click.confirm("Delete them?")):
         print("Nothing was deleted.")
         return 1
-    parts = 0 if originals is None else await originals.delete(scope=scope, unused_since_s=before_s)
+    parts = await originals.delete(scope=scope, unused_since_s=before_s)
     records = await store.delete(scope=scope, unused_since_s=before_s)
     print(f"{records} records and {parts} parts of originals deleted.")
     return 0

@@ -57,6 +57,7 @@ _SOURCED = re.compile(
 # Alone in its part, or in a message beside another one, an element with a name of several words is a program's. The
 # person's words are wrapped, too, and such a name tells of them.
 _WRAPPED = re.compile(r"<(\w{1,30} \w{1,30}|[A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>")
+_LAST_CLOSED = re.compile(r"</([A-Za-z][\w.:-]{1,60})>\s*\Z")
 _SEVERAL_WORDS = re.compile(r"\w[-_ :.]\w|[a-z][A-Z]")
 _OF_THE_PERSON = re.compile(
     r"(?:\b|_)(?:user|human|person|task|query|question|request|prompt|message|answer|feedback|input|command|args|words)"
@@ -72,6 +73,8 @@ _RESULT = re.compile(
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
 # Hermes, Qwen and Anthropic's older protocol, where a client writes results as the model was trained to read them.
 _RESULT_TAGS = ("<tool_response>", "<tool_result>", "<function_results>")
+# How programs begin what they say themselves in a part of its own.
+_TITLE = re.compile(r"\[[A-Z]{2,30}(?: [A-Z]{2,30}){1,3}\] ")
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
 # A client's own compaction, by this package's library or a tool with the same heading.
 _RECORD = "## Session Summary"
@@ -497,8 +500,15 @@ def _divided(message: Message) -> list[list[Stretch]]:
     texts = texts_of(message)
     if texts[:1] != [] and texts[0].startswith(LITELLMS_NOTE):
         return [_all_clients(stretches(text), "note") for text in texts]
-    found = [(_whole_result(text) if texts[1:] else []) or stretches(text, message.marks) for text in texts]
-    if message.marks.is_behind or any(map(_whole_result, texts[:-1])):
+    found = [part_stretches(text, message.marks, is_alone=len(texts) == 1) for text in texts]
+    asked = [_asks_in_element(text) for text in texts]
+    if texts[1:] and (any(asked) or any(map(_whole_result, texts[:-1]))):
+        # The client wraps the person's words, so other parts are its own; a question may be theirs.
+        found = [
+            own if is_one or text.rstrip().endswith(_QUESTION_ENDS) else _all_clients(own, "note")
+            for text, own, is_one in zip(texts, found, asked, strict=True)
+        ]
+    elif message.marks.is_behind:
         # Beside results a part that opens with what the client repeats is all the client's.
         found = [_all_clients(own, "recurring") if own and own[0].kind == "recurring" else own for own in found]
     wrapped = [[_is_wrapped(text, each) for each in own] for text, own in zip(texts, found, strict=True)]
@@ -513,6 +523,13 @@ def _divided(message: Message) -> list[list[Stretch]]:
         [each._replace(kind="note") if is_one else each for each, is_one in zip(own, known, strict=True)]
         for own, known in zip(found, wrapped, strict=True)
     ]
+
+
+def part_stretches(text: str, marks: Marks = NO_MARKS, *, is_alone: bool) -> list[Stretch]:
+    """The stretches of a text part: beside others a result as text reaches to the part's end, and so does a title."""
+    if not is_alone and _TITLE.match(text) and not _PERSONS_WORDS.search(text):
+        return [Stretch("note", 0, len(text))]
+    return ([] if is_alone else _whole_result(text)) or stretches(text, marks)
 
 
 def _all_clients(found: Iterable[Stretch], kind: Kind) -> list[Stretch]:
@@ -540,6 +557,14 @@ def _is_wrapped(text: str, stretch: Stretch) -> bool:
     if found is None or _SEVERAL_WORDS.search(found[1]) is None or is_persons_name(found[1]):
         return False
     return text[start : stretch.end].rstrip().endswith(f"</{found[1]}>")
+
+
+def _asks_in_element(text: str) -> bool:
+    """Returns True for a part with a result that holds the person's words, or that ends with an element for them."""
+    if _TEXT_RESULT.match(text, _first_sign(text, 0)) and _PERSONS_WORDS.search(text):
+        return True
+    last = _LAST_CLOSED.search(text, max(len(text) - _MOST_HEAD_CHARS, 0))
+    return last is not None and is_persons_name(last[1]) and f"\n<{last[1]}>" in f"\n{text}"
 
 
 def is_persons_name(name: str) -> bool:

@@ -35,7 +35,7 @@ _LINE = re.compile(r"^[^\n]{1,80}", re.MULTILINE)
 # Of a line that names a role: what stands before it, no string of a program, and behind it.
 _BEFORE = re.compile(r"(?:(?:[^\"'`=]|={3,}){0,40}(?<![./$@_\w])|[ \t]*<[^<>]{1,60}[\"'])\Z")
 _BEHIND = re.compile(
-    r"(?:[ \t][\w#]{1,12})?(?:[ \t]*\([^()]{0,40}\))?\s?[\"'*_\])|]*(?:[:：>|\])]|[-–—]+>? )|[^\w\n]{0,8}(?:\n|\Z)"
+    r"(?:[ \t][\w#]{1,12})?(?:[ \t]*\([^()]{0,40}\))?\s?[\"'*_\])|]*(?:[:：>|\])]|</|[-–—]+>? )|[^\w\n]{0,8}(?:\n|\Z)"
 )
 _NAME = re.compile(
     r"^[\d\W]{0,40}?([^\W\d_][\w.'-]{0,20}(?: [^\W\d_][\w.'-]{0,20})?)[\]*_]{0,3}(?:: |：|:\*\* )(?=\S)", re.MULTILINE
@@ -47,7 +47,6 @@ _MARK = re.compile(
     r"|\{['\"](?:role|from|author|speaker|sender|type)['\"]: ?['\"](\w+)|\(['\"](\w+)['\"], |\b(\w{2,12})Message\("
 )
 _MARK_END = re.compile(r"<\|(?:im_end|eot_id|end)\|>|<end_of_turn>|</s>")
-_OPENS = re.compile(r"^[ \t]*<([A-Za-z][\w.:-]{1,60})(?:[ \t][^<>\n]{0,1000})?>", re.MULTILINE)
 _ROLE_KEYS = ("role", "from", "author", "speaker", "sender", "type")
 _CONTENT_KEYS = frozenset(("content", "text", "value", "parts", "message", "data", "body"))
 _IN_JSON = re.compile(rf"\"(?:{'|'.join(_ROLE_KEYS)})\"\s*:\s*\"")
@@ -61,7 +60,7 @@ _QUESTIONS = ("?", "？", "؟")
 _SHORT_CHARS, _TELLING_CHARS = 300, 60
 _LEAST_TURNS, _LEAST_TIMES_NAMED, _MOST_SPEAKERS = 3, 3, 12
 _MOST_TRIES = 3
-_MOST_CHARS, _MOST_OBJECTS, _HEAD_CHARS = 4_000_000, 5_000, 200
+_MOST_CHARS, _MOST_OBJECTS = 4_000_000, 5_000
 _LEFT_OUT = "[The oldest {turns} of {all} messages were left out here, about {tokens} tokens.]\n"
 _MARK_TOKENS, _LEAST_TURN_TOKENS = 32, 64
 
@@ -127,7 +126,7 @@ def turns(text: str) -> list[Turn]:
 
 def _read(text: str) -> tuple[list[Turn], bool]:
     """The rendered turns of a text, and True if they may be anything that has names and colons."""
-    for read in (_objects, _marks, _items, _labels, _names) if len(text) <= _MOST_CHARS else ():
+    for read in (_objects, _marks, _labels, _names) if len(text) <= _MOST_CHARS else ():
         heads = read(text)
         if _is_talk(text, heads):
             starts = [head.start for head in heads]
@@ -261,26 +260,6 @@ def _marks(text: str) -> list[_Head]:
     # A program has several lists, a conversation is one.
     lists = sum(text[head.start - 1 : head.start + 1] in ("[{", "[(") for head in heads if head.start)
     return heads if lists <= 1 else []
-
-
-def _items(text: str) -> list[_Head]:
-    """Elements of one name that follow each other, most of which name a role."""
-    runs: list[tuple[str, list[_Head]]] = [("", [])]
-    unclosed, end = set[str](), 0
-    for each in _OPENS.finditer(text):
-        name, start = each[1], each.start()
-        close = -1 if name in unclosed or start < end else text.find(f"</{name}>", each.end())
-        if close < 0:
-            unclosed.update({name} if start >= end else ())
-            continue
-        if runs[-1][0] != name or text[end:start].strip():
-            runs.append((name, []))
-        end = close + len(name) + 3
-        words = (word[0].casefold() for word in _WORD.finditer(text, start, min(end, start + _HEAD_CHARS)))
-        speaker = next((_SPEAKERS[word] for word in words if word in _SPEAKERS), "")
-        runs[-1][1].append(_Head(start, end, speaker, is_whole=True))
-    longest = max((places for _, places in runs), key=len)
-    return longest if 2 * sum(bool(head.speaker) for head in longest) > len(longest) else []
 
 
 def _objects(text: str) -> list[_Head]:

@@ -215,6 +215,7 @@ class Compactor:
         if not context.may_change and not context.portable:
             measured = await self._asker.settled(measured)
             if not measured.budget.own.fits(measured.count.tokens):
+                self.reporter.decided(measured, "refused", after=measured.count.tokens, reason="does_not_fit")
                 raise unchangeable(context.label, measured.count.tokens, measured.budget)
             return self._measurer.unchanged(measured)
         if is_small(measured) and not has_wish and context.scope not in self._small:
@@ -549,10 +550,12 @@ class Compactor:
         return prepared
 
     async def _reused(self, measured: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
-        """An earlier compaction that still does, counted as it is sent; None if a new one is due.
+        """An earlier compaction that still does, counted as it is sent; None if a new one is due or wanted.
 
         The planner's number is an estimate; the server may have counted all of it but the newest messages.
         """
+        if measured.context.is_wanted:
+            return None
         found = await off_loop_if(bool(stored) and measured.is_long, lambda: usable(measured.conversation, stored))
         if found and not found[0].provisional:
             prepared = await self._applied_surely(measured, found[0], "reused")

@@ -91,16 +91,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         kind = str(getattr(call_type, "value", call_type) or "")
         return await self.service.guard.before_deployment(current_router(), kwargs, kind)
 
-    async def async_post_call_streaming_iterator_hook(
+    def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
         """Phase 3 if the hooks carry it, and a heartbeat while a compaction keeps any stream silent."""
-        stream = self.service.answers.streamed(response, request_data)
-        try:
-            async for chunk in stream:
-                yield chunk
-        finally:
-            await stream.aclose()
+        return self.service.answers.streamed(response, request_data)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
         """Learns from an answer that was not streamed, and tells if the window has ended it."""

@@ -31,6 +31,7 @@ from litellm_compaction.proxy.routing import (
     carrier_of,
     deployment_of,
     group_entries,
+    is_bridged,
     is_listed_here,
     router_entries,
 )
@@ -169,6 +170,9 @@ class DeploymentSelector:
         same = PruningModel(label=client.group, target=deployment.target, ask=caller.ask, is_same=True)
         others = await self._other_pruning_model(router, settings, metadata)
         names = [client.group, *(other.label for other in others)]
+        carrier = carrier_of(deployment, settings)
+        # A text completion is never compacted, unless LiteLLM makes a chat of it, which is carried like any other.
+        is_chat = not is_text(body) or (carrier == "transport" and is_bridged(deployment.provider))
         # One of several processes of a proxy: uvicorn starts those as children of multiprocessing's.
         is_worker, is_in_memory = multiprocessing.parent_process() is not None, settings.store.startswith("memory:")
         may_be_ahead = deployment.target.is_listed and not client.is_client_summary and not (is_worker and is_in_memory)
@@ -192,9 +196,9 @@ class DeploymentSelector:
             is_beside=client.is_beside,
             portable=client.bases,
             threshold_tokens=client.orders.threshold_tokens,
-            may_change=client.orders.may_change and not is_text(body),
+            may_change=client.orders.may_change and is_chat,
             carries_calls=can_be_continued(body)
-            and (carrier_of(deployment, settings) == "transport" or (client.is_chat and bool(body.get("stream")))),
+            and (carrier == "transport" or (client.is_chat and bool(body.get("stream")))),
         )
 
     async def _other_pruning_model(

@@ -19,7 +19,7 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, limits_of
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
 from litellm_compaction.proxy.refusals import log_failure
-from litellm_compaction.proxy.routing import as_entry, is_listed_here, listed_id, router_entries, serves
+from litellm_compaction.proxy.routing import as_entry, id_of, is_listed_here, listed_id, serves
 from litellm_compaction.windows.windows import Target, Windows
 
 # Only below the proxy's own root: behind other prefixes are routes that pass requests through.
@@ -87,10 +87,9 @@ class Discovery:
 
     async def _refresh(self, router: Any) -> None:
         try:
-            guards = [guard async for guard in self._guards.guarded(router) if not is_listed_here(guard.deployment.id)]
+            guards = [guard async for guard in self._guards.guarded(router)]
             rows = {row.id: row for found in await asyncio.gather(*map(self._rows, guards)) for row in found}
-            for entry in router_entries(router):
-                known = str(as_entry(entry.get("model_info")).get("id"))
+            for known in [id_of(as_entry(entry)) for entry in litellm_router.deployments(router)]:
                 if is_listed_here(known) and known not in rows:
                     litellm_router.remove(router, known)
             for row in rows.values():

@@ -91,7 +91,6 @@ class Attempt:
         is_open: its compaction is made after the headers have gone.
         details: of its usage: its end, and the cost of restarts.
         is_carried: the transport does all that happens while its answer is open.
-        may_pause: its answer nears the limit, so that a compaction may silence it for a while.
         begins_silently: nothing is told before its answer begins, so that LiteLLM may keep the stream's opening.
     """
 
@@ -103,7 +102,6 @@ class Attempt:
     is_open: bool = False
     details: Mapping[str, Any] | None = None
     is_carried: bool = False
-    may_pause: bool = False
     begins_silently: bool = False
 
 
@@ -117,6 +115,7 @@ class Exchange:
         pins: the name or id under which the router finds each deployment, by the deployment's id.
         is_told: the request before it told of a compaction, so that this one does not again.
         is_read: its answer has reached the loop that carries it.
+        may_pause: its answer nears the limit, so that a compaction may silence it for a while.
         alone: the whole answer, if no model is asked; None otherwise.
         refusal: our last one; None without any.
         foreseen: the outcome before its deployment was chosen, until it is.
@@ -131,20 +130,13 @@ class Exchange:
     pins: dict[str, str] = field(default_factory=dict)
     is_told: bool = False
     is_read: bool = False
+    may_pause: bool = False
     alone: Told | None = None
     refusal: CompactionError | None = None
     foreseen: Foreseen | None = None
     room: Reservation | None = None
     attempt: Attempt = field(default_factory=Attempt)
     on_restarts: OnRestarts | None = None
-
-    @property
-    def may_pause(self) -> bool:
-        return self.attempt.may_pause
-
-    @may_pause.setter
-    def may_pause(self, may_pause: bool) -> None:
-        self.attempt.may_pause = may_pause
 
     @property
     def is_hooked(self) -> bool:
@@ -180,7 +172,7 @@ class Exchange:
         self.release_room()
         self.refusal = None
         if self.attempt.deployment not in ("", deployment):
-            self.attempt = Attempt()
+            self.attempt, self.may_pause = Attempt(), False
         self.attempt.deployment = deployment
 
     def refused(self, error: CompactionError) -> None:
@@ -203,7 +195,7 @@ class Exchange:
         after = level.predicted_tokens
         attempt.headers = _in_headers(measured.tokens_before, after, measured.window.tokens, level.round)
         attempt.action = "compacted"
-        attempt.is_open = attempt.may_pause = True
+        attempt.is_open = self.may_pause = True
 
     def sent(self, context: RequestContext, prepared: PreparedRequest) -> None:
         """Notes the prepared request."""

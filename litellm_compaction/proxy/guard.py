@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -39,7 +38,7 @@ from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDepl
 from litellm_compaction.proxy.exchange import Exchange, Exchanges
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.connections import connect, with_credentials
+from litellm_compaction.proxy.litellm_inside.connections import connect
 from litellm_compaction.proxy.litellm_inside.seam import LACKS, missing
 from litellm_compaction.proxy.reading import Reader
 from litellm_compaction.proxy.refusals import litellm_error_of, log_failure, log_refused, mark_told
@@ -47,7 +46,6 @@ from litellm_compaction.proxy.routing import (
     Deployment,
     as_entry,
     carrier_of,
-    deployment_of,
     has_window_fallback,
     is_bridged,
     is_bypassed,
@@ -58,6 +56,7 @@ from litellm_compaction.proxy.seams import Seams
 from litellm_compaction.proxy.standards import responses
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.stores import Store
+from litellm_compaction.windows.windows import Target
 
 # The calls that every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
@@ -135,20 +134,20 @@ class Guard:
         if is_chat:
             # What is known of a text completion is known by its length.
             self._exchanges.open(data, exchange)
-        contexts = await self._certain(router, guards, exchange, data)
-        if not contexts:
+        context = await self._certain(router, guards, exchange, data)
+        if context is None:
             return
         if exchange.client.bad_wish is not None:
             raise exchange.client.bad_wish
         try:
             if ids is not None:
-                await self._compactor.bound(ids, contexts[0])
+                await self._compactor.bound(ids, context)
                 return
-            decided = await self._compactor.prepare(exchange.client.original, contexts[0])
-            exchange.foreseen = Foreseen(contexts[0], decided)
+            decided = await self._compactor.prepare(exchange.client.original, context)
+            exchange.foreseen = Foreseen(context, decided)
             # The transport does the slow part itself, in the open response.
             if is_chat and all(carrier_of(each.deployment, each.settings) == "hooks" for each in known):
-                await self._compacted_here(exchange, contexts[0], decided, data)
+                await self._compacted_here(exchange, context, decided, data)
         except DoesNotFit:
             if not has_window_fallback(router, model):
                 raise
@@ -184,23 +183,23 @@ class Guard:
 
     async def _certain(
         self, router: Any, guards: Sequence[GuardedDeployment | None], exchange: Exchange, data: Mapping[str, Any]
-    ) -> list[RequestContext]:
-        """The request for each deployment if all have one window and the same settings, or else nothing."""
+    ) -> RequestContext | None:
+        """The request for any of its deployments if all have one window and the same settings; None otherwise."""
         known = [guard for guard in guards if guard is not None]
-        if not known or exchange.client.opted_out or len(known) < len(guards):
-            return []
         settings = known[0].settings
-        if any(guard.settings != settings for guard in known) or settings.mode != "guard":
-            return []
-        contexts = [await self.guards.context(router, guard, exchange, data) for guard in known]
-        if len(contexts) > 1 and len({await self._window_tokens(context) for context in contexts}) > 1:
-            return []
-        return contexts
+        if len(known) < len(guards) or any(guard.settings != settings for guard in known):
+            return None
+        if exchange.client.opted_out or settings.mode != "guard":
+            return None
+        targets = [replace(guard.deployment.target, asker=exchange.client.tenant) for guard in known]
+        if len(targets) > 1 and len({await self._window_tokens(target) for target in targets}) > 1:
+            return None
+        return await self.guards.context(router, known[0], exchange, data)
 
-    async def _window_tokens(self, context: RequestContext) -> int:
+    async def _window_tokens(self, target: Target) -> int:
         """The window as far as known without loading anything; 0 when unknown."""
         try:
-            return (await self._compactor.windows.resolve(context.target)).tokens
+            return (await self._compactor.windows.resolve(target)).tokens
         except CompactionError:
             return 0
 
@@ -253,7 +252,7 @@ class Guard:
     def _of_ours(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that we make ourselves, which nobody guards."""
         name_call(router, kwargs)
-        asked = self._deployment_of(kwargs, "")
+        asked = self._deployment_of(kwargs)
         # A summary of half of a text, or a count of it, is as wrong as an answer to it.
         extra = wire.with_extra(kwargs, refuses_by(asked.provider))
         if asked.kind != "foreign" and carrier_of(asked, self.guards.configured) == "transport":
@@ -396,7 +395,7 @@ class Guard:
             BadItem: it holds a compaction item that nobody has read, which LiteLLM would leave out.
         """
         changed = self._as_deployed(router, kwargs)
-        deployment = self._deployment_of(changed, "")
+        deployment = self._deployment_of(changed)
         guard = await self.guards.guard(deployment)
         exchange = self._exchanges.get(kwargs)
         is_prepared = exchange is not None and exchange.is_hooked and exchange.attempt.deployment == deployment.id
@@ -409,10 +408,9 @@ class Guard:
             raise BadItem(field, _UNREAD)
         return wire.to_chats_alone(changed, deployment.provider)
 
-    def _deployment_of(self, kwargs: Mapping[str, Any], group: str) -> Deployment:
-        return deployment_of(
-            with_credentials(kwargs), as_entry(kwargs.get("model_info")), group=group, environ=os.environ
-        )
+    def _deployment_of(self, kwargs: Mapping[str, Any], group: str = "") -> Deployment:
+        entry = {"model_name": group, "litellm_params": kwargs, "model_info": kwargs.get("model_info")}
+        return self.guards.deployment(entry)
 
     def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came."""
@@ -471,7 +469,7 @@ class Guard:
         if fault is not None and wire.may_override(kwargs):
             # The body may name another kind of server than the deployment's entry, which cannot be read.
             raise fault
-        guard = await self.guards.guard(self._deployment_of(kwargs, ""))
+        guard = await self.guards.guard(self._deployment_of(kwargs))
         if guard is None or guard.settings.mode != "guard":
             return
         if fault is None and carrier_of(guard.deployment, guard.settings) == "transport":
@@ -486,17 +484,8 @@ async def _decoded(body: Mapping[str, Any]) -> Request | None:
 
 
 async def _text(body: Mapping[str, Any], *, is_bridged: bool) -> tuple[Request | None, int | None]:
-    """A text completion as a request, and its tokens if it consists of token ids; None for what is not ours to judge.
-
-    It is never compacted: its text is bounded, or refused.
-    """
     prompt = body.get("prompt")
-    long = is_long(prompt, [prompt])
-    request = await off_loop_if(long, lambda: wire.decode_prompt(body, is_bridged=is_bridged))
-    if request is not None:
-        return request, None
-    ids = await off_loop_if(long, lambda: wire.longest_ids(body))
-    return (None if ids is None else Request(messages=())), ids
+    return await off_loop_if(is_long(prompt, [prompt]), lambda: wire.decode_text(body, is_bridged=is_bridged))
 
 
 def _is_in_hand(exchange: Exchange, kwargs: Mapping[str, Any]) -> bool:

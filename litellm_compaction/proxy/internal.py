@@ -23,12 +23,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, roughl
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.litellm_inside import router as litellm_router
-from litellm_compaction.proxy.litellm_inside.callers import (
-    has_spare_places,
-    is_allowed,
-    is_within_budgets,
-    takes_place,
-)
+from litellm_compaction.proxy.litellm_inside.callers import has_limits, is_allowed
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.summarizer import SummaryAnswer
 
@@ -94,7 +89,7 @@ class Caller:
         model: a deployment id, which pins that deployment, or a model name.
         parent: metadata of the client's request, to whose key the call belongs.
         timeout_s: limit for each call.
-        group: the `model_name` that LiteLLM's limits are looked up for.
+        group: the `model_name` that the caller's lists are looked up for.
         is_same: the client itself asked that model, and so may.
     """
 
@@ -118,7 +113,7 @@ class Caller:
         Raises:
             SummaryFailed: the key may not call it, or the call failed.
         """
-        await self._check_limits()
+        await self._check_access()
         options = _with_tools(tools, tool_choice)
         most_chars = _MOST_TOKEN_CHARS * max_tokens
         call = partial(self._call, messages, max_tokens, temperature=_SUMMARY_TEMPERATURE, **options)
@@ -174,18 +169,15 @@ class Caller:
             **options,
         )
 
-    async def _check_limits(self) -> None:
-        """Lets a summary be made only if the caller could have made the same call."""
+    async def _check_access(self) -> None:
+        """Lets a foreign model be asked only if the caller could have asked it."""
         try:
             may_ask = self.is_same or await is_allowed(self.router, self.group, self.parent)
-            has_room = may_ask and await takes_place(self.group, self.parent)
         except Exception as error:
             # Fails closed, as LiteLLM's own checks do: a summary can be made without a model.
             raise SummaryFailed("not_checked", type(error).__name__) from error
         if not may_ask:
             raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
-        if not has_room:
-            raise SummaryFailed("rate_limit", "the key has no request or no token left in this minute")
 
 
 def _with_tools(tools: Sequence[JsonValue], tool_choice: JsonValue) -> dict[str, Any]:
@@ -271,13 +263,12 @@ def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryA
 async def may_write_ahead(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> bool:
     """True if a key may have summaries written before they are needed, by models of these names.
 
-    As with any of the key's requests, and within half of its limit for a minute, so that none of its own requests is
-    refused for it. `parent` is the metadata of the client's request.
+    Nothing is written for a key with any limit: none of its own requests is to be refused for what it never asked.
+
+    Args:
+        parent: metadata of the client's request.
     """
-    for model in models:
-        if not (await is_allowed(router, model, parent) and await has_spare_places(model, parent)):
-            return False
-    return await is_within_budgets(parent)
+    return not has_limits(parent) and all([await is_allowed(router, model, parent) for model in models])
 
 
 async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:

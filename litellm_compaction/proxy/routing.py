@@ -276,8 +276,13 @@ def is_listed_here(deployment_id: str) -> bool:
 
 
 def router_entries(router: Any) -> list[Mapping[str, Any]]:
-    """Every deployment of the router."""
-    return [as_entry(entry) for entry in litellm_router.deployments(router)] if router is not None else []
+    """Every deployment of the router that its operator has put there."""
+    entries = [as_entry(entry) for entry in litellm_router.deployments(router)] if router is not None else []
+    return [entry for entry in entries if not is_listed_here(id_of(entry))]
+
+
+def id_of(entry: Mapping[str, Any]) -> str:
+    return str(as_entry(entry.get("model_info")).get("id"))
 
 
 def unknown_model(config: Mapping[str, Any], name: str) -> str:

@@ -27,7 +27,7 @@ from litellm_compaction.proxy.standards.items import Items
 from litellm_compaction.proxy.standards.routes import serving
 from litellm_compaction.proxy.standards.standards import Standards
 from litellm_compaction.proxy.startup import Preparing, spare_collections
-from litellm_compaction.stores import open_board, open_originals, open_store
+from litellm_compaction.stores import board_of, open_store, originals_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -48,8 +48,8 @@ class Service:
         self.store = store = open_store(
             where, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes, redis=proxy_redis, secret=secret
         )
-        self.originals = open_originals(
-            where, store, ttl_s=settings.originals_ttl_s, max_bytes=settings.originals_max_bytes, secret=secret
+        self.originals = originals_of(
+            store, ttl_s=settings.originals_ttl_s, max_bytes=settings.originals_max_bytes, secret=secret
         )
         self._metrics, self._history = Metrics(), History(store)
         self.compactor = Compactor(
@@ -57,7 +57,7 @@ class Service:
             counter=TokenCounter(),
             sources=Sources(settings.tokenizer),
             store=store,
-            board=open_board(where, store, secret=secret),
+            board=board_of(store),
             originals=self.originals,
             observers=(log_observer(logger), self._metrics.observe, add_to_trace, self._history),
         )

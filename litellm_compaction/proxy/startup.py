@@ -24,7 +24,7 @@ from litellm_compaction.proxy.litellm_inside.application import configuration
 from litellm_compaction.proxy.litellm_inside.seam import Seam
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.report import targets_of
-from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed, is_listed_here
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.windows.windows import Target
 
@@ -99,7 +99,7 @@ class Preparing:
         Args:
             router: gives LiteLLM's.
         """
-        windows, is_wanted = self._compactor.windows, asyncio.Event()
+        windows, is_wanted, is_first = self._compactor.windows, asyncio.Event(), True
         windows.on_loaded = is_wanted.set
         try:
             while True:
@@ -108,8 +108,10 @@ class Preparing:
                     await self.prepare(router())
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
                     log_failure("prepare", error)
-                # Vocabularies, templates and listings stay.
-                spare_collections()
+                if is_first:
+                    # Vocabularies, templates and listings stay.
+                    spare_collections()
+                    is_first = False
                 await is_wanted.wait()
         finally:
             windows.on_loaded = None
@@ -146,8 +148,7 @@ class Preparing:
     async def _models(self, router: Any) -> AsyncIterator[tuple[GuardedDeployment, list[Target]]]:
         """The guarded deployments, each with its model, or with those that its wildcard's server has loaded."""
         async for guard in self._guards.guarded(router):
-            if not is_listed_here(guard.deployment.id):
-                yield guard, await targets_of(self._compactor.windows, guard.deployment)
+            yield guard, await targets_of(self._compactor.windows, guard.deployment)
 
     async def _look_at_window(self, guard: GuardedDeployment, target: Target) -> str:
         """Returns the model's name with its window, in words."""

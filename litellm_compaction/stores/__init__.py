@@ -1,4 +1,7 @@
-"""Opens the store for compactions, learned facts, settings and the history: rows, by their URL."""
+"""Opens the store for compactions, learned facts, settings and the history: rows, by their URL.
+
+Originals, and the notes by which processes tell each other their work, are parts of the same file or server.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.master_key import Box
 from litellm_compaction.places import DEFAULT_PREFIX, PROXYS_OWN, data_folder, is_redis, parse_redis
 from litellm_compaction.stores.originals import Covered, Originals, Stretch
-from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
-from litellm_compaction.stores.sqlite import SqliteRows
+from litellm_compaction.stores.rows import MemoryRows, SteadyRows
+from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
 from litellm_compaction.stores.store import (
     FACTS_SCOPE,
     MAX_LEASE_S,
@@ -23,7 +26,6 @@ from litellm_compaction.stores.store import (
     Decide,
     EventLog,
     Facts,
-    Join,
     SettingStore,
     Store,
     StoredCompaction,
@@ -39,19 +41,18 @@ __all__ = [
     "Decide",
     "EventLog",
     "Facts",
-    "Join",
     "Originals",
     "SettingStore",
     "Store",
     "StoredCompaction",
     "StoredEvent",
     "Stretch",
+    "board_of",
     "digest",
     "memory_store",
-    "open_board",
     "open_existing",
-    "open_originals",
     "open_store",
+    "originals_of",
     "sqlite_path",
 ]
 
@@ -61,15 +62,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("litellm_compaction")
 
 _FILE_NAME = "store.sqlite3"
-_BOARD = ".workers"
-_ORIGINALS = ".originals"
 # The purpose of the key that encrypts compactions.
 _RECORDS = b"records"
 # Notes live for `MAX_LEASE_S` at most, and their topic for as long again.
 _BOARD_TTL_S, _BOARD_BYTES = 2 * MAX_LEASE_S, 64 * 2**20
-# It takes well under a millisecond. A request waits once for a disk that hangs, and for less than an overflow delays an
-# answer; an overloaded machine needs the time.
-_BOARD_LIMIT_S = 3.0
 _ONLY_IN_A_PROXY = f"store: {PROXYS_OWN} is the proxy's own Redis, and there is no proxy"
 
 
@@ -107,94 +103,23 @@ def open_store(
     except ConfigError as error:
         logger.warning("store_failed %s; requests go on with the memory of this process", error)
         return Store(memory)
-    return Store(SteadyRows(SqliteRows(path, ttl_s=ttl_s, max_bytes=max_bytes), memory), box)
+    return Store(SteadyRows(SqliteRows(SqliteFile(path), ttl_s=ttl_s, max_bytes=max_bytes), memory), box)
 
 
-def open_board(
-    url: str,
-    store: Store,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    secret: Callable[[], str | None] = lambda: None,
-) -> Board | None:
-    """The board on which processes that share a store tell each other their state; None if the store is not shared.
+def board_of(store: Store) -> Board | None:
+    """The board on which processes that share a store tell each other their state; None if it is not shared."""
+    if isinstance(store.rows, MemoryRows):
+        return None
+    return Board(store.rows.beside("board", ttl_s=_BOARD_TTL_S, max_bytes=_BOARD_BYTES))
 
-    A file of its own next to the store's: a write every second must neither wait for a summary that is stored nor wear
-    its file out, and damage costs nothing. A server is the store's, which ends it as well.
+
+def originals_of(store: Store, *, ttl_s: float, max_bytes: int, secret: Callable[[], str | None]) -> Originals:
+    """The originals beside what is in a store, with a bound and a time to live of their own.
 
     Args:
-        url: by which `store` was opened.
-        secret: gives the proxy's master key, with which notes on a server are signed; None if there is none.
-
-    Raises:
-        StoreError: the scheme is not known.
-    """
-    if url.startswith("memory://"):
-        return None
-    if is_redis(url):
-        from litellm_compaction.stores.redis import RedisRows
-
-        kept = store.rows.durable if isinstance(store.rows, SteadyRows) else store.rows
-        assert isinstance(kept, RedisRows), "the store of this URL"  # noqa: S101
-        notes = RedisRows(kept.server, prefix=f"{kept.prefix}:board", ttl_s=_BOARD_TTL_S, ends_server=False)
-        return Board(notes, Box(secret, b"notes"))
-    try:
-        path = sqlite_path(url, environ)
-    except ConfigError:
-        # `open_store` says so.
-        return None
-    # The clock of all processes is the machine's own (docs.python.org, `time.monotonic`: system-wide since 3.5), which
-    # stands still while it sleeps.
-    rows = SqliteRows(
-        path.with_name(path.name + _BOARD),
-        ttl_s=_BOARD_TTL_S,
-        max_bytes=_BOARD_BYTES,
-        clock=time.monotonic,
-        limit_s=_BOARD_LIMIT_S,
-    )
-    return Board(rows)
-
-
-def open_originals(
-    url: str,
-    store: Store,
-    *,
-    ttl_s: float,
-    max_bytes: int,
-    environ: Mapping[str, str] = os.environ,
-    secret: Callable[[], str | None],
-    create: bool = True,
-) -> Originals | None:
-    """The originals beside a store, in a file of their own or on the store's server; None if there can be none.
-
-    Args:
-        url: by which `store` was opened.
         secret: gives the proxy's master key.
-        create: False for an operator's look: then no file is made, and without one there are none.
-
-    Raises:
-        StoreError: the scheme is not known.
     """
-    rows: Rows
-    if url.startswith("memory://"):
-        rows = MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes)
-    elif is_redis(url):
-        from litellm_compaction.stores.redis import RedisRows
-
-        kept = store.rows.durable if isinstance(store.rows, SteadyRows) else store.rows
-        assert isinstance(kept, RedisRows), "the store of this URL"  # noqa: S101
-        rows = RedisRows(kept.server, prefix=f"{kept.prefix}:originals", ttl_s=ttl_s, ends_server=False)
-    else:
-        try:
-            path = sqlite_path(url, environ)
-        except ConfigError:
-            # `open_store` says so.
-            return None
-        path = path.with_name(path.name + _ORIGINALS)
-        if not create and not path.is_file():
-            return None
-        rows = SqliteRows(path, ttl_s=ttl_s, max_bytes=max_bytes, create=create)
-    return Originals(rows, ttl_s=ttl_s, secret=secret)
+    return Originals(store.rows.beside("originals", ttl_s=ttl_s, max_bytes=max_bytes), ttl_s=ttl_s, secret=secret)
 
 
 def open_existing(
@@ -224,7 +149,8 @@ def open_existing(
     box = Box(secret, _RECORDS)
     if is_redis(url):
         return Store(_redis(url, redis, ttl_s=ttl_s, rests=False), box)
-    return Store(SqliteRows(sqlite_path(url, environ), ttl_s=ttl_s, max_bytes=max_bytes, create=False), box)
+    path = sqlite_path(url, environ)
+    return Store(SqliteRows(SqliteFile(path, create=False), ttl_s=ttl_s, max_bytes=max_bytes), box)
 
 
 def _redis(url: str, redis: Callable[[], Client] | None, *, ttl_s: float, rests: bool) -> RedisRows:

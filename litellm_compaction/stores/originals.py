@@ -22,7 +22,7 @@ from litellm_compaction.core.secrets import Redact, plain
 from litellm_compaction.errors import CompactionError, TooLargeForStore
 from litellm_compaction.master_key import Box
 from litellm_compaction.stores.rows import Row, Rows
-from litellm_compaction.stores.store import Store, encode_text
+from litellm_compaction.stores.store import encode_text
 
 logger = logging.getLogger("litellm_compaction")
 _ROW, _STRETCHES, _SCOPES = "o:", "stretches", "scopes"
@@ -91,7 +91,6 @@ class Originals:
         self, rows: Rows, *, ttl_s: float, secret: Callable[[], str | None], clock: Callable[[], float] = time.time
     ) -> None:
         self._rows = rows
-        self._lists = Store(rows)
         self._ttl_s = ttl_s
         self._box = Box(secret, b"originals")
         self._clock = clock
@@ -197,12 +196,20 @@ class Originals:
             except TooLargeForStore as error:
                 self._tell("originals_refused %s; that part is not kept (logged once)", error)
                 continue
-            await self._lists.merge_fact(covered.scope, _STRETCHES, covered.hashes[end], _joined)
+            await self._list(covered.scope, _STRETCHES, covered.hashes[end])
         if covered.scope not in await self._listed(covered.tenant, _SCOPES):
-            await self._lists.merge_fact(covered.tenant, _SCOPES, covered.scope, _joined)
+            await self._list(covered.tenant, _SCOPES, covered.scope)
 
     async def _listed(self, scope: str, key: str) -> list[str]:
-        return (await self._lists.get_fact(scope, key) or "").rsplit(maxsplit=_MOST_LISTED)[-_MOST_LISTED:]
+        return next((_entries(row.body) for row in await self._rows.find(scope, [key])), [])
+
+    async def _list(self, scope: str, key: str, entry: str) -> None:
+        """Adds an entry to a list, as one step of all processes."""
+
+        def add(kept: bytes | None, _: float) -> bytes:
+            return " ".join(list(dict.fromkeys((*_entries(kept or b""), entry)))[-_MOST_LISTED:]).encode()
+
+        await self._rows.change(scope, key, add)
 
     async def _is_unreadable(self, scope: str, entry: str) -> bool:
         """Returns True if a stretch is there, but under another master key: then all is kept anew."""
@@ -254,8 +261,9 @@ class Originals:
             logger.warning(text, value)
 
 
-def _joined(kept: str, new: str) -> str:
-    return " ".join(list(dict.fromkeys((*kept.split(), *new.split())))[-_MOST_LISTED:])
+def _entries(body: bytes) -> list[str]:
+    """A list, of which the last count; any process may have written it."""
+    return body.decode(errors="replace").rsplit(maxsplit=_MOST_LISTED)[-_MOST_LISTED:]
 
 
 def _without_synthetic(covered: Covered) -> Covered:

@@ -1,8 +1,8 @@
 """Rows in Redis or Valkey, which serves all proxies and workers that name it.
 
-A row is a hash `compaction:{SCOPE}:KEY`: the scope is the hash tag, so that rows that belong together lie in one slot
+A row is a value `compaction:{SCOPE}:KEY`: the scope is the hash tag, so that rows that belong together lie in one slot
 of a cluster. The server forgets unused rows; nothing is evicted here, since it may belong to another proxy, and no
-other keys are touched. The server's time is the clock of all processes.
+other keys are touched. All is done by plain commands but `change`, which is a script of a few lines.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import random
+import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import cache
-from importlib.resources import files
-from itertools import islice
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
@@ -26,7 +26,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     ClusterDownError,
     MasterDownError,
-    NoScriptError,
     RedisClusterException,
     RedisError,
     ResponseError,
@@ -45,19 +44,34 @@ VALUE_MAX_BYTES = 4 * 1024 * 1024
 _SETTING_MAX_BYTES = 65_536
 # The most that one search brings: later compactions of a conversation hold the earlier ones' facts.
 _FOUND_BYTES = 1024 * 1024
-# The most that one script looks at, so that it holds others up for no more than a millisecond or two.
-_KEYS_AT_ONCE = 2000
-_LINES_AT_ONCE = 1000
-_ROWS_AT_ONCE = 100
+# Of a command and of a pipeline, so that others wait for no more than a millisecond or two.
+_KEYS_AT_ONCE, _NAMES_AT_ONCE, _LINES_AT_ONCE = 64, 2000, 1000
 # Each attempt fails only because another process has changed the same row meanwhile.
-_MOST_ATTEMPTS = 40
-_MOST_PAUSE_S = 0.02
-# To join facts of this length takes about 2 ms.
+_MOST_ATTEMPTS, _MOST_PAUSE_S = 40, 0.02
+# To join lists of this length takes about 2 ms.
 _THREAD_BYTES = 10_000
+# In front of a body: when it was put, and when it was last used, in seconds.
+_HEAD, _USED = struct.Struct(">dd"), struct.Struct(">d")
+# Tells the server's time and the row, an empty string for none; or replaces the row if its body is still the one of
+# which the SHA-1 is given. WATCH needs a connection of its own, which redis-py has for no cluster before 6.
+# KEYS: the row. ARGV: the most bytes that are read, the SHA-1 or "", the new value or "" to delete it, its life in ms.
+_SWAP = """
+local value = redis.pcall('GETRANGE', KEYS[1], 0, ARGV[1] + 16)
+if type(value) ~= 'string' or #value > ARGV[1] + 16 then value = '' end
+if ARGV[2] == '' then
+  local time = redis.call('TIME')
+  return {time[1] .. '.' .. string.format('%06d', time[2]), value}
+end
+if redis.sha1hex(string.sub(value, 17)) ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then redis.call('DEL', KEYS[1])
+elseif ARGV[4] == '0' then redis.call('SET', KEYS[1], ARGV[3])
+else redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4]) end
+return 1
+"""
 
 
 class RedisRows:
-    """Hashes with a time to live, streams for logs, and small scripts that are atomic on the server.
+    """Values with a time to live, and streams for logs.
 
     May be used from several event loops.
 
@@ -65,7 +79,7 @@ class RedisRows:
         prefix: of every key.
         ends_server: whether it ends with these rows; other rows may be there too.
         ttl_s: seconds after which an unused row is forgotten.
-        clock: seconds, in place of the server's.
+        clock: seconds, the same in all processes; in place of the server's for `change`, too.
     """
 
     def __init__(
@@ -83,28 +97,44 @@ class RedisRows:
         self._ends_server = ends_server
         self._clock = clock
 
+    def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> RedisRows:
+        prefix = f"{self.prefix}:{part}"
+        return RedisRows(self.server, prefix=prefix, ttl_s=ttl_s, ends_server=False, clock=self._clock)
+
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         """Of very much text the first rows come, as many as fit a megabyte."""
+        names = {self._name(scope, key): key for key in keys}
+        # Hardly any key is there.
+        asked = list(_chunks(names, _KEYS_AT_ONCE))
+        counts = await self._all([("EXISTS", *some) for some in asked])
         found: list[Row] = []
-        for some in _chunks(keys, _KEYS_AT_ONCE):
-            found += await self._rows(scope, some, most_bytes=_FOUND_BYTES)
-        return found
+        for some, count in zip(asked, counts, strict=True):
+            if count and sum(len(row.body) for row in found) <= _FOUND_BYTES:
+                found += await self._rows(scope, {name: names[name] for name in some}, is_use=scope != SETTINGS)
+        within = accumulate(len(row.body) for row in found)
+        return [row for row, total in zip(found, within, strict=True) if total <= _FOUND_BYTES or row is found[0]]
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
-        await self.server.run("swap", [self._name(scope, key)], (*self._terms(scope), "put", self._bounded(body)))
+        value, lives_ms = _value(self._bounded(body), self._now_s()), self._lives_ms(scope)
+        ending = () if lives_ms is None else ("PX", lives_ms)
+        await self._all([("SET", self._name(scope, key), value, *ending)])
 
     async def change(self, scope: str, key: str, change: Change) -> None:
-        name, terms = [self._name(scope, key)], self._terms(scope)
-        found = await self.server.run("swap", name, (*terms, "look"))
+        name, most = self._name(scope, key), VALUE_MAX_BYTES
         for attempt in range(_MOST_ATTEMPTS):
-            now_s, kept = float(found[0]), found[1] or None
-            is_long = kept is not None and len(kept) > _THREAD_BYTES
-            after = await asyncio.to_thread(change, kept, now_s) if is_long else change(kept, now_s)
-            if after == kept:
+            [(now, value)] = await self._all([("EVAL", _SWAP, 1, name, most, "", "", "")])
+            now_s = float(now) if self._clock is None else self._clock()
+            row = _row(scope, key, value)
+            before = row.body if row is not None and self._is_alive(row, now_s) else None
+            is_long = before is not None and len(before) > _THREAD_BYTES
+            after = await asyncio.to_thread(change, before, now_s) if is_long else change(before, now_s)
+            if after == before:
                 return
-            body = b"" if after is None else self._bounded(after)
-            found = await self.server.run("swap", name, (*terms, "swap", body, kept or b""))
-            if found is None:
+            new = b"" if after is None else _value(self._bounded(after), now_s)
+            # Compared as it is there, expired or not.
+            seen = hashlib.sha1(value[_HEAD.size :], usedforsecurity=False).hexdigest()
+            [done] = await self._all([("EVAL", _SWAP, 1, name, most, seen, new, self._lives_ms(scope) or 0)])
+            if done:
                 return
             await asyncio.sleep(random.uniform(0, min(_MOST_PAUSE_S, 0.001 * 2**attempt)))  # noqa: S311 - no secret
         raise StoreError(f"store {self.server.place} is written by too many at the same time")
@@ -112,75 +142,112 @@ class RedisRows:
     async def scan(self) -> list[Row]:
         found: list[Row] = []
         for scope, keys in (await self._names(None)).items():
-            for some in _chunks(keys, _ROWS_AT_ONCE):
-                found += await self._rows(scope, some, most_bytes=_ROWS_AT_ONCE * VALUE_MAX_BYTES, is_use=False)
+            for some in _chunks(keys, _KEYS_AT_ONCE):
+                names = {self._name(scope, key): key for key in some}
+                found += await self._rows(scope, names, is_use=False)
         return sorted(found, key=lambda row: -row.used_s)
 
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
-        """Deletes rows but those used meanwhile; a server's copy on a disk holds the rest until it saves anew."""
+        """Deletes rows; a server's copy on a disk holds them until it saves anew."""
         deleted: list[str] = []
         names = await self._names(scope) if key is None else {scope or "": [key]}
         for owner, keys in names.items():
-            for some in _chunks(keys, _ROWS_AT_ONCE):
-                arguments = ("" if before_s is None else repr(before_s),)
-                rows = [self._name(owner, each) for each in some]
-                indices = await self.server.run("delete", rows, arguments, is_patient=key is None)
-                deleted += [some[index - 1] for index in indices]
+            for some in _chunks(keys, _KEYS_AT_ONCE):
+                asked = [self._name(owner, each) for each in some]
+                heads = await self._all([("GETRANGE", name, 0, _HEAD.size) for name in asked], is_patient=key is None)
+                rows = (_row(owner, each, head) for each, head in zip(some, heads, strict=True))
+                doomed = [row.key for row in rows if row is not None and (before_s is None or row.used_s < before_s)]
+                await self._all([("DEL", self._name(owner, each)) for each in doomed], is_patient=key is None)
+                deleted += doomed
         if scope is None and key is None:
             await self._delete_lines(before_s)
         return deleted
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
-        await self.server.run("append", self._log(log), (repr(when_s), body, most, round(LINES_TTL_S * 1000)))
+        stream = self._stream(log)
+        added = ("XADD", stream, "MAXLEN", most, "*", "when_s", repr(when_s), "body", body)
+        await self._all([added, ("PEXPIRE", stream, round(LINES_TTL_S * 1000))])
 
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
-        since_s = (time.time() if self._clock is None else self._clock()) - LINES_TTL_S
-        return await self._tail(self._log(log), after=after, most=most, containing=containing, since_s=since_s)
+        since_s = self._now_s() - LINES_TTL_S
+        found: list[Line] = []
+        async for line, _ in self._lines(self._stream(log), _LINES_AT_ONCE if containing else most):
+            if line.number <= after or len(found) == most:
+                break
+            if line.when_s >= since_s and containing in line.body:
+                found.append(line)
+        return found[::-1]
 
     async def aclose(self) -> None:
         if self._ends_server:
             await self.server.aclose()
 
-    async def _rows(self, scope: str, keys: Sequence[str], *, most_bytes: int, is_use: bool = True) -> list[Row]:
-        now, ttl, most = self._terms(scope)
-        beginning = self._name(scope, "")
-        names = [beginning + _quoted(key) for key in keys]
-        found = await self.server.run("find", names, (now, ttl, most_bytes, most, int(is_use)), is_patient=not is_use)
-        return [
-            Row(scope, keys[index - 1], body, float(created_s), float(used_s), len(body) + OVERHEAD_BYTES)
-            for index, body, created_s, used_s in zip(*(iter(found),) * 4, strict=True)
-        ]
+    async def _rows(self, scope: str, names: Mapping[str, str], *, is_use: bool) -> list[Row]:
+        """The rows that are alive; one that is larger than any that is written here is deleted unread."""
+        now_s, most = self._now_s(), _SETTING_MAX_BYTES if scope == SETTINGS else VALUE_MAX_BYTES
+        values = await self._all([("GETRANGE", name, 0, _HEAD.size + most) for name in names], is_patient=not is_use)
+        found: list[Row] = []
+        after: list[tuple[Any, ...]] = []
+        for (name, key), value in zip(names.items(), values, strict=True):
+            row = _row(scope, key, value)
+            if row is None:
+                continue
+            if len(row.body) > most or not self._is_alive(row, now_s):
+                after.append(("DEL", name))
+                continue
+            found.append(row)
+            if is_use:
+                used = _USED.pack(max(now_s, row.used_s))
+                after += [("SETRANGE", name, _USED.size, used), ("PEXPIRE", name, self._lives_ms(scope))]
+        # A server that is full or read-only refuses to note the use, and still finds.
+        await self._all(after, may_refuse=True)
+        return found
 
-    async def _tail(
-        self, log: Sequence[str], *, after: int = 0, most: int, containing: bytes = b"", since_s: float = 0.0
-    ) -> list[Line]:
-        found: list[Line] = []
+    async def _all(
+        self, commands: Sequence[tuple[Any, ...]], *, is_patient: bool = False, may_refuse: bool = False
+    ) -> list[Any]:
+        """The answers to commands that touch one scope or log; None for what is another program's kind of value."""
+        if not commands:
+            return []
+
+        async def send(client: Client) -> list[Any]:
+            pipeline = client.pipeline() if isinstance(client, RedisCluster) else client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command, NEVER_DECODE=True)
+            answers = await pipeline.execute(raise_on_error=False)
+            for at, answer in enumerate(answers):
+                if isinstance(answer, ResponseError) and (may_refuse or str(answer).startswith("WRONGTYPE")):
+                    answers[at] = None
+                elif isinstance(answer, Exception):
+                    raise answer
+            return list(answers)
+
+        return await self.server.call(
+            send, key=str(commands[0][1 + 2 * (commands[0][0] == "EVAL")]), is_patient=is_patient
+        )
+
+    async def _lines(self, stream: str, at_once: int) -> AsyncIterator[tuple[Line, str]]:
+        """Lines, the newest first, with their ids."""
         highest = "+"
-        while len(found) < most:
-            at_once = _LINES_AT_ONCE if containing else min(most - len(found), _LINES_AT_ONCE)
-            arguments = (highest, f"{after + 1}-0", at_once, repr(since_s), containing)
-            lowest, *fields = await self.server.run("tail", log[:1], arguments)
-            for number, when_s, body in zip(*(iter(fields),) * 3, strict=True):
-                found.append(Line(_number(number), float(when_s), body))
-            if lowest is None:
-                break
-            highest = f"{_number(lowest) - 1}-0"
-        return found[:most][::-1]
+        while True:
+            [lines] = await self._all([("XREVRANGE", stream, highest, "-", "COUNT", min(at_once, _LINES_AT_ONCE))])
+            for line_id, fields in lines or ():
+                ms, number = map(int, line_id.split(b"-"))
+                yield Line(ms * 1000 + number, float(fields[b"when_s"]), fields[b"body"]), f"{ms}-{number}"
+            if not lines:
+                return
+            highest = f"{ms}-{number - 1}" if number else f"{ms - 1}"
 
     async def _delete_lines(self, before_s: float | None) -> None:
-        """Numbers go on."""
         for stream in await self._keys(f"{self.prefix}:log:*:lines"):
             if before_s is None:
-                await self._command("DEL", stream)
+                await self._all([("DEL", stream)], is_patient=True)
                 continue
-            lines = await self._tail([stream], most=1_000_000)
-            for some in _chunks((f"{line.number}-0" for line in lines if line.when_s < before_s), _LINES_AT_ONCE):
-                await self._command("XDEL", stream, *some)
-
-    async def _command(self, *words: str) -> None:
-        await self.server.call(lambda client: client.execute_command(*words), is_patient=True)
+            doomed = [line_id async for line, line_id in self._lines(stream, _LINES_AT_ONCE) if line.when_s < before_s]
+            for some in _chunks(doomed, _LINES_AT_ONCE):
+                await self._all([("XDEL", stream, *some)], is_patient=True)
 
     async def _names(self, scope: str | None) -> dict[str, list[str]]:
         """The keys of all possible rows but settings, by scope."""
@@ -196,23 +263,27 @@ class RedisRows:
         """The keys of all servers that match; a cursor goes through each a step at a time."""
 
         async def scan(client: Client) -> list[str]:
-            found = {name async for name in client.scan_iter(match=pattern, count=_KEYS_AT_ONCE)}
+            found = {name async for name in client.scan_iter(match=pattern, count=_NAMES_AT_ONCE)}
             return [name if isinstance(name, str) else name.decode("utf-8", "replace") for name in found]
 
         return await self.server.call(scan, is_patient=True)
 
-    def _terms(self, scope: str) -> tuple[str, str, int]:
-        """now_s, ttl_s and the bound of a body, as scripts want them."""
-        now = "" if self._clock is None else repr(self._clock())
-        return (now, "", _SETTING_MAX_BYTES) if scope == SETTINGS else (now, repr(self._ttl_s), VALUE_MAX_BYTES)
+    def _now_s(self) -> float:
+        return time.time() if self._clock is None else self._clock()
+
+    def _is_alive(self, row: Row, now_s: float) -> bool:
+        return row.scope == SETTINGS or row.used_s >= now_s - self._ttl_s
+
+    def _lives_ms(self, scope: str) -> int | None:
+        return None if scope == SETTINGS else int(self._ttl_s * 1000)
 
     def _name(self, scope: str, key: str, *, is_quoted: bool = False) -> str:
         # Hexadecimal digests stay as they are; anything else must neither end the hash tag nor be taken for a pattern.
         scope, key = (scope, key) if is_quoted else (_quoted(scope), _quoted(key))
         return f"{self.prefix}:{{{scope}}}:{key}"
 
-    def _log(self, log: str) -> tuple[str, str]:
-        return f"{self.prefix}:log:{{{log}}}:lines", f"{self.prefix}:log:{{{log}}}:number"
+    def _stream(self, log: str) -> str:
+        return f"{self.prefix}:log:{{{log}}}:lines"
 
     def _bounded(self, body: bytes) -> bytes:
         if len(body) > VALUE_MAX_BYTES:
@@ -222,8 +293,18 @@ class RedisRows:
         return body
 
 
-def _number(stream_id: bytes) -> int:
-    return int(stream_id.partition(b"-")[0])
+def _value(body: bytes, now_s: float) -> bytes:
+    return _HEAD.pack(now_s, now_s) + body
+
+
+def _row(scope: str, key: str, value: bytes | None) -> Row | None:
+    """None for what was not written here: nothing that was has an empty body, or no time."""
+    if value is None or len(value) <= _HEAD.size:
+        return None
+    created_s, used_s = _HEAD.unpack_from(value)
+    body = value[_HEAD.size :]
+    is_ours = created_s > 0 and math.isfinite(created_s) and math.isfinite(used_s)
+    return Row(scope, key, body, created_s, used_s, len(body) + OVERHEAD_BYTES) if is_ours else None
 
 
 def _quoted(name: str) -> str:
@@ -321,29 +402,6 @@ class RedisServer:
         self._running = Tasks()
         self._is_closed = False
 
-    async def run(
-        self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes | int] = (), *, is_patient: bool = False
-    ) -> Any:
-        """Returns the result of the script in `stores/scripts/SCRIPT.lua`: integers, bytes, None, and lists of these.
-
-        Args:
-            keys: all that the script touches, one at least; in a cluster all have the same hash tag.
-            is_patient: an operator waits for it.
-
-        Raises:
-            StoreError: the server does not answer, or refuses.
-        """
-        text, digest = _script(script)
-
-        async def evaluate(client: Client) -> Any:
-            rest = (len(keys), *keys, *arguments)
-            try:
-                return await client.execute_command("EVALSHA", digest, *rest, NEVER_DECODE=True)
-            except NoScriptError:
-                return await client.execute_command("EVAL", text, *rest, NEVER_DECODE=True)
-
-        return await self.call(evaluate, key=keys[0], is_patient=is_patient)
-
     async def call(
         self, job: Callable[[Client], Awaitable[_Result]], *, key: str = "", is_patient: bool = False
     ) -> _Result:
@@ -419,13 +477,6 @@ async def is_done(task: asyncio.Future[Any], limit_s: float) -> bool:
         if done:
             return True
     return False
-
-
-@cache
-def _script(name: str) -> tuple[str, str]:
-    """A script and its SHA-1, by which the server knows it after the first run."""
-    text = (files(__package__) / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
-    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _said(error: BaseException) -> str:

@@ -103,6 +103,9 @@ class Rows(Protocol):
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
         """Returns the newest `most` lines with a number above `after` and these bytes in them, oldest first."""
 
+    def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> Rows:
+        """Returns other rows at the same place, which end with these."""
+
     async def aclose(self) -> None:
         """Ends it; any number of times."""
 
@@ -188,6 +191,9 @@ class MemoryRows:
             if line.number > after and line.when_s >= since_s and containing in line.body
         )
         return list(islice(newest, most))[::-1]
+
+    def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> MemoryRows:
+        return MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes, clock=self._clock)
 
     async def aclose(self) -> None:
         for kept in (self._rows, self._settings, self._logs, self._bytes_by_scope):
@@ -277,9 +283,14 @@ class SteadyRows:
             self._changes[scope, key] = (lambda _kept, _now_s: body,)
 
     async def change(self, scope: str, key: str, change: Change) -> None:
-        if await self._write(lambda rows: rows.change(scope, key, change)):
+        # What was put in the outage is handed over as it is then, with what was added.
+        is_put = (scope, key) not in self._changes and bool(self._taken and await self._spare.find(scope, [key]))
+        if await self._write(lambda rows: rows.change(scope, key, change)) and not is_put:
             made = self._changes.get((scope, key), ())
             self._changes[scope, key] = (*made, change)[-_MOST_CHANGES:]
+
+    def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> Rows:
+        return self.durable.beside(part, ttl_s=ttl_s, max_bytes=max_bytes)
 
     async def scan(self) -> list[Row]:
         spare = await self._spare.scan()

@@ -1,78 +1,79 @@
 """Rows in one SQLite file, which survives restarts and serves all workers of a machine.
 
-One thread reads and writes, so that no event loop waits for a disk.
+`SqliteFile` opens it and keeps it usable: rights, version, damage, disappearance, other writers. `SqliteRows` are one
+part of what is in it, with a time to live and a bound of their own. One thread reads and writes, so that no event loop
+waits for a disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
+import logging
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from litellm_compaction.errors import StoreError
+from litellm_compaction.places import make_private
 from litellm_compaction.stores.rows import LINES_TTL_S, OVERHEAD_BYTES, SETTINGS, Change, Line, Row
-from litellm_compaction.stores.sqlite_file import Connect, Job, SqliteFile
 
+logger = logging.getLogger("litellm_compaction")
 _Result = TypeVar("_Result")
+_Job: TypeAlias = "Callable[[sqlite3.Connection], _Result]"
 
-# A disk that sleeps or a network that is gone holds a call for long; the request does not wait for it.
-LIMIT_S = 5.0
-# A process that ends does not hang with its disk.
-_LAST_WAIT_S = 1.0
-# How often copies of damaged files are looked at, which live no longer than their content.
-_COPIES_EVERY_S = 3600.0
-# SQLITE_MAX_VARIABLE_NUMBER was 999 until SQLite 3.32 (sqlite.org/limits.html).
-_VARIABLES = 900
-_EXPIRED_LINES_AT_ONCE = 16
-
+# "lmcs" in ASCII; file(1) shows it, and it tells another program's database from an empty one of ours.
+_APPLICATION_ID, _VERSION = 0x6C6D6373, 8
 # A setting has no `used_order`, so that nothing that goes through the order of use meets it. Eviction reads indices
 # alone, never the bodies.
 _SCHEMA = """
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS entry (
-    id INTEGER PRIMARY KEY, scope TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL, created_s REAL NOT NULL,
-    used_s REAL NOT NULL, size_bytes INTEGER NOT NULL, used_order INTEGER, UNIQUE (scope, key)
+    id INTEGER PRIMARY KEY, part TEXT NOT NULL, scope TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL,
+    created_s REAL NOT NULL, used_s REAL NOT NULL, size_bytes INTEGER NOT NULL, used_order INTEGER,
+    UNIQUE (part, scope, key)
 );
 CREATE INDEX IF NOT EXISTS entry_by_use ON entry (used_order);
-CREATE INDEX IF NOT EXISTS entry_by_time ON entry (used_s, used_order);
-CREATE INDEX IF NOT EXISTS entry_by_scope ON entry (scope, used_order, size_bytes);
-CREATE TABLE IF NOT EXISTS usage (id INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
-INSERT OR IGNORE INTO usage VALUES (1, 0);
-CREATE TRIGGER IF NOT EXISTS entry_added AFTER INSERT ON entry
-    BEGIN UPDATE usage SET bytes = bytes + new.size_bytes; END;
+CREATE INDEX IF NOT EXISTS entry_by_time ON entry (part, used_s, used_order);
+CREATE INDEX IF NOT EXISTS entry_by_scope ON entry (part, scope, used_order, size_bytes);
+CREATE TABLE IF NOT EXISTS usage (part TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TRIGGER IF NOT EXISTS entry_added AFTER INSERT ON entry BEGIN
+    INSERT OR IGNORE INTO usage VALUES (new.part, 0);
+    UPDATE usage SET bytes = bytes + new.size_bytes WHERE part = new.part;
+END;
 CREATE TRIGGER IF NOT EXISTS entry_gone AFTER DELETE ON entry
-    BEGIN UPDATE usage SET bytes = bytes - old.size_bytes; END;
-CREATE TRIGGER IF NOT EXISTS entry_resized AFTER UPDATE OF size_bytes ON entry
-    BEGIN UPDATE usage SET bytes = bytes + new.size_bytes - old.size_bytes; END;
+    BEGIN UPDATE usage SET bytes = bytes - old.size_bytes WHERE part = old.part; END;
 CREATE TABLE IF NOT EXISTS line (
     number INTEGER PRIMARY KEY AUTOINCREMENT, log TEXT NOT NULL, when_s REAL NOT NULL, body BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS line_by_log ON line (log, number);
+COMMIT;
 """
-_COLUMNS = "scope, key, body, created_s, used_s, size_bytes"
-# A row that another program has written may hold any type in any column (sqlite.org/datatype3.html).
-_WHOLE = (
-    "typeof(key) = 'text' AND typeof(body) = 'blob' AND typeof(used_s) = 'real'"
-    " AND typeof(created_s) = 'real' AND typeof(size_bytes) = 'integer'"
-)
-# One more than any before: clocks of several processes are not finer than requests.
-_NEXT_ORDER = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
-# The last used row of all stays, however large it is.
-_OLDER = "used_order < (SELECT max(used_order) FROM entry)"
+_DAMAGED_SCHEMA = ("Could not decode", "no such table", "no such column", "has no column", "malformed database schema")
+# A disk that sleeps or a network that is gone holds a call for long; the request does not wait for it. A process that
+# ends does not hang with its disk.
+LIMIT_S, _LAST_WAIT_S = 5.0, 1.0
+# Another process holds the lock for well under a millisecond a write; a request waits no longer than this.
+_BUSY_S = 1.0
+# A file that could not be opened or written is left alone for so long: a waiting request each time would be worse.
+_RETRY_S = 10.0
+_COPIES = ".corrupt-"
 
 
-class SqliteRows:
-    """Rows in a file, for several event loops. The file is opened by the first call.
+class SqliteFile:
+    """The database file, in one thread. A damaged or deleted one is replaced; the damaged one is set aside.
+
+    Any other trouble is a `StoreError`: text of a damaged file can make the driver raise anything.
 
     Args:
-        path: need not exist; it and its folder are made for this user alone.
+        path: need not exist; it and its folder are made for this user alone, by the first call.
         create: whether to make and repair the file; if not, its faults are errors.
-        clock: seconds, the same in all processes.
         limit_s: seconds after which a call is no longer waited for.
         rests: seconds, for the pause after a write that failed.
     """
@@ -81,87 +82,320 @@ class SqliteRows:
         self,
         path: Path,
         *,
-        ttl_s: float,
-        max_bytes: int,
         create: bool = True,
-        clock: Callable[[], float] = time.time,
-        connect: Connect = sqlite3.connect,
+        connect: Callable[..., sqlite3.Connection] = sqlite3.connect,
         limit_s: float = LIMIT_S,
         rests: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._path = path
+        self._create = create
+        self._connect = connect
+        self._limit_s = limit_s
+        self._rests = rests
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
+        self._hanging: Future[Any] | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._is_closed = False
+        self._refused_until_s, self._refusal = -math.inf, ""
+
+    async def run(self, job: _Job[_Result], *, writes: bool = False) -> _Result:
+        """Returns the result of `job`; a caller who is cancelled, or tires, does not stop it.
+
+        Args:
+            writes: in one transaction; raises at once if a write has failed a moment ago.
+        """
+        if self._hanging is not None and not self._hanging.done():
+            raise StoreError(f"store {self._path} still hangs")
+        begun = self.begin(job, writes=writes)
+        answered = asyncio.wrap_future(begun)
+        # The event loop would complain of an error that is not waited for.
+        answered.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({answered}, timeout=self._limit_s)
+        if not answered.done():
+            self._hanging = begun
+            raise StoreError(f"store {self._path} did not answer in {self._limit_s:g} s")
+        return answered.result()
+
+    def begin(self, job: _Job[_Result], *, writes: bool = False) -> Future[_Result]:
+        """Has `job` done behind what was begun before; its error is nobody's."""
+        try:
+            return self._thread.submit(self._do, job, writes)
+        except RuntimeError as exc:
+            raise StoreError(f"store {self._path} is closed") from exc
+
+    def tidy(self, connection: sqlite3.Connection, before_s: float | None) -> None:
+        """Empties the journal, which holds text that is gone, and deletes copies that were set aside before a time.
+
+        While another process reads, the next call empties it. The owner of a damaged file's text is unknown, so that
+        all copies go if there is no time (since 1970).
+        """
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+        for copy in list(self._path.parent.glob(f"{glob.escape(self._path.name)}{_COPIES}*")):
+            # Another process may be faster; of a link only the link goes.
+            with contextlib.suppress(FileNotFoundError):
+                if before_s is None or copy.lstat().st_mtime < before_s:
+                    copy.unlink()
+
+    async def aclose(self) -> None:
+        """Closes the file after what was begun, if the disk answers by then; any number of times."""
+        with contextlib.suppress(RuntimeError):
+            await asyncio.wait({asyncio.wrap_future(self._thread.submit(self._close))}, timeout=_LAST_WAIT_S)
+        self._thread.shutdown(wait=False)
+
+    def _do(self, job: _Job[_Result], writes: bool) -> _Result:
+        try:
+            try:
+                return self._done(job, writes)
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                if not self._is_damage(error):
+                    raise
+            self._set_aside()
+            return self._done(job, writes)
+        except StoreError:
+            raise
+        except Exception as exc:
+            # A store that raises must never decide about a request. A decoding error quotes what it read.
+            said = type(exc).__name__ if isinstance(exc, UnicodeError) else str(exc)
+            refusal = StoreError(f"store {self._path} cannot be used: {said}")
+            if self._connection is None or (writes and isinstance(exc, (sqlite3.OperationalError, OSError))):
+                self._refused_until_s, self._refusal = self._rests() + _RETRY_S, str(refusal)
+            if "I/O" in str(exc):
+                # What stands in the connection's memory may not be what is on the disk any more.
+                self._let_go()
+            raise refusal from exc
+
+    def _done(self, job: _Job[_Result], writes: bool) -> _Result:
+        if self._is_closed:
+            raise StoreError(f"store {self._path} is closed")
+        if (writes or self._connection is None) and self._rests() < self._refused_until_s:
+            raise StoreError(self._refusal)
+        connection = self._opened()
+        if not writes:
+            return job(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            return job(connection)
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is not None and _identity(self._path) != self._identity:
+            logger.warning("store_file_replaced path=%s; it was deleted or moved while in use", self._path)
+            self._let_go()
+        if self._connection is None:
+            if self._create:
+                _make_private(self._path)
+            elif not self._path.is_file():
+                raise StoreError(f"there is no store at {self._path} yet; a proxy makes it with its first compaction")
+            self._identity = _identity(self._path)
+            connection = self._connect(str(self._path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(connection)
+            except BaseException:
+                # No other code knows the connection yet; Ctrl-C included.
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        version, application = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
+        )
+        is_new = application == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+        if application != _APPLICATION_ID and not is_new:
+            raise StoreError(f"{self._path} is a database of another program; name another file in `store`")
+        if version > _VERSION:
+            raise StoreError(
+                f"store {self._path} has schema version {version} and this version of litellm_compaction knows "
+                f"{_VERSION}: update it, or name another file in `store`"
+            )
+        if 0 < version < _VERSION:
+            raise sqlite3.DatabaseError(f"its schema version {version} is of a build before the first release")
+        if version < _VERSION:
+            _use_wal(connection)
+            connection.executescript(_SCHEMA)
+            for name, number in (("application_id", _APPLICATION_ID), ("user_version", _VERSION)):
+                connection.execute(f"PRAGMA {name}={number}").close()
+        # In WAL mode a commit then costs no fsync, and a crash loses the last commits but no file
+        # (sqlite.org/pragma.html#pragma_synchronous). Deleted text is overwritten, not only unlinked.
+        for pragma in ("synchronous=NORMAL", "secure_delete=ON", "journal_size_limit=4194304"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    def _is_damage(self, error: sqlite3.Error | UnicodeDecodeError) -> bool:
+        # CORRUPT and NOTADB are raised as DatabaseError itself, all other trouble as a subclass (CPython,
+        # Modules/_sqlite/util.c), text that is no UTF-8 as either; of a schema of ours nothing is missing.
+        is_damage = type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
+        return self._create and (is_damage or any(map(str(error).__contains__, _DAMAGED_SCHEMA)))
+
+    def _set_aside(self) -> None:
+        """Renames the damaged file, unless another process has done so already."""
+        is_same = _identity(self._path) == self._identity
+        self._let_go()
+        if not is_same:
+            return
+        aside = f"{self._path}{_COPIES}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        # The journal first: it must never meet the fresh file.
+        for suffix in ("-wal", "-shm", ""):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self._path}{suffix}").replace(f"{aside}{suffix}")
+        logger.warning("store_corrupt path=%s; set aside as %s, a fresh one is made", self._path, aside)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _make_private(path: Path) -> None:
+    """Makes the file if it is missing, for this user alone; SQLite gives -wal and -shm the same mode."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if os.name == "posix":
+        for suffix in ("", "-wal", "-shm"):
+            # Also if a link has been put in its place: its target is not ours to close.
+            with contextlib.suppress(OSError):
+                make_private(Path(f"{path}{suffix}"))
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    # The switch needs the file alone and does not always wait for it (sqlite.org/wal.html, 2.2 and 8): several
+    # workers that start together would meet here. Once made, it is kept by the file.
+    deadline_s = time.monotonic() + _BUSY_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode=WAL").close()
+            return
+        time.sleep(0.01)
+    raise sqlite3.OperationalError("database is locked")
+
+
+_COLUMNS = "scope, key, body, created_s, used_s, size_bytes"
+# A row that another program has written may hold any type in any column (sqlite.org/datatype3.html).
+_WHOLE = (
+    "typeof(key) = 'text' AND typeof(body) = 'blob' AND typeof(used_s) = 'real'"
+    " AND typeof(created_s) = 'real' AND typeof(size_bytes) = 'integer'"
+)
+# One more than any before: clocks of several processes are not finer than requests.
+_NEXT = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
+# SQLITE_MAX_VARIABLE_NUMBER was 999 until SQLite 3.32 (sqlite.org/limits.html).
+_VARIABLES = 900
+_EXPIRED_LINES_AT_ONCE = 16
+
+
+class SqliteRows:
+    """A part of what is in a file.
+
+    Args:
+        part: its name; "" for the one that has logs, and ends the file.
+        clock: seconds, the same in all processes.
+    """
+
+    def __init__(
+        self,
+        file: SqliteFile,
+        *,
+        ttl_s: float,
+        max_bytes: int,
+        part: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._file = file
+        self._part = part
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._limit_s = limit_s
-        self._file = SqliteFile(path, _SCHEMA, create=create, connect=connect, clock=rests)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
-        self._hanging: Future[object] | None = None
-        self._copies_seen_s = -math.inf
+
+    def beside(self, part: str, *, ttl_s: float, max_bytes: int) -> SqliteRows:
+        return SqliteRows(self._file, part=part, ttl_s=ttl_s, max_bytes=max_bytes, clock=self._clock)
 
     async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
         now_s = self._clock()
-        found = await self._read(lambda connection: _found(connection, scope, keys))
-        if scope == SETTINGS:
-            return [found[key] for key in keys if key in found]
-        if found:
+        found = await self._file.run(lambda each: self._found(each, scope, keys))
+        alive = [found[key] for key in keys if key in found and self._is_alive(found[key], now_s)]
+        if alive and scope != SETTINGS:
+            noted = f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT} WHERE part = ? AND scope = ? AND key = ?"  # noqa: S608, E501
+            values = [(now_s, self._part, scope, row.key) for row in alive]
             # When no caller waits for it.
-            self._later(lambda: self._file.write(lambda each: _note_use(each, scope, list(found), now_s, self._ttl_s)))
-        return [found[key] for key in keys if key in found and self._is_alive(found[key], now_s)]
+            self._file.begin(lambda each: each.executemany(noted, values), writes=True)
+        return alive
 
     async def put(self, scope: str, key: str, body: bytes) -> None:
-        await self._write(lambda connection: self._put(connection, scope, key, body))
-        self._later(self._file.erase_remains)
-        if (now_s := self._clock()) >= self._copies_seen_s + _COPIES_EVERY_S:
-            self._copies_seen_s = now_s
-            self._later(lambda: self._file.delete_copies(before_s=now_s - self._ttl_s))
+        await self._file.run(lambda each: self._put(each, scope, key, body), writes=True)
+        before_s = self._clock() - self._ttl_s
+        self._file.begin(lambda each: self._file.tidy(each, before_s))
 
     async def change(self, scope: str, key: str, change: Change) -> None:
         def write(connection: sqlite3.Connection) -> None:
             now_s = self._clock()
-            row = _found(connection, scope, [key]).get(key)
+            row = self._found(connection, scope, [key]).get(key)
             before = row.body if row is not None and self._is_alive(row, now_s) else None
             after = change(before, now_s)
             if after is None:
-                connection.execute("DELETE FROM entry WHERE scope = ? AND key = ?", (scope, key))
+                self._delete_row(connection, scope, key)
             elif after != before:
                 self._put(connection, scope, key, after)
 
-        await self._write(write)
+        await self._file.run(write, writes=True)
 
     async def scan(self) -> list[Row]:
-        alive = f"SELECT {_COLUMNS} FROM entry WHERE used_order IS NOT NULL AND used_s >= ? AND {_WHOLE}"  # noqa: S608
-        since_s = self._clock() - self._ttl_s
-        return await self._read(
-            lambda connection: [
-                Row(*row) for row in connection.execute(f"{alive} ORDER BY used_order DESC", (since_s,))
-            ]
-        )
+        alive = f"part = ? AND used_order IS NOT NULL AND used_s >= ? AND {_WHOLE} ORDER BY used_order DESC"
+        asked = f"SELECT {_COLUMNS} FROM entry WHERE {alive}"  # noqa: S608
+        values = (self._part, self._clock() - self._ttl_s)
+        return await self._file.run(lambda each: [Row(*row) for row in each.execute(asked, values)])
 
     async def delete(
         self, *, scope: str | None = None, before_s: float | None = None, key: str | None = None
     ) -> list[str]:
-        deleted = await self._write(lambda connection: _deleted(connection, scope, before_s, key))
-        self._file.owes_erasing = True
-        if key is not None:
-            # While a request waits: its text is gone, its room is used again.
-            self._later(self._file.erase_remains)
-            return deleted
+        matches = (
+            "part = :part AND used_order IS NOT NULL AND (:scope IS NULL OR scope = :scope)"
+            " AND (:before_s IS NULL OR used_s < :before_s) AND (:key IS NULL OR key = :key)"
+        )
+        values = {"part": self._part, "scope": scope, "before_s": before_s, "key": key}
 
-        def shrink(connection: sqlite3.Connection) -> None:
+        def write(connection: sqlite3.Connection) -> list[str]:
+            keys = [str(row[0]) for row in connection.execute(f"SELECT key FROM entry WHERE {matches}", values)]  # noqa: S608
+            connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608
+            if not self._part and scope is None and key is None:
+                connection.execute("DELETE FROM line WHERE :before_s IS NULL OR when_s < :before_s", values)
+            return keys
+
+        deleted = await self._file.run(write, writes=True)
+        if key is None:
             # Another process may be reading: then the room is used again in time.
-            with contextlib.suppress(sqlite3.OperationalError):
-                connection.execute("VACUUM")
-
-        with contextlib.suppress(StoreError):
-            await self._read(shrink)
-        await self._run(self._file.erase_remains)
-        # The owner of a damaged file's text is unknown.
-        await self._run(lambda: self._file.delete_copies(before_s=before_s))
+            with contextlib.suppress(StoreError):
+                await self._file.run(lambda each: each.execute("VACUUM").close())
+            await self._file.run(lambda each: self._file.tidy(each, before_s))
+        else:
+            # While a request waits: its text is gone, its room is used again.
+            self._file.begin(lambda each: self._file.tidy(each, self._clock() - self._ttl_s))
         return deleted
 
     async def append(self, log: str, when_s: float, body: bytes, *, most: int) -> None:
-        expired_s = self._clock() - LINES_TTL_S
-        await self._write(lambda connection: _append(connection, log, when_s, body, most, expired_s))
+        """Expired lines go a few at a time."""
+        newest = "SELECT number FROM line WHERE log = :log ORDER BY number DESC LIMIT 1 OFFSET :most"
+        oldest = "SELECT number FROM line ORDER BY number LIMIT :at_once"
+        values = {"log": log, "when_s": when_s, "body": body, "most": most, "at_once": _EXPIRED_LINES_AT_ONCE}
+        values["expired_s"] = self._clock() - LINES_TTL_S
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT INTO line (log, when_s, body) VALUES (:log, :when_s, :body)", values)
+            connection.execute(f"DELETE FROM line WHERE log = :log AND number <= ({newest})", values)  # noqa: S608
+            connection.execute(f"DELETE FROM line WHERE when_s < :expired_s AND number IN ({oldest})", values)  # noqa: S608
+
+        await self._file.run(write, writes=True)
 
     async def tail(self, log: str, *, after: int = 0, most: int, containing: bytes = b"") -> list[Line]:
         lines = (
@@ -169,152 +403,57 @@ class SqliteRows:
             " AND typeof(body) = 'blob' ORDER BY number DESC LIMIT ?"
         )
         values = (log, after, self._clock() - LINES_TTL_S, containing, most)
-        return await self._read(lambda connection: [Line(*line) for line in connection.execute(lines, values)][::-1])
+        return await self._file.run(lambda each: [Line(*line) for line in each.execute(lines, values)][::-1])
 
     async def aclose(self) -> None:
-        if self._hanging is not None:
-            # What was begun is finished, if the disk answers by then.
-            await asyncio.wait({asyncio.wrap_future(self._hanging)}, timeout=_LAST_WAIT_S)
-        with contextlib.suppress(StoreError):
-            await self._run(self._file.close)
-        self._thread.shutdown(wait=False)
+        if not self._part:
+            await self._file.aclose()
 
     def _is_alive(self, row: Row, now_s: float) -> bool:
-        return row.used_s >= now_s - self._ttl_s
+        return row.scope == SETTINGS or row.used_s >= now_s - self._ttl_s
+
+    def _found(self, connection: sqlite3.Connection, scope: str, keys: Sequence[str]) -> dict[str, Row]:
+        """The rows under `keys`, expired ones too."""
+        found: dict[str, Row] = {}
+        for start in range(0, len(keys), _VARIABLES):
+            some = keys[start : start + _VARIABLES]
+            matches = f"part = ? AND scope = ? AND key IN ({','.join('?' * len(some))}) AND {_WHOLE}"
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM entry WHERE {matches}", (self._part, scope, *some))  # noqa: S608
+            found |= {row[1]: Row(*row) for row in rows}
+        return found
+
+    def _delete_row(self, connection: sqlite3.Connection, scope: str, key: str) -> None:
+        connection.execute("DELETE FROM entry WHERE part = ? AND scope = ? AND key = ?", (self._part, scope, key))
 
     def _put(self, connection: sqlite3.Connection, scope: str, key: str, body: bytes) -> None:
-        """Writes a row; then expired ones go, and others until the bound holds. Runs in a transaction."""
+        """Writes a row; then expired ones go, and others until the bound holds."""
         now_s = self._clock()
-        before = connection.total_changes
-        connection.execute("DELETE FROM entry WHERE scope = ? AND key = ?", (scope, key))
-        connection.execute("DELETE FROM entry WHERE used_order IS NOT NULL AND used_s < ?", (now_s - self._ttl_s,))
-        self._file.owes_erasing |= connection.total_changes > before
+        self._delete_row(connection, scope, key)
+        aging = "part = ? AND used_order IS NOT NULL AND used_s"
+        connection.execute(f"DELETE FROM entry WHERE {aging} < ?", (self._part, now_s - self._ttl_s))  # noqa: S608
         # The clock has been set back: they would outlive their time by as much.
+        latest_s = now_s + self._ttl_s
+        connection.execute(f"UPDATE entry SET used_s = ? WHERE {aging} > ?", (now_s, self._part, latest_s))  # noqa: S608
+        size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT)
         connection.execute(
-            "UPDATE entry SET used_s = ? WHERE used_order IS NOT NULL AND used_s > ?", (now_s, now_s + self._ttl_s)
+            f"INSERT INTO entry (part, {_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, ?, {order})",  # noqa: S608
+            (self._part, scope, key, body, now_s, now_s, size_bytes),
         )
-        size_bytes, order = (0, "NULL") if scope == SETTINGS else (len(body) + OVERHEAD_BYTES, _NEXT_ORDER)
-        connection.execute(
-            f"INSERT INTO entry ({_COLUMNS}, used_order) VALUES (?, ?, ?, ?, ?, ?, {order})",  # noqa: S608
-            (scope, key, body, now_s, now_s, size_bytes),
-        )
-        self._file.owes_erasing |= _evict(connection, self._max_bytes)
+        self._evict(connection)
 
-    async def _read(self, job: Job[_Result]) -> _Result:
-        return await self._run(lambda: self._file.read(job))
+    def _evict(self, connection: sqlite3.Connection) -> None:
+        """Deletes the least recently used of the scope that has most until the bound holds.
 
-    async def _write(self, job: Job[_Result]) -> _Result:
-        return await self._run(lambda: self._file.write(job))
-
-    async def _run(self, call: Callable[[], _Result]) -> _Result:
-        """Returns the result of `call` in the thread; a caller who is cancelled, or tires, does not stop it."""
-        if self._hanging is not None and not self._hanging.done():
-            raise StoreError(f"store {self._file.path} still hangs")
-        try:
-            job = self._thread.submit(_attempt, call)
-        except RuntimeError as exc:
-            raise StoreError(f"store {self._file.path} is closed") from exc
-        answered = asyncio.wrap_future(job)
-        done, _ = await asyncio.wait({answered}, timeout=self._limit_s)
-        if not done:
-            self._hanging = job  # type: ignore[assignment] # whatever it will give
-            raise StoreError(f"store {self._file.path} did not answer in {self._limit_s:g} s")
-        result = answered.result()
-        if isinstance(result, StoreError):
-            raise result
-        return result
-
-    def _later(self, call: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._thread.submit(_attempt, call)
-
-
-def _attempt(call: Callable[[], _Result]) -> _Result | StoreError:
-    # A value, so that asyncio does not complain about an error without a waiter.
-    try:
-        return call()
-    except StoreError as error:
-        return error
-    except OSError as error:
-        return StoreError(f"a copy that was set aside because it was damaged cannot be deleted: {error}")
-
-
-def _found(connection: sqlite3.Connection, scope: str, keys: Sequence[str]) -> dict[str, Row]:
-    """The rows under `keys`, expired ones too."""
-    found: dict[str, Row] = {}
-    for start in range(0, len(keys), _VARIABLES):
-        some = keys[start : start + _VARIABLES]
-        marks = ",".join("?" * len(some))
-        rows = connection.execute(
-            f"SELECT {_COLUMNS} FROM entry WHERE scope = ? AND key IN ({marks}) AND {_WHOLE}",  # noqa: S608
-            (scope, *some),
-        )
-        found |= {row[1]: Row(*row) for row in rows}
-    return found
-
-
-def _note_use(connection: sqlite3.Connection, scope: str, keys: Sequence[str], now_s: float, ttl_s: float) -> None:
-    """Marks those that are alive as used now, the last of `keys` as the latest."""
-    for key in keys:
-        connection.execute(
-            f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT_ORDER}"  # noqa: S608
-            " WHERE scope = ? AND key = ? AND used_s >= ?",
-            (now_s, scope, key, now_s - ttl_s),
-        )
-
-
-def _evict(connection: sqlite3.Connection, max_bytes: int) -> bool:
-    """Deletes the least recently used of the scope that has most until the bound holds; True if there were any.
-
-    So one tenant's records take nothing from tenants with fewer.
-    """
-    [used_bytes] = connection.execute("SELECT bytes FROM usage").fetchone() or [None]
-    if not isinstance(used_bytes, int):
-        raise sqlite3.DatabaseError("the table `usage` is damaged")
-    excess_bytes = used_bytes - max_bytes
-    if excess_bytes <= 0:
-        return False
-    left = dict(connection.execute(f"SELECT scope, sum(size_bytes) FROM entry WHERE {_OLDER} GROUP BY scope"))  # noqa: S608
-    oldest = f"SELECT id, size_bytes FROM entry WHERE scope = ? AND {_OLDER} ORDER BY used_order"  # noqa: S608
-    cursors: dict[str, sqlite3.Cursor] = {}
-    doomed: list[tuple[int]] = []
-    while excess_bytes > 0 and left:
-        scope = max(left, key=left.__getitem__)
-        if scope not in cursors:
-            cursors[scope] = connection.execute(oldest, (scope,))
-        row = cursors[scope].fetchone()
-        if row is None:
-            del left[scope]
-            continue
-        doomed.append((row[0],))
-        left[scope] -= row[1]
-        excess_bytes -= row[1]
-    connection.executemany("DELETE FROM entry WHERE id = ?", doomed)
-    return bool(doomed)
-
-
-def _deleted(connection: sqlite3.Connection, scope: str | None, before_s: float | None, key: str | None) -> list[str]:
-    matches = (
-        "used_order IS NOT NULL AND (:scope IS NULL OR scope = :scope)"
-        " AND (:before_s IS NULL OR used_s < :before_s) AND (:key IS NULL OR key = :key)"
-    )
-    values = {"scope": scope, "before_s": before_s, "key": key}
-    keys = [str(row[0]) for row in connection.execute(f"SELECT key FROM entry WHERE {matches}", values)]  # noqa: S608
-    connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608
-    if scope is None and key is None:
-        connection.execute("DELETE FROM line WHERE :before_s IS NULL OR when_s < :before_s", values)
-    return keys
-
-
-def _append(connection: sqlite3.Connection, log: str, when_s: float, body: bytes, most: int, expired_s: float) -> None:
-    """Adds a line; the oldest go beyond `most`, and expired ones a few at a time."""
-    connection.execute("INSERT INTO line (log, when_s, body) VALUES (?, ?, ?)", (log, when_s, body))
-    connection.execute(
-        "DELETE FROM line WHERE log = :log AND number <="
-        " (SELECT number FROM line WHERE log = :log ORDER BY number DESC LIMIT 1 OFFSET :most)",
-        {"log": log, "most": most},
-    )
-    connection.execute(
-        "DELETE FROM line WHERE when_s < ? AND number IN (SELECT number FROM line ORDER BY number LIMIT ?)",
-        (expired_s, _EXPIRED_LINES_AT_ONCE),
-    )
+        So one tenant's records take nothing from tenants with fewer; the last used row of all stays, however large.
+        """
+        older = f"part = :part AND used_order < {_NEXT} - 1"
+        largest = f"SELECT scope FROM entry WHERE {older} GROUP BY scope ORDER BY sum(size_bytes) DESC LIMIT 1"  # noqa: S608
+        oldest = f"SELECT id FROM entry WHERE {older} AND scope = ({largest}) ORDER BY used_order LIMIT 1"  # noqa: S608
+        values, deleted = {"part": self._part}, 1
+        while deleted:
+            [used_bytes] = connection.execute("SELECT bytes FROM usage WHERE part = :part", values).fetchone() or [None]
+            if not isinstance(used_bytes, int):
+                raise sqlite3.DatabaseError("the table `usage` is damaged")
+            if used_bytes <= self._max_bytes:
+                return
+            deleted = connection.execute(f"DELETE FROM entry WHERE id = ({oldest})", values).rowcount  # noqa: S608

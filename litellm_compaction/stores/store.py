@@ -7,7 +7,6 @@ bytes that survive upgrades, field by field as in the dataclasses: missing field
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -41,9 +40,6 @@ MAX_LEASE_S = 60.0
 _RENEWED_RATIO = 0.2
 _NOTES = "notes"
 
-# Makes one fact of the old and the new. The order must not matter, nor how often the same comes: a write whose answer
-# was lost is made again. It gets any stored text, raises nothing, and may be called from any thread.
-Join: TypeAlias = Callable[[str, str], str]
 # Gets the others' notes, and gives the own new one, None for none, with its meaning.
 Decide: TypeAlias = "Callable[[Sequence[bytes]], tuple[bytes | None, _Result]]"
 
@@ -216,23 +212,6 @@ class Facts(_OverRows):
         """Keeps a fact, in place of an earlier one under the same key."""
         await self.rows.put(scope, _FACT + key, encode_text(text))
 
-    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
-        """Adds to a fact, as one step of all processes, so that no process's part is lost.
-
-        Returns:
-            The value that is kept now: the old one and `text`, joined; `text` if there was none.
-        """
-        both = text
-
-        def add(kept: bytes | None, _: float) -> bytes:
-            nonlocal both
-            known = None if kept is None else _decoded(kept)
-            both = text if known is None else join(known, text)
-            return encode_text(both)
-
-        await self.rows.change(scope, _FACT + key, add)
-        return both
-
 
 class SettingStore(_OverRows):
     """Settings that an operator has chosen at run time."""
@@ -285,14 +264,10 @@ class Board:
 
     Args:
         rows: of notes alone; all processes see the same clock there.
-        seal: signs notes on a server, where others may write, too; a note that it has not signed for this topic, writer
-            and end counts as none.
     """
 
-    def __init__(self, rows: Rows, seal: Box = NO_BOX) -> None:
+    def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._seal = seal
-        self._is_told = False
 
     async def update(self, topic: str, name: str, decide: Decide[_Result], *, lease_s: float) -> _Result:
         """Reads the others' notes under a topic and replaces one's own, as one step of all processes.
@@ -312,7 +287,7 @@ class Board:
         decided: list[_Result] = []
 
         def change(kept: bytes | None, now_s: float) -> bytes | None:
-            notes = self._read(topic, kept, now_s)
+            notes = _notes(kept, now_s)
             own = notes.pop(name, None)
             body, result = decide([note.body for note in notes.values()])
             decided.append(result)
@@ -322,7 +297,8 @@ class Board:
                 return kept
             if body is not None:
                 notes[name] = _Note(now_s + lease_s, body)
-            return self._written(topic, notes) if notes else None
+            written = {each: (note.until_s, note.body.decode("latin-1")) for each, note in notes.items()}
+            return json.dumps(written, separators=(",", ":")).encode() if notes else None
 
         await self._rows.change(topic, _NOTES, change)
         if not decided:
@@ -333,43 +309,19 @@ class Board:
         """Ends it; any number of times."""
         await self._rows.aclose()
 
-    def _written(self, topic: str, notes: dict[str, _Note]) -> bytes:
-        return json.dumps(
-            {
-                name: (note.until_s, note.body.decode("latin-1"), self._mac(topic, name, note))
-                for name, note in notes.items()
-            },
-            separators=(",", ":"),
-        ).encode()
 
-    def _read(self, topic: str, kept: bytes | None, now_s: float) -> dict[str, _Note]:
-        """The notes that last, by writer; any process may have written `kept`."""
-        try:
-            found = json.loads(kept or b"{}")
-        except (ValueError, RecursionError):
-            return {}
-        notes: dict[str, _Note] = {}
-        for name, said in found.items() if isinstance(found, dict) else ():
-            match said:
-                case [float() as until_s, str() as body, str() as mac] if now_s < until_s <= now_s + MAX_LEASE_S:
-                    note = _Note(until_s, body.encode("latin-1", "replace"))
-                    if hmac.compare_digest(mac.encode(errors="replace"), self._mac(topic, name, note).encode()):
-                        notes[name] = note
-                    else:
-                        self._tell_unsigned()
-        return notes
-
-    def _mac(self, topic: str, name: str, note: _Note) -> str:
-        said = (text.encode("utf-8", "surrogatepass") for text in (topic, name, repr(note.until_s)))
-        return self._seal.mac(*said, note.body).hex()
-
-    def _tell_unsigned(self) -> None:
-        if not self._is_told:
-            self._is_told = True
-            logger.warning(
-                "notes_ignored the store holds notes that are not signed with this proxy's master key; "
-                "workers that share a store need the same one"
-            )
+def _notes(kept: bytes | None, now_s: float) -> dict[str, _Note]:
+    """The notes that last, by writer; any process may have written `kept`."""
+    try:
+        found = json.loads(kept or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    notes: dict[str, _Note] = {}
+    for name, said in found.items() if isinstance(found, dict) else ():
+        match said:
+            case [float() as until_s, str() as body] if now_s < until_s <= now_s + MAX_LEASE_S:
+                notes[name] = _Note(until_s, body.encode("latin-1", "replace"))
+    return notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,14 +331,11 @@ class _Envelope:
 
 
 _ADAPTER = TypeAdapter(_Envelope)
-# The stored names of fields that have another one in the code.
-_STORED_NAMES = {"level": "rung", "covered_part": "begun"}
 
 
 def encode(compaction: Compaction) -> bytes:
     """JSON in UTF-8, which holds half surrogate pairs too: clients do send them."""
     fields = _ADAPTER.dump_python(_Envelope(version=1, compaction=compaction), mode="json", warnings=False)
-    fields["compaction"] = {_STORED_NAMES.get(name, name): value for name, value in fields["compaction"].items()}
     return encode_text(json.dumps(fields, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -404,11 +353,8 @@ def digest(compaction: Compaction) -> str:
 def decode(data: bytes) -> Compaction | None:
     """The compaction that `encode` wrote, in whatever version; None if it cannot be read or fits no conversation."""
     try:
-        fields = json.loads(data.decode("utf-8", "surrogatepass"))
-        stored = fields["compaction"]
-        named = {name: stored[key] for name, key in _STORED_NAMES.items() if key in stored}
-        compaction = _ADAPTER.validate_python({**fields, "compaction": {**stored, **named}}).compaction
-    except (ValidationError, ValueError, TypeError, KeyError, RecursionError):
+        compaction = _ADAPTER.validate_python(json.loads(data.decode("utf-8", "surrogatepass"))).compaction
+    except (ValidationError, ValueError, TypeError, RecursionError):
         return None
     return compaction if is_level(compaction.level) and is_sound(compaction) else None
 

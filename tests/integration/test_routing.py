@@ -228,9 +228,9 @@ def test_unusable_pruning_model_is_not_used(
     assert routes.proxy.expect_logged(rf"WARNING.*pruning_model={pruner} is not used while {why}")
 
 
-@pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "scribe"), ("pruned-mapped", "plain")])
+@pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "scribe"), ("pruned-written", "plain")])
 def test_any_deployment_can_be_the_pruning_model(routes: Bench, servers: Servers, group: str, pruner: str) -> None:
-    """A llama.cpp that nobody opted in, by its own window, and one whose window only LiteLLM's map knows."""
+    """A llama.cpp that nobody opted in, by its own window, and one whose window its operator wrote."""
     watch = routes.watch(group)
     server: PlainServer = getattr(servers, pruner)
     since = len(server.requests)

@@ -89,8 +89,11 @@ class Simulator(simulated.Simulator):
         Raises:
             KeyError: no instance has this id.
         """
-        instance = super().unload(instance_id)
+        instance = next((loaded for loaded in self.instances if loaded.id == instance_id), None)
+        if instance is None:
+            raise KeyError(instance_id)
         assert isinstance(instance, Instance)
+        self.instances.remove(instance)
         instance.fail_all(MODEL_UNLOADED, "error")
         return instance
 

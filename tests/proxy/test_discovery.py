@@ -107,6 +107,9 @@ async def test_each_server_behind_a_name_has_its_own_deployment(discovery: Disco
         assert sorted(listed(configured)) == sorted([f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}", "lm_studio/solo"])
         assert shown(configured, f"lm_studio/{QWEN}") == [(8192, 1638), (4096, 819)]
         assert shown(configured, f"lm_studio/{GEMMA}") == [(None, None)]
+    (cold,) = configured.get_model_list(model_name=f"lm_studio/{GEMMA}") or ()
+    # A look at its health would load it.
+    assert cold["model_info"]["disable_background_health_check"] is True
     del servers.models["two.test"]
     await discovery.refresh(configured)
     assert sorted(listed(configured)) == sorted([f"lm_studio/{QWEN}", f"lm_studio/{GEMMA}"])
@@ -132,6 +135,18 @@ async def test_a_named_deployment_shows_its_window_and_never_in_place_of_the_ope
         assert sorted(entry["model_info"]["id"] for entry in configured.get_model_list() or ()) == sorted(before)
     (found,) = configured.get_model_list(model_name="mine") or ()
     assert found["litellm_params"]["api_key"] == "k"
+
+
+async def test_a_key_of_the_wildcard_uses_what_it_is_not_shown(discovery: Discovery) -> None:
+    """LiteLLM lists no model for it, and lets it call each; a key of the models is shown them."""
+    from litellm.proxy.auth import auth_checks
+
+    configured, name = router(("lm_studio/*", "lm_studio/*", ONE)), f"lm_studio/{QWEN}"
+    await discovery.refresh(configured)
+    assert (listed(configured, "lm_studio/*"), listed(configured, name)) == ([], [name])
+    check: Any = getattr(auth_checks, "can_object_call_model", None) or auth_checks._can_object_call_model
+    options = {"team_model_aliases": None, "team_id": None, "object_type": "key"}
+    assert check(model=name, llm_router=configured, models=["lm_studio/*"], **options)
 
 
 async def test_no_numbers_where_litellm_would_refuse_by_them(discovery: Discovery) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.compaction import compaction_id
-from litellm_compaction.master_key import Box
 from litellm_compaction.stores import Board, Store, open_store
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows
 from litellm_compaction.stores.store import encode
@@ -27,13 +26,12 @@ _TOPIC = "compaction:board:{pool}:notes"
 _FORGED_NOTES: dict[str, bytes] = {
     "no JSON": b"{",
     "deep JSON": b"[" * 100_000,
-    "digits that are none (ended leases)": b'{"evil":["99x","{}",""]}',
-    "for ever": b'{"evil":[9999999999999.0,"{}",""]}',
-    "a number of ten thousand digits": b'{"evil":[' + b"9" * 10_000 + b',"{}",""]}',
+    "digits that are none (ended coordination)": b'{"evil":["99x","{}"]}',
+    "for ever": b'{"evil":[9999999999999.0,"{}"]}',
+    "a number of ten thousand digits": b'{"evil":[' + b"9" * 10_000 + b',"{}"]}',
     "nothing": b'{"evil":[]}',
-    "a signature that is none": b'{"evil":[%s,"{}",null]}',
-    "half a surrogate pair for a name": b'{"\\ud800":[1.5,"{}",""]}',
-    "five million bytes": b'{"evil":[%s,"' + b"x" * 5_000_000 + b'",""]}',
+    "half a surrogate pair for a name": b'{"\\ud800":[1.5,"{}"]}',
+    "five million bytes": b'{"evil":[%s,"' + b"x" * 5_000_000 + b'"]}',
 }
 
 
@@ -51,16 +49,22 @@ async def store(url: str) -> AsyncIterator[RedisStore]:
     await store.aclose()
 
 
-def _board(store: RedisStore, secret: str | None = SECRET) -> Board:
-    return Board(RedisRows(store.server, prefix="compaction:board", ttl_s=120), Box(lambda: secret, b"notes"))
+def _board(store: RedisStore) -> Board:
+    return Board(RedisRows(store.server, prefix="compaction:board", ttl_s=120))
 
 
 async def _write(store: RedisStore, body: bytes | str, key: str = _TOPIC) -> None:
-    await store.says("HSET", key, "body", body, "created_s", "1", "used_s", repr(time.time()))
+    head = struct.pack(">dd", time.time(), time.time())
+    await store.says("SET", key, head + (body.encode() if isinstance(body, str) else body))
+
+
+async def _body(store: RedisStore, key: str) -> bytes:
+    value: bytes = await store.says("GET", key)
+    return value[16:]
 
 
 async def _read(store: RedisStore) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = json.loads(await store.says("HGET", _TOPIC, "body"))
+    found: dict[str, list[Any]] = json.loads(await _body(store, _TOPIC))
     return found
 
 
@@ -69,38 +73,13 @@ async def _seen(board: Board, name: str = "me", topic: str = "pool") -> list[byt
 
 
 @pytest.mark.parametrize("name", _FORGED_NOTES)
-async def test_a_note_that_nobody_here_has_written_counts_as_none(name: str, store: RedisStore) -> None:
-    """With or without a key; it does not stay, and whoever looks goes on."""
-    body = _FORGED_NOTES[name]
-    for secret in (SECRET, None):
-        await _write(store, body.replace(b"%s", repr(time.time() + 10).encode()))
-        assert await _seen(_board(store, secret)) == []
-        assert await _seen(_board(store, secret), "you") == [b"mine"]
-        assert set(await _read(store)) == {"me", "you"}
-        await store.says("DEL", _TOPIC)
-
-
-async def test_forged_notes_of_a_shared_context_count_as_none(
-    store: RedisStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that lasts as long as a true one, one of another proxy, and true ones under other names, ends and topics."""
-    one, two, stranger = _board(store), _board(store), _board(store, "sk-of-another-proxy")
-    assert await _seen(one, "one") == []
-    assert await _seen(two, "two") == [b"mine"]
-    notes = await _read(store)
-    true = notes["one"]
-    with caplog.at_level(logging.WARNING):
-        forged = {"evil": [true[0], '{"held":1}', ""], "moved": true}
-        await _write(store, json.dumps({**notes, **forged}))
-        await _write(store, json.dumps({"one": true}), "compaction:board:{other}:notes")
-        assert await _seen(one, "one") == [b"mine"]
-        assert await _seen(two, "two", "other") == []
-        assert await _seen(stranger, "stranger") == []
-        notes = await _read(store)
-        await _write(store, json.dumps({"one": [true[0] + 1, *true[1:]]}))
-        assert await _seen(two, "two") == [], "it would last longer than its writer said"
-    # Each worker says it once.
-    assert [line.split()[0] for line in caplog.messages] == ["notes_ignored"] * 3
+async def test_a_note_that_no_worker_could_have_written_counts_as_none(name: str, store: RedisStore) -> None:
+    """It does not stay, and whoever looks goes on."""
+    await _write(store, _FORGED_NOTES[name].replace(b"%s", repr(time.time() + 10).encode()))
+    assert await _seen(_board(store)) == []
+    assert await _seen(_board(store), "you") == [b"mine"]
+    assert set(await _read(store)) == {"me", "you"}
+    await store.says("DEL", _TOPIC)
 
 
 async def test_what_is_larger_than_anything_written_here_is_not_read(store: RedisStore) -> None:
@@ -117,7 +96,8 @@ async def test_what_is_larger_than_anything_written_here_is_not_read(store: Redi
     assert await store.says("EXISTS", "compaction:{team}:c:h", "compaction:{team}:f:key") == 0
     assert await store.compactions() == []
     await _write(store, huge, "compaction:{team}:f:key")
-    assert await store.merge_fact("team", "key", "2", lambda kept, new: kept + new) == "2"
+    await store.rows.change("team", "f:key", lambda kept, _: (kept or b"") + b"2")
+    assert await store.get_fact("team", "key") == "2"
 
 
 _TEXT = "Our plan is to dig at the old oak."
@@ -125,7 +105,7 @@ _RECORD, _HIS = "compaction:{ours}:c:h", compaction_id("theirs", "his")
 
 
 async def _copied(store: RedisStore, source: str, target: str) -> None:
-    await _write(store, await store.says("HGET", source, "body"), target)
+    await _write(store, await _body(store, source), target)
 
 
 async def _unlocked(store: RedisStore) -> None:
@@ -133,7 +113,7 @@ async def _unlocked(store: RedisStore) -> None:
 
 
 async def _changed(store: RedisStore) -> None:
-    body = await store.says("HGET", _RECORD, "body")
+    body = await _body(store, _RECORD)
     await _write(store, body[:-1] + bytes([body[-1] ^ 1]), _RECORD)
 
 
@@ -194,7 +174,7 @@ async def test_no_word_of_a_record_stands_in_a_store(
     async def kept() -> bytes:
         if kind == "file":
             return b"".join(each.read_bytes() for each in tmp_path.iterdir())
-        return b"".join([await store.says("HGET", key, "body") for key in await store.says("KEYS", "*}:c:*")])
+        return b"".join([await store.says("GET", key) for key in await store.says("KEYS", "*}:c:*")])
 
     known = replace(compaction("h", text=_TEXT), ledger=_TEXT, omissions=_TEXT)
     workers = [worker(secret) for secret in (SECRET, "sk-of-another-proxy", None)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.stores import open_store
+from litellm_compaction.recall.lookup import Lookup
+from litellm_compaction.stores import Originals, open_store
+from litellm_compaction.stores.rows import MemoryRows, Row
 from litellm_compaction.stores.store import decode
 from tests.integration.bench import Bench
 from tests.security.office import action, ask, body_of, conversation
@@ -152,3 +155,27 @@ async def test_a_clock_that_jumps_loses_nothing_that_is_young_and_keeps_nothing_
     await store.events()
     assert _holds_secret(tmp_path) == []
     await store.aclose()
+
+
+@pytest.mark.parametrize("forged", ["scopes", "stretches"])
+async def test_a_forged_list_of_originals_costs_a_search_no_more_than_a_full_one(forged: str) -> None:
+    """Whoever writes to a shared Redis may list any number; the newest are believed, and each is asked for at most."""
+
+    class Counted(MemoryRows):
+        asked = 0
+
+        async def find(self, scope: str, keys: Sequence[str]) -> list[Row]:
+            self.asked += 1
+            return await super().find(scope, keys)
+
+    rows = Counted(ttl_s=1e6, max_bytes=100_000_000)
+    originals = Originals(rows, ttl_s=1e6, secret=lambda: SECRET)
+    listed = b" ".join(b"%032x" % number for number in range(100_000))
+    await rows.put("tenant", "scopes", listed if forged == "scopes" else b"scope")
+    await rows.put("scope", "stretches", listed)
+    await rows.put(f"{99_999:032x}", "stretches", listed)
+    rows.asked = 0
+    assert len(await originals.names("tenant")) == 4096
+    assert rows.asked <= 257
+    await Lookup(originals).search("tenant", "whale", limit=5)
+    assert rows.asked <= 600

@@ -12,7 +12,7 @@ from litellm_compaction.places import parse_redis
 from litellm_compaction.stores import Board, Store
 from litellm_compaction.stores.redis import LIMIT_S, OwnClients, RedisRows, RedisServer, client_of
 from litellm_compaction.stores.rows import MemoryRows, Rows, SteadyRows
-from litellm_compaction.stores.sqlite import SqliteRows
+from litellm_compaction.stores.sqlite import SqliteFile, SqliteRows
 
 
 class MemoryStore(Store):
@@ -22,11 +22,18 @@ class MemoryStore(Store):
         super().__init__(MemoryRows(ttl_s=ttl_s, max_bytes=max_bytes, clock=clock))
 
 
+def sqlite_rows(
+    path: Path, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time, **file: Any
+) -> SqliteRows:
+    """Rows in a file of their own."""
+    return SqliteRows(SqliteFile(path, **file), ttl_s=ttl_s, max_bytes=max_bytes, clock=clock)
+
+
 class SqliteStore(Store):
     rows: SqliteRows
 
     def __init__(self, path: Path, **options: Any) -> None:
-        super().__init__(SqliteRows(path, **options))
+        super().__init__(sqlite_rows(path, **options))
 
 
 class SteadyStore(Store):
@@ -102,4 +109,4 @@ class MemoryBoard(Board):
 
 def file_board(path: Path, **options: Any) -> Board:
     """A board in a file, as a proxy has it."""
-    return Board(SqliteRows(path, **{"ttl_s": 120.0, "max_bytes": 1_000_000, "clock": time.monotonic, **options}))
+    return Board(sqlite_rows(path, **{"ttl_s": 120.0, "max_bytes": 1_000_000, "clock": time.monotonic, **options}))

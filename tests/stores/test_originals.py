@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
@@ -16,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import chain, visible_text
-from litellm_compaction.stores import Covered, Originals, open_existing, open_originals
+from litellm_compaction.errors import StoreError
+from litellm_compaction.stores import Covered, Originals, open_existing, open_store, originals_of
 from litellm_compaction.stores.rows import MemoryRows, Rows
-from litellm_compaction.stores.sqlite import SqliteRows
 from tests.builders import JsonDict, assistant, contents, parsed, user
-from tests.stores.made import RedisStore
+from tests.stores.compactions import compaction
+from tests.stores.made import RedisStore, sqlite_rows
 from tests.stores.servers import any_program, running
 
 SECRET = "sk-master"
@@ -68,7 +68,7 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         if request.param == "memory":
             return memory
         if request.param == "sqlite":
-            return SqliteRows(tmp_path / "store.originals", ttl_s=100, max_bytes=10_000_000)
+            return sqlite_rows(tmp_path / "store.originals", ttl_s=100, max_bytes=10_000_000)
         url = f"{request.getfixturevalue('server')}?prefix={name}"
         return RedisStore(url, rests=False, limit_s=10, ttl_s=100).rows
 
@@ -185,24 +185,28 @@ async def test_the_bound_drops_the_oldest() -> None:
 
 
 async def test_no_word_is_on_the_disk(tmp_path: Path) -> None:
-    """Neither in the file nor in its journal; they lie beside the store, in a file of their own."""
+    """Neither in the file nor in its journal; they are a part of the store's file, with a bound of their own."""
     url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
-    existing = open_existing(url, ttl_s=100, max_bytes=1_000_000)
-    options = {"ttl_s": 100.0, "max_bytes": 1_000_000}
-    assert open_originals(url, existing, ttl_s=100, max_bytes=1, secret=lambda: SECRET, create=False) is None
-    originals = open_originals(url, existing, ttl_s=100, max_bytes=1_000_000, secret=lambda: SECRET)
-    assert originals is not None
+    store, look = (opening(url, ttl_s=100, max_bytes=1_000_000) for opening in (open_store, open_existing))
+    originals, again = (
+        originals_of(each, ttl_s=100, max_bytes=50_000, secret=lambda: SECRET) for each in (store, look)
+    )
+    with pytest.raises(StoreError, match="there is no store"):
+        await again.scan()
     await kept(originals, covered(*talk(30, "rhinoceros"), tenant="nobody"))
-    data = b"".join(path.read_bytes() for path in tmp_path.glob("store.sqlite3.originals*"))
+    data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"scope" in data
     assert b"rhinoceros" not in data
-    again = open_originals(url, existing, **options, secret=lambda: SECRET, create=False)
-    assert again is not None
     assert len(await again.scan()) == 1
-    await again.aclose()
-    await originals.aclose()
-    with sqlite3.connect(tmp_path / "store.sqlite3.originals") as connection:
-        assert connection.execute("SELECT count(*) FROM entry").fetchone() == (3,)
+    await store.put("scope", compaction("h"))
+    for at in range(10):
+        await kept(originals, covered(user(os.urandom(8_000).hex() + f" {at}"), scope="large"))
+    assert 2 <= len(await again.scan()) <= 7
+    assert (len(await store.compactions()), len(await look.compactions())) == (1, 1)
+    assert await originals.delete() >= 2
+    assert (len(await store.compactions()), await store.delete()) == (1, 1)
+    for each in (again, originals, store, look):
+        await each.aclose()
 
 
 @given(st.lists(contents(), min_size=1, max_size=12), st.data())

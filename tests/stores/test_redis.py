@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import Board, Store, open_board, open_store
+from litellm_compaction.stores import Board, Store, board_of, open_store
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisRows, is_done
 from tests.stores.compactions import compaction
 from tests.stores.made import RedisStore
@@ -154,7 +154,7 @@ async def test_a_refusal_is_told_in_our_words_and_is_no_outage() -> None:
 async def test_a_board_that_ends_leaves_its_store_at_work(server: Server) -> None:
     """They share a server: what is written at the end of a process comes after the last note."""
     store = open_store(server.url, ttl_s=TTL_S, max_bytes=1_000_000)
-    board = open_board(server.url, store)
+    board = board_of(store)
     assert board is not None
     await board.update("pool", "me", lambda others: (b"1", len(others)), lease_s=5)
     await board.aclose()
@@ -170,9 +170,9 @@ async def test_a_note_that_says_nothing_new_is_read_and_not_written(server: Serv
     board = Board(store.rows)
     writes = []
     for body in (b"1", b"1", b"2", b"2", None, None):
-        before = calls(server, "hset") + calls(server, "del")
+        before = calls(server, "set") + calls(server, "del")
         await board.update("pool", "me", lambda _, body=body: (body, None), lease_s=60)
-        writes.append(calls(server, "hset") + calls(server, "del") - before)
+        writes.append(calls(server, "set") + calls(server, "del") - before)
     assert writes == [1, 0, 1, 0, 1, 0]
     await store.aclose()
 

@@ -97,6 +97,19 @@ async def test_what_the_spare_took_is_handed_over(caplog: pytest.LogCaptureFixtu
     assert told(caplog) == ["store_failed", "store_recovered"]
 
 
+async def test_what_is_replaced_and_then_added_to_in_an_outage_is_both() -> None:
+    """Whatever others have there meanwhile; what is only added to is added to theirs."""
+    made = Steady()
+    for key in ("replaced", "added"):
+        await made.durable.rows.put("team", key, b"old")
+    made.rows.failing = WRITES
+    await made.store.rows.put("team", "replaced", b"new")
+    for key in ("replaced", "added"):
+        await made.store.rows.change("team", key, lambda kept, _: (kept or b"") + b"+")
+    await made.hand_over()
+    assert [row.body for row in await made.durable.rows.find("team", ["replaced", "added"])] == [b"new+", b"old+"]
+
+
 async def test_what_is_purged_while_it_is_handed_over_stays_purged() -> None:
     """A purge waits for the hand-over, which would write anew."""
     made = Steady()

@@ -79,7 +79,7 @@ async def test_a_note_lives_for_its_lease(boards: tuple[Board, Board, Clock]) ->
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Where a file board is."""
-    return tmp_path / "folder" / "store.sqlite3.workers"
+    return tmp_path / "folder" / "store.sqlite3"
 
 
 async def test_a_file_board_is_the_users_alone(path: Path) -> None:

@@ -41,10 +41,10 @@ def test_what_is_not_ours_is_none(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"version": 2}, {"compaction": None}, {"compaction": {}}, {"compaction": {"rung": "magic"}}],
+    [{"version": 2}, {"compaction": None}, {"compaction": {}}, {"compaction": {"level": "magic"}}],
 )
 def test_what_this_version_cannot_apply_is_none(change: dict[str, object]) -> None:
-    """Another envelope, missing fields, an unknown rung."""
+    """Another envelope, missing fields, an unknown level."""
     envelope = json.loads(encode(compaction("h")))
     inner = change.get("compaction")
     if isinstance(inner, dict) and inner:

@@ -89,7 +89,9 @@ def add(router: Any, like: str, deployment_id: str, name: str, model: str) -> No
     found = deployment(router, like)
     if found is not None and deployment(router, deployment_id) is None:
         params = {**found.litellm_params.model_dump(exclude_none=True), "model": model}
-        info = {**found.model_info.model_dump(exclude_none=True), "id": deployment_id}
+        # A look at its health would make LM Studio load it.
+        own = {"id": deployment_id, "disable_background_health_check": True}
+        info = {**found.model_info.model_dump(exclude_none=True), **own}
         made = type(found)(model_name=name, litellm_params=params, model_info=info)
         _read("add_deployment", lambda: router.add_deployment(deployment=made))
 

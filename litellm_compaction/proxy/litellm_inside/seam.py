@@ -23,11 +23,7 @@ logger = logging.getLogger("litellm_compaction")
 # each other thing.
 LACKS = ("proxy", "litellm_lacks")
 _PROXY = "proxy.proxy_server"
-_LIMITS = "proxy.hooks.parallel_request_limiter_v3:_PROXY_MaxParallelRequestsHandler_v3"
 _CHECKS = ("llms.anthropic.messages.caller_model_checks", "llms.anthropic.pass_through.caller_model_checks")
-_DESCRIBED = "user_api_key_dict,data,rpm_limit_type,tpm_limit_type,model_has_failures"
-_ADDED = "user_api_key_dict,requested_model,descriptors"
-_UNLIMITED = "limits for a minute do not hold for summaries"
 _OLD_CHECKS = "llms.anthropic.pass_through.context_management.editors.compact"
 
 
@@ -79,7 +75,7 @@ class Seam(Enum):
     REDIS_CLIENT = "commands cannot reach the proxy's Redis", "_redis:get_redis_async_client()"
     POOL = "streams cost more of the processor", "llms.custom_httpx.aiohttp_transport:LiteLLMAiohttpTransport()"
 
-    CALLER = "limits of a key do not hold for summaries", "proxy._types:UserAPIKeyAuth()"
+    CALLER = "lists of a key do not hold for a pruning model", "proxy._types:UserAPIKeyAuth()"
     LISTED = (
         "aliases and wildcards in a key's list of models do not open a pruning model",
         "proxy.auth.auth_checks:can_object_call_model()",
@@ -95,17 +91,6 @@ class Seam(Enum):
         *(f"{module}:caller_within_model_budget()" for module in _CHECKS),
         f"{_OLD_CHECKS}:_check_summary_model_budget()",
     )
-    SPENT = "what this minute has cost is not seen before a summary is written ahead", f"{_PROXY}:get_current_spend()"
-    LIMITER = _UNLIMITED, f"{_PROXY}:proxy_logging_obj.get_proxy_hook()"
-    LIMIT = _UNLIMITED, f"{_LIMITS}.should_rate_limit(read_only,skip_tpm_check)"
-    LIMITS = (
-        _UNLIMITED,
-        f"{_LIMITS}.create_rate_limit_descriptors({_DESCRIBED})",
-        f"{_LIMITS}._create_rate_limit_descriptors({_DESCRIBED})",
-    )
-    TEAM_LIMITS = _UNLIMITED, f"{_LIMITS}._add_team_model_rate_limit_descriptor_from_metadata({_ADDED})"
-    PROJECT_LIMITS = _UNLIMITED, f"{_LIMITS}._add_project_model_rate_limit_descriptor_from_metadata({_ADDED})"
-    ORGANIZATION_LIMITS = _UNLIMITED, f"{_LIMITS}.create_organization_rate_limit_descriptor()"
 
     def __init__(self, lost: str, *places: str) -> None:
         self.lost = lost

@@ -24,11 +24,11 @@ from litellm_compaction.proxy.routing import as_entry, router_entries
 from litellm_compaction.recall import Lookup
 from litellm_compaction.stores import Originals, Store
 from litellm_compaction.stores.rows import MemoryRows
-from litellm_compaction.stores.store import MAX_EVENTS
 
 _LIMIT_S = 2.0
 # LiteLLM's `model_info.mode` of models that write no text.
 _NO_TEXT = ("embedding", "image_generation", "rerank", "audio_transcription", "audio_speech", "moderation")
+_MOST_PLOTTED = 2000
 _PLOTTED = ("when_s", "model", "outcome", "phase", "tokens_before", "tokens_after", "window_tokens", "compaction_id")
 
 
@@ -163,7 +163,7 @@ async def events_of(store: Store, visitor: Visitor, limit: int) -> JsonObject:
 
 async def conversations_of(store: Store, visitor: Visitor) -> JsonObject:
     """The conversations that a visitor may see, from the first compaction of each on, the most recent first."""
-    return {"conversations": await asyncio.to_thread(_conversations, await _events(store, visitor, MAX_EVENTS))}
+    return {"conversations": await asyncio.to_thread(_conversations, await _events(store, visitor, _MOST_PLOTTED))}
 
 
 async def _events(store: Store, visitor: Visitor, limit: int) -> list[Event]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from litellm_compaction.core.clear_order import ClearOrder
 from litellm_compaction.core.messages import Message, Request
@@ -108,7 +108,7 @@ def checked(shape: type[_Shape], value: object, field: str, place: str) -> _Shap
         BadItem: it is not so. Values are not quoted.
     """
     try:
-        return TypeAdapter(shape).validate_python(value)
+        return shape.model_validate(value)
     except ValidationError as error:
         found: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
         names = (place.format(each) if isinstance(each, int) else f".{each}" for each in found["loc"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction.concurrency import off_loop_if
@@ -136,14 +137,15 @@ def _compact(body: _Json) -> _Json:
     return {**body, "input": [*responses.messages_of(body.get("input")), responses.TRIGGER], "stream": False}
 
 
-def _count(body: _Json) -> _Json:
-    return {**{key: body[key] for key in _COUNTED if key in body}, COUNTS: True}
+def _count(body: _Json, **most_tokens: int) -> _Json:
+    """`most_tokens`: the least answer that the protocol has, of a key whose guard is off; its usage is the count."""
+    return {**{key: body[key] for key in _COUNTED if key in body}, COUNTS: True, **most_tokens}
 
 
 def _count_messages(body: _Json) -> _Json | None:
     messages = body.get("messages")
     is_readable = isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
-    return {**_count(body), "max_tokens": 1} if is_readable else None
+    return _count(body, max_tokens=1) if is_readable else None
 
 
 def _is_message(found: object) -> bool:
@@ -169,6 +171,6 @@ def _counted_messages(body: _Json, answer: _Json) -> _Json:
 _RESPONSES = ("/v1/responses", "/responses", "/openai/v1/responses")
 _ROUTES: Mapping[str, _Route] = {
     **{f"{path}/compact": _Route(_compact, responses.compacted_response) for path in _RESPONSES},
-    **{f"{path}/input_tokens": _Route(_count, _counted) for path in _RESPONSES},
+    **{f"{path}/input_tokens": _Route(partial(_count, max_output_tokens=16), _counted) for path in _RESPONSES},
     "/v1/messages/count_tokens": _Route(_count_messages, _counted_messages),
 }

@@ -55,7 +55,7 @@ class Standards:
             await self._clear(call, context, orders.clear)
         if orders.counts_only:
             tokens = await self._compactor.count(call.client.original, context)
-            call.alone = self._told(call)._replace(read_tokens=tokens, is_alone=True)
+            call.alone = _of_edits(call)._replace(read_tokens=tokens, is_alone=True)
         elif orders.compacts_only or orders.pauses:
             await self._compact(call, context)
         return call.alone is not None
@@ -87,14 +87,11 @@ class Standards:
             told = await self.told(call)
             call.alone = told._replace(is_alone=True) if told.text else None
 
-    def _told(self, call: Exchange) -> Told:
-        return Told(cleared_calls=call.client.cleared_calls, cleared_tokens=call.client.cleared_tokens)
-
     async def told(self, call: Exchange) -> Told:
         """Returns what the answer to a request that was sent says of its context."""
         if call.alone is not None:
             return call.alone
-        client, prepared, told = call.client, call.attempt.prepared, self._told(call)
+        client, prepared, told = call.client, call.attempt.prepared, _of_edits(call)
         try:
             found = client.orders.returned(client.original, prepared)
             if found is not None:
@@ -118,6 +115,10 @@ class Standards:
         """The same for an answer that is not streamed."""
         told = await self.told(call) if _is_settled(call) else None
         return (messages if is_messages else responses).answered(answer, told)
+
+
+def _of_edits(call: Exchange) -> Told:
+    return Told(cleared_calls=call.client.cleared_calls, cleared_tokens=call.client.cleared_tokens)
 
 
 def _is_settled(call: Exchange) -> bool:

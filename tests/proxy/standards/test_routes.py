@@ -99,7 +99,7 @@ async def test_a_count_is_the_usage_of_an_answer(path: str, body: Any, answer: A
     assert await asked(application, path, {**body, **odd}, root="/proxy", **headers) == (200, told)
     [(inner, given)] = application.asked
     assert inner == f"/proxy{path}".rpartition("/")[0]
-    assert given.keys() - {"max_tokens"} == {"model", COUNTS, *body}
+    assert given.keys() - {"max_tokens", "max_output_tokens"} == {"model", COUNTS, *body}
     assert application.headers.keys() == {b"authorization", b"content-length", b"x-litellm-num-retries"}
 
 
