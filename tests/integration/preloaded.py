@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
@@ -71,11 +70,13 @@ def _run_server(environ: Mapping[str, str]) -> None:
     """Starts the fork server, where there is none yet."""
     multiprocessing.set_forkserver_preload(_PRELOADED)
     here, before = Path.cwd(), dict(os.environ)
+    os.environ.clear()
     # NumPy's threads would be there before anything is copied.
     os.environ.update({**environ, "OPENBLAS_NUM_THREADS": "1"})
     os.chdir(_empty_folder())
     try:
-        forkserver.ensure_running()
+        # Not on every system.
+        importlib.import_module("multiprocessing.forkserver").ensure_running()
     finally:
         os.chdir(here)
         os.environ.clear()

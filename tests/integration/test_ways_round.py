@@ -70,10 +70,11 @@ _WAYS = {
     },
 }
 # One of each kind in the default suite, the others before a release.
-_KINDS = {
-    "lm_studio", "lm_studio by a route", "wild-lm_studio/*", "openai", "openai of a mode", "openai by a credential",
-    "openai by another route", "other hosted_vllm", "other text-completion-openai",
-}  # fmt: skip
+_KINDS = (
+    *("lm_studio", "lm_studio by a route", "wild-lm_studio/*"),
+    *("openai", "openai of a mode", "openai by a credential", "openai by another route"),
+    *("other hosted_vllm", "other text-completion-openai"),
+)
 _CASES = [
     pytest.param(carrier, name, marks=[] if name in _KINDS else [pytest.mark.full])
     for carrier, names in {"auto": (*_WAYS, "alias"), "hooks": ("lm_studio", "openai", "other hosted_vllm")}.items()

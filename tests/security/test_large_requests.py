@@ -84,7 +84,7 @@ _LONG_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ids to complete": ("/v1/completions", {"model": "local", "prompt": [[7] * 5000]}),
 }
 # What walks over all of a request.
-_READERS = ("decode", "decode_prompt", "longest_ids", "with_prompt", "client_texts", "is_plain", "is_same_request")
+_READERS = ("decode", "decode_text", "client_texts", "is_plain", "is_same_request")
 
 
 def _is_long(given: object) -> bool:
@@ -127,7 +127,7 @@ def test_a_long_request_is_read_beside_the_event_loop(
     office.watch(group)
     on_loop = _watched(monkeypatch, _is_long)
     ask(office, "sk-alice", {**body, "model": group}, path)
-    assert {"decode", "decode_prompt"} & on_loop.keys()
+    assert {"decode", "decode_text"} & on_loop.keys()
     assert {name for name, where in on_loop.items() if True in where and name != "decode"} == set()
     # What is no chat is not looked at for one.
     assert "to complete" in long or True not in on_loop["decode"]
