@@ -95,7 +95,8 @@ def plan_reading(
     """Plans the server's reading for the turn after `turn_ended`; None if its cache holds the next prompt.
 
     If the client's usual addition would cross the trigger, that turn would wait until the server has read the
-    compacted conversation. Its cache holds one of the two, so the one that it has read has to be sent, though the turn
+    compacted conversation. Its cache holds one of the two, so what it has read is sent, even if that turn turns out
+    too small for it.
     """
     now = plan(conversation, budget, options, stored)
     new = _new(now)

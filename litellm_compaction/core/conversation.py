@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 
 from litellm_compaction.core.clearing import ImagePlace, image_parts, without_data
 from litellm_compaction.core.compaction import Compaction, begins, edited_part
@@ -29,8 +30,6 @@ from litellm_compaction.core.stretches import own_words
 RECORD_TOKENS = 145
 # The words before an image that travels with a record.
 _LABEL_TOKENS = 48
-# The words in place of an image that is gone, with its address.
-_PLACEHOLDER_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,19 +273,13 @@ def image_tokens_of(conversation: Conversation, images: Iterable[ImagePlace]) ->
     return sum(_part_tokens(conversation, conversation.prefix + at) + _LABEL_TOKENS for at, _ in images)
 
 
-def images_of_the_user(conversation: Conversation, positions: Iterable[int]) -> list[ImagePlace]:
-    """Returns those among the images of some messages that a person sent."""
-    return [place for place in _going_order(conversation, positions) if _is_the_users(conversation.rest[place[0]])]
-
-
 def newest_images(
     conversation: Conversation, positions: Collection[int], *, most: int, most_tokens: int
 ) -> tuple[ImagePlace, ...]:
-    """Returns the images that stay although their messages may be covered, ascending.
+    """Returns the images that stay although their messages may be covered, ascending: the newest, the user's first.
 
-    Screenshots of agents fill a window before their text does (claude-code issue 24298: 86 % of a context). Images in
-    old tool results go before the user's own, the oldest first (hermes-agent issue 89938): a tool can be called again,
-    a photo is sent once. They are chosen when a compaction is made, so that later turns send the same bytes.
+    Screenshots of agents fill a window before their text does. A tool can be called again, a photo is sent once. They
+    are chosen when a compaction is made, so that later turns send the same bytes.
 
     Args:
         conversation: images in messages that stay in any case are among those that the operator wants kept.
@@ -294,38 +287,13 @@ def newest_images(
         most: as many as the operator wants to stay.
         most_tokens: of all that stay.
     """
-    may_go = frozenset(positions)
-    left = most - sum(len(image_parts(message)) for at, message in enumerate(conversation.rest) if at not in may_go)
-    chosen: list[ImagePlace] = []
-    for place in reversed(_going_order(conversation, positions)):
-        if len(chosen) >= left:
-            break
-        tokens = image_tokens_of(conversation, (place,))
-        if tokens <= most_tokens:
-            most_tokens -= tokens
-            chosen.append(place)
-    return tuple(sorted(chosen))
-
-
-def without_oldest_images(
-    conversation: Conversation, images: Collection[ImagePlace], over_tokens: int
-) -> tuple[tuple[ImagePlace, ...], int]:
-    """Returns the images that stay if their tokens have to shrink by `over_tokens`, and the tokens still over."""
-    left = set(images)
-    for place in _going_order(conversation, {at for at, _ in images}):
-        if over_tokens <= 0:
-            break
-        if place in left:
-            left.discard(place)
-            over_tokens -= max(_part_tokens(conversation, conversation.prefix + place[0]) - _PLACEHOLDER_TOKENS, 0)
-    return tuple(sorted(left)), over_tokens
-
-
-def _going_order(conversation: Conversation, positions: Iterable[int]) -> list[ImagePlace]:
-    """The images of some messages in the order in which they go: the user's last, the newest last."""
-    rest = conversation.rest
-    places = [(at, index) for at in positions if rest[at].other_parts for index in range(len(image_parts(rest[at])))]
-    return sorted(places, key=lambda place: (_is_the_users(rest[place[0]]), place))
+    may_go, rest = frozenset(positions), conversation.rest
+    places = [(at, index) for at, message in enumerate(rest) for index in range(len(image_parts(message)))]
+    going = [place for place in places if place[0] in may_go]
+    going.sort(key=lambda place: (_is_the_users(rest[place[0]]), place), reverse=True)
+    wanted = going[: max(most - (len(places) - len(going)), 0)]
+    sums = accumulate(image_tokens_of(conversation, (place,)) for place in wanted)
+    return tuple(sorted(wanted[: sum(tokens <= most_tokens for tokens in sums)]))
 
 
 def _is_the_users(message: Message) -> bool:

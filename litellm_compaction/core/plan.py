@@ -21,12 +21,10 @@ from litellm_compaction.core.conversation import (
     Conversation,
     applied_tokens,
     image_tokens_of,
-    images_of_the_user,
     is_undone,
     kept_tokens,
     newest_images,
     usable,
-    without_oldest_images,
 )
 from litellm_compaction.core.cut_points import answered_round
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
@@ -349,7 +347,7 @@ class Planner:
         last = cuts[-1] if cuts else 0
         # The user's own words come first: their room is shared out no more.
         words_tokens = self._words_tokens(last, target, room)
-        kept_images = self._kept_images(last, int(_IMAGES_SHARE * room))
+        kept_images = self._kept_images(last, target)
         rest = room - words_tokens - image_tokens_of(conversation, kept_images)
         summary_tokens = self._summary_tokens(rest)
         frozen_tokens = count(base.summary) if base else 0
@@ -457,15 +455,18 @@ class Planner:
         target = self.budget.target_tokens(self.conversation.tokens)
         # If one turn could fill the rest, an edit goes deeper if it can: a stub costs nothing.
         targets = (min(target, self.budget.narrow_target_tokens), target) if self.budget.is_narrow else (target,)
-        edits = (self._edit_up_to(cut, each) for each in dict.fromkeys(targets) for cut in self._edit_cuts())
+        edits = (
+            self._edit_up_to(cut, each, images)
+            for each in dict.fromkeys(targets)
+            for cut in self._edit_cuts()
+            for images in dict.fromkeys((self._kept_images(cut, each), ()))
+        )
         return next(filter(None, edits), None)
 
-    def _edit_up_to(self, cut: int, target: int) -> Edit | None:
+    def _edit_up_to(self, cut: int, target: int, images: Collection[ImagePlace]) -> Edit | None:
         conversation, base = self.conversation, self.base
         start, count = base.replaced_messages if base else 0, conversation.count_text
-        # A tool can be called again, so its text goes before the images that a person sent.
-        own_images = images_of_the_user(conversation, range(start, cut))
-        compaction = self._editing(cut, "edit", {*self._kept_images(cut, target), *own_images})
+        compaction = self._editing(cut, "edit", images)
         ledger_tokens = self._edit_ledger_tokens(start, target)
         tokens = applied_tokens(conversation, compaction) + RECORD_TOKENS + ledger_tokens
         covered = conversation.rest[start:cut]
@@ -476,12 +477,11 @@ class Planner:
             if start + position not in shown and start + position not in compaction.pinned:
                 shown[start + position] = "stub"
                 tokens -= count(covered[position].text) - count(line)
-        left_images, over = without_oldest_images(conversation, compaction.images, tokens - target)
-        if over > 0:
+        if tokens > target:
             return None
         return Edit(
-            compaction=replace(compaction, shown=tuple(starmap(Shown, sorted(shown.items()))), images=left_images),
-            ledger_tokens=ledger_tokens - over,
+            compaction=replace(compaction, shown=tuple(starmap(Shown, sorted(shown.items())))),
+            ledger_tokens=ledger_tokens + target - tokens,
             predicted_tokens=target,
         )
 
@@ -495,7 +495,7 @@ class Planner:
             return None
         target = budget.target_tokens(conversation.tokens)
         for cut in self._edit_cuts():
-            kept_images = self._kept_images(cut, int(_IMAGES_SHARE * self._room_tokens(target)))
+            kept_images = self._kept_images(cut, target)
             compaction = self._editing(cut, name, kept_images)
             ledger_tokens = self._edit_ledger_tokens(cut, target)
             frozen_tokens = conversation.count_text(compaction.summary)
@@ -593,9 +593,10 @@ class Planner:
                 break
         return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
 
-    def _kept_images(self, last_cut: int, most_tokens: int) -> tuple[ImagePlace, ...]:
+    def _kept_images(self, last_cut: int, target: int) -> tuple[ImagePlace, ...]:
         stays = {index - self.conversation.prefix for index in self.conversation.requests}
         may_go = [position for position in range(last_cut) if position not in stays]
+        most_tokens = int(_IMAGES_SHARE * self._room_tokens(target))
         return newest_images(self.conversation, may_go, most=self.options.keep_images, most_tokens=most_tokens)
 
 
