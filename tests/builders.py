@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from hypothesis import strategies as st
 
@@ -21,11 +21,11 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
-from litellm_compaction.core.plan import Compact, CompactionOptions, Keep, Level, Refuse, Reuse, plan
+from litellm_compaction.core.plan import Compact, CompactionOptions, Keep, Refuse, Reuse, Step, plan
 from tests.lmstudio_double.rendering import count as simulated_tokens
 
 JsonDict = dict[str, Any]
-Planned: TypeAlias = Keep | Reuse | Level | Refuse
+Planned: TypeAlias = Keep | Reuse | Step | Refuse
 
 FIXED_TOKENS = 40
 MESSAGE_TOKENS = 6
@@ -82,12 +82,20 @@ def budget(window_tokens: int, weighed: Conversation, *, likely_ratio: float = 1
     )
 
 
-def first_level(
+def first_step(
     weighed: Conversation, limits: Budget, depth: CompactionOptions, stored: Sequence[Compaction]
 ) -> Planned:
-    """What is planned; of a compaction the first level."""
+    """What is planned; of a compaction the first step."""
     decision = plan(weighed, limits, depth, stored)
-    return decision.levels[0] if isinstance(decision, Compact) else decision
+    return decision.steps[0] if isinstance(decision, Compact) else decision
+
+
+def is_record(decision: object) -> TypeGuard[Step]:
+    return isinstance(decision, Step) and decision.is_record
+
+
+def is_edit(decision: object) -> TypeGuard[Step]:
+    return isinstance(decision, Step) and decision.is_edit
 
 
 def system(text: str = "You are helpful.") -> JsonDict:

@@ -13,18 +13,7 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import Conversation, applied_tokens, grown, usable
 from litellm_compaction.core.messages import Message, parse_message, user_message
-from litellm_compaction.core.plan import (
-    Compact,
-    CompactionOptions,
-    Edit,
-    Keep,
-    Plan,
-    Planner,
-    Reuse,
-    Summarize,
-    deep,
-    plan,
-)
+from litellm_compaction.core.plan import Compact, CompactionOptions, Keep, Plan, Planner, Reuse, Step, plan
 
 # So much of what clients have added lies within the expected step; of seven recorded conversations at 4k to 16k no
 # larger share foresees more crossings.
@@ -43,7 +32,7 @@ class Reading:
         is_certain: True if it is so in any case; else a record has to be put into effect.
     """
 
-    decision: Reuse | Edit
+    decision: Reuse | Step
     is_certain: bool
 
 
@@ -62,13 +51,12 @@ def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
 
 def plan_ahead(
     conversation: Conversation, budget: Budget, options: CompactionOptions, stored: Sequence[Compaction]
-) -> Summarize | None:
+) -> Step | None:
     """Plans the summary that a conversation of `turn_ended` will need at its trigger; arguments as `plan`.
 
     It covers every message, since the server's cache holds that. None if a record exists, stubs suffice, or it
     would not go deep enough: a compaction that gains half as much comes twice as often.
     """
-    budget = deep(budget) if options.rereads else budget
     known = usable(conversation, stored)
     base = next((each for each in known if not each.provisional and not each.ahead), None)
     covered = base.covered_messages if base else 0
@@ -79,14 +67,14 @@ def plan_ahead(
     growth_tokens = max(trigger_tokens - now_tokens, 0)
     planner = Planner(conversation=conversation, budget=budget, options=options, base=base)
     fresh = planner.summary(growth_tokens=growth_tokens)
-    if fresh is None or fresh.provisional or fresh.covered_messages <= covered:
+    if fresh is None or fresh.question == "none" or fresh.draft.covered_messages <= covered:
         return None
     later_tokens = fresh.predicted_tokens + growth_tokens
-    if later_tokens > (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2:
+    if later_tokens > (planner.target_tokens(trigger_tokens) + trigger_tokens) // 2:
         return None
-    if options.edits and planner.edit() is not None:
+    if planner.edit() is not None:
         return None
-    return replace(fresh, ahead=True)
+    return replace(fresh, draft=replace(fresh.draft, ahead=True))
 
 
 def plan_reading(
@@ -115,10 +103,10 @@ def plan_reading(
     return None if new is None else Reading(decision=new, is_certain=False)
 
 
-def _new(decision: Plan) -> Reuse | Edit | None:
+def _new(decision: Plan) -> Reuse | Step | None:
     """Returns the decision if it changes what is sent and needs no model for it, else None."""
     if isinstance(decision, Compact):
-        return decision.levels[0] if isinstance(decision.levels[0], Edit) else None
+        return decision.steps[0] if decision.steps[0].is_edit else None
     return decision if isinstance(decision, Reuse) and decision.compaction.ahead else None
 
 

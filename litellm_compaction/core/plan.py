@@ -10,8 +10,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import starmap
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.clearing import ImagePlace, stubs, with_data
@@ -72,101 +73,58 @@ class Reuse:
     compaction: Compaction
 
 
+Question: TypeAlias = Literal["none", "choice", "summary"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summarize:
-    """Make a new compaction.
+class Step:
+    """A new compaction to make.
 
     Attributes:
-        covered_messages: how many messages after the leading system ones it will replace.
-        pinned: positions of those among them that stay verbatim.
+        draft: what it will be, still without its ledger and without a model's words.
+        question: what a model is asked for: a summary, which messages may go or become shorter, or nothing.
         base: the compaction whose summaries it continues.
         integrates: True if the base's segments are rewritten into one, because they outgrew their share.
-        provisional: True if there is no room for a new summary; the base's goes on, shortened.
-        summary_tokens: bound on the new segment, or on the one that goes on.
+        summary_tokens: bound on the model's words; without a question on the base's summary, which goes on.
         ledger_tokens: bound on the ledger.
         ledger_min_tokens: the ledger's least if a summary is longer than planned.
-        predicted_tokens: the prompt afterwards, at most.
-        ahead: True if it is written before it is needed.
-        images: of the covered messages, those that travel with the record.
+        now_tokens: the prompt without it; told where a model chooses.
+        predicted_tokens: the prompt afterwards, at most; the one that is aimed at where a model chooses.
     """
 
-    covered_messages: int
-    pinned: tuple[int, ...] = ()
-    base: Compaction | None
-    integrates: bool
-    provisional: bool
-    summary_tokens: int
+    draft: Compaction
+    question: Question
+    base: Compaction | None = None
+    integrates: bool = False
+    summary_tokens: int = 0
     ledger_tokens: int
-    ledger_min_tokens: int
-    predicted_tokens: int
-    strategy: str = "summary"
-    ahead: bool = False
-    images: tuple[ImagePlace, ...] = ()
-
-    @property
-    def round(self) -> int:
-        """Of the compaction that will be made."""
-        return (self.base.round if self.base else 0) + 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """Make a compaction without a model: old results become stubs, and that alone reaches the target (rung 1).
-
-    Attributes:
-        compaction: the one to make, still without its ledger.
-        ledger_tokens: bound on the ledger of messages that are not shown any more.
-        predicted_tokens: the prompt afterwards, at most.
-    """
-
-    compaction: Compaction
-    ledger_tokens: int
+    ledger_min_tokens: int = 0
+    now_tokens: int = 0
     predicted_tokens: int
 
     @property
-    def round(self) -> int:
-        """Of the compaction that will be made."""
-        return self.compaction.round
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prune:
-    """Ask a model which of the covered messages may go or become shorter.
-
-    Attributes:
-        compaction: the one to make, still without the model's words and without its ledger.
-        base: the compaction that it continues.
-        now_tokens: the prompt without it.
-        summary_tokens: bound on the words about the messages that go.
-        ledger_tokens: bound on their ledger.
-        predicted_tokens: the prompt that is aimed at.
-    """
-
-    compaction: Compaction
-    base: Compaction | None
-    now_tokens: int
-    summary_tokens: int
-    ledger_tokens: int
-    predicted_tokens: int
-    strategy: str = "prune"
+    def is_record(self) -> bool:
+        """The record stands for all that is covered: no other step leaves less."""
+        return self.draft.edited_from is None
 
     @property
-    def round(self) -> int:
-        """Of the compaction that will be made."""
-        return self.compaction.round
+    def is_edit(self) -> bool:
+        """Old results become stubs, without a model, and that alone reaches the target (rung 1)."""
+        return self.question == "none" and not self.is_record
 
-
-Level: TypeAlias = Edit | Prune | Summarize
+    def gains(self, now_tokens: int) -> bool:
+        """Returns True if a prompt of so many tokens shrinks by as much as is worth a change."""
+        return self.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compact:
-    """Make a new compaction, at the first of these levels whose result does.
+    """Make a new compaction, by the first of these steps whose result does.
 
-    A second summary is made, without a model, if the first is not written.
+    A second record is made, without a model, if the first one's summary is not written.
     """
 
-    levels: tuple[Level, ...]
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,53 +173,89 @@ def plan(conversation: Conversation, budget: Budget, options: CompactionOptions,
         return Keep(is_undone=True)
     known = usable(conversation, stored)
     conversation, budget = _with_answered_round(conversation, budget, known)
-    shallow, budget = budget, deep(budget) if options.rereads else budget
-    applied = [each for each in known if not each.ahead]
     is_voluntary = not budget.own.triggers(conversation.tokens)
     if is_voluntary and not budget.is_wanted:
-        # A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes,
-        # and the server's cache stays warm. A window that has grown is worth a fresh start.
-        lasting = next((each for each in applied if each.window_tokens >= budget.window_tokens), None)
-        return Keep() if lasting is None else Reuse(compaction=lasting)
-    reused: Compaction | None = None
-    reused_tokens = now_tokens = conversation.tokens
-    for each in applied:
-        # One by one: of fifty rounds the newest does nearly always.
-        tokens = applied_tokens(conversation, each)
-        if not budget.is_wanted and not budget.triggers(tokens):
-            return Reuse(compaction=each)
-        if reused is None or tokens < reused_tokens:
-            reused, reused_tokens = each, tokens
-    now_tokens = min(now_tokens, reused_tokens)
-    if reused and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_synthetic:
-        return Reuse(compaction=reused)
-    for each in known if not budget.is_wanted else ():
-        # A record written ahead is for now.
-        tokens = applied_tokens(conversation, each) if each.ahead else now_tokens
-        if tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens):
-            return Reuse(compaction=each)
+        return _lasting(budget, known)
+    current = _in_effect(conversation, budget, known)
+    if current.compaction and _goes_on(conversation, budget, current.tokens):
+        return Reuse(compaction=current.compaction)
+    now_tokens = min(conversation.tokens, current.tokens)
+    ready = None if budget.is_wanted else _ready(conversation, budget, known, now_tokens)
+    if ready is not None:
+        return Reuse(compaction=ready)
     rich = next((each for each in known if not each.provisional), None)
     planner = Planner(conversation=conversation, budget=budget, options=options, base=rich)
     records = planner.records() if budget.fits(conversation.floor_tokens) else ()
-    if records and records[0].provisional and is_voluntary:
+    if records and records[0].question == "none" and is_voluntary:
         # Without room for a summary the conversation itself says more.
         records = ()
-    if records:
-        fresh = records[0]
-        does_gain = fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
-        if not does_gain and now_tokens > budget.latest_start_tokens:
-            # Its answer would be stopped at once, so less gain will do; for that no model is asked.
-            records = planner.records(asks=False)
-        if does_gain or records[0].predicted_tokens <= budget.latest_start_tokens < now_tokens:
-            pruning = planner.prune(fresh, now_tokens) if does_gain and options.strategy.chooses else None
-            edit = replace(planner, budget=shallow).edit() if options.edits else None
-            return Compact(levels=tuple(level for level in (edit, pruning, *records) if level))
+    is_worth_it = bool(records) and records[0].gains(now_tokens)
+    if records and not is_worth_it and now_tokens > budget.latest_start_tokens:
+        # Its answer would be stopped at once, so less gain will do; for that no model is asked.
+        records = planner.records(asks=False)
+        is_worth_it = records[0].predicted_tokens <= budget.latest_start_tokens
+    if is_worth_it:
+        pruning = planner.prune(records[0], now_tokens) if options.strategy.chooses else None
+        return Compact(steps=tuple(filter(None, (planner.edit(), pruning, *records))))
     # No cut gains enough to be worth a model call: send what fits.
-    if reused and budget.fits(reused_tokens):
-        return Reuse(compaction=reused)
+    if current.compaction and budget.fits(current.tokens):
+        return Reuse(compaction=current.compaction)
+    return _kept_or(records, conversation, budget)
+
+
+def _lasting(budget: Budget, known: Sequence[Compaction]) -> Keep | Reuse:
+    """What is sent below the trigger.
+
+    A compacted prompt stays compacted, although the count has settled a little lower since: the same bytes, and the
+    server's cache stays warm. A window that has grown is worth a fresh start.
+    """
+    lasting = (each for each in known if not each.ahead and each.window_tokens >= budget.window_tokens)
+    found = next(lasting, None)
+    return Keep() if found is None else Reuse(compaction=found)
+
+
+class _Current(NamedTuple):
+    """The compaction in effect, None for none, and the tokens of the prompt with it."""
+
+    compaction: Compaction | None
+    tokens: int
+
+
+def _in_effect(conversation: Conversation, budget: Budget, known: Sequence[Compaction]) -> _Current:
+    """The first compaction in effect below the trigger, else the one that leaves the least."""
+    found: list[_Current] = []
+    for each in known:
+        if not each.ahead:
+            # One by one: of fifty rounds the newest does nearly always.
+            found.append(_Current(each, applied_tokens(conversation, each)))
+            if not budget.is_wanted and not budget.triggers(found[-1].tokens):
+                return found[-1]
+    return min(found, key=lambda each: each.tokens, default=_Current(None, conversation.tokens))
+
+
+def _goes_on(conversation: Conversation, budget: Budget, tokens: int) -> bool:
+    """Returns True if no new compaction is due after one that leaves so many tokens."""
+    if not budget.is_wanted and not budget.triggers(tokens):
+        return True
+    return budget.may_wait(tokens) and not conversation.messages[-1].is_synthetic
+
+
+def _ready(
+    conversation: Conversation, budget: Budget, known: Sequence[Compaction], now_tokens: int
+) -> Compaction | None:
+    """The record that was written ahead for now; None if there is none that gains enough."""
+    for each in known:
+        tokens = applied_tokens(conversation, each) if each.ahead else now_tokens
+        if tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens):
+            return each
+    return None
+
+
+def _kept_or(records: tuple[Step, ...], conversation: Conversation, budget: Budget) -> Plan:
+    """The conversation as it is if it fits, else the records, else none."""
     if budget.own.fits(conversation.tokens):
         return Keep()
-    return Compact(levels=records) if records else Refuse()
+    return Compact(steps=records) if records else Refuse()
 
 
 def _with_answered_round(
@@ -295,17 +289,39 @@ def _plan_client_summary(
     planner = Planner(conversation=conversation, budget=budget, options=options, base=base)
     filled = planner.copied() if budget.fits(conversation.floor_tokens) else None
     if filled and filled.predicted_tokens < conversation.tokens:
-        edit = planner.edit() if base is None and options.edits else None
-        return Compact(levels=(edit, filled) if edit else (filled,))
-    if budget.own.fits(conversation.tokens):
-        return Keep()
-    return Compact(levels=(filled,)) if filled else Refuse()
+        edit = planner.edit() if base is None else None
+        return Compact(steps=(edit, filled) if edit else (filled,))
+    return _kept_or((filled,) if filled else (), conversation, budget)
 
 
-def deep(budget: Budget) -> Budget:
-    """The same with a lower target: less is read again, and less often."""
-    rules = budget.rules
-    return replace(budget, rules=replace(rules, target_ratio=_DEEP_RATIO * rules.target_ratio))
+class _Shares(NamedTuple):
+    """How the room of a record is shared out, in tokens.
+
+    Attributes:
+        summary: of the new one, or of the base's that goes on shortened.
+        frozen: of the base's segments that go on as they are.
+        ledger: with the user's own words.
+        words: of these.
+        lead_in: of the words between the record and the request.
+    """
+
+    summary: int
+    ledger: int
+    words: int
+    frozen: int = 0
+    lead_in: int = 0
+
+    @property
+    def record(self) -> int:
+        return RECORD_TOKENS + self.lead_in + self.summary + self.ledger + self.frozen
+
+
+class _Cover(NamedTuple):
+    """What a record covers: so many messages, none of the one in doubt, and the images that travel with it."""
+
+    messages: int
+    beside: tuple[int, ...] = ()
+    images: tuple[ImagePlace, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +333,18 @@ class Planner:
     options: CompactionOptions
     base: Compaction | None
 
-    def records(self, *, asks: bool = True) -> tuple[Summarize, ...]:
+    def target_tokens(self, prompt_tokens: int) -> int:
+        """The size to which a model's record compacts a prompt of so many tokens.
+
+        Less if the server reads all of it again after every change, so that changes are fewer.
+        """
+        budget = self.budget
+        if self.options.rereads:
+            rules = budget.rules
+            budget = replace(budget, rules=replace(rules, target_ratio=_DEEP_RATIO * rules.target_ratio))
+        return budget.target_tokens(prompt_tokens)
+
+    def records(self, *, asks: bool = True) -> tuple[Step, ...]:
         """The record that reaches the target by a model's words, or, unless it `asks` one, by copied text alone.
 
         After one in place of all comes what to make if no model writes it; without room for it, that alone. Empty if
@@ -331,127 +358,165 @@ class Planner:
         keeping = replace(self, options=options).summary(asks=asks)
         if keeping is None:
             return (whole,)
-        return (keeping,) if whole.provisional else (whole, keeping)
+        return (keeping,) if whole.question == "none" else (whole, keeping)
 
-    def summary(self, *, growth_tokens: int | None = None, asks: bool = True) -> Summarize | None:
+    def summary(self, *, growth_tokens: int | None = None, asks: bool = True) -> Step | None:
         """The summary that reaches the target; one that covers all there is, if so much is still to come after it.
 
         Unless it `asks` a model, it is provisional.
         """
-        conversation, budget, base, options = self.conversation, self.budget, self.base, self.options
-        target, count = budget.target_tokens(conversation.tokens), conversation.count_text
+        target = self.target_tokens(self.conversation.tokens)
         if growth_tokens is not None:
-            target = min(max(target - growth_tokens, budget.least_target_tokens), target)
+            target = min(max(target - growth_tokens, self.budget.least_target_tokens), target)
+        images = self._kept_images(self._last_cut, target)
         room = self._room_tokens(target)
-        cuts = conversation.cuts
-        last = cuts[-1] if cuts else 0
         # The user's own words come first: their room is shared out no more.
-        words_tokens = self._words_tokens(last, target, room)
-        kept_images = self._kept_images(last, target)
-        rest = room - words_tokens - image_tokens_of(conversation, kept_images)
-        summary_tokens = self._summary_tokens(rest)
-        frozen_tokens = count(base.summary) if base else 0
-        integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - summary_tokens)
-        integrates = integrates or (options.writes_whole_records and base is not None)
-        if base is not None:
-            beyond = tuple(cut for cut in cuts if cut > base.replaced_messages)
-            # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
-            integrates = integrates or not beyond
-            cuts = tuple(cut for cut in cuts if cut >= base.replaced_messages) if integrates else beyond
+        words_tokens = self._words_tokens(self._last_cut, target, room)
+        rest = room - words_tokens - image_tokens_of(self.conversation, images)
+        integrates = self._integrates(target, rest)
+        cuts = self._cuts_beyond_base(integrates=integrates)
         if not cuts:
             return None
-        if not options.strategy.keeps_recent:
-            # Each such record is whole: of two next steps only the newer one holds.
-            integrates, cuts = base is not None, cuts[-1:]
-        elif growth_tokens is not None:
+        if growth_tokens is not None or not self.options.strategy.keeps_recent:
             cuts = cuts[-1:]
-        least_tokens = min(_least_summary_tokens(budget.window_tokens), options.summary_max_tokens)
-        provisional = not asks or summary_tokens < least_tokens
-        if provisional:
-            integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
-        frozen_tokens = 0 if integrates else frozen_tokens
-        # Frozen segments take from the other lines, not from the user's.
-        ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0))
-        lead_in = options.strategy.lead_in
-        lead_in_tokens = max(count(lead_in), _LEAD_IN_TOKENS) if lead_in else 0
-        record_tokens = RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + frozen_tokens
-        doubted: tuple[int, ...] = ()
-
-        def total(cut: int) -> int:
-            beside_it = (place for place in kept_images if place[0] < cut)
-            beside = record_tokens + image_tokens_of(conversation, beside_it)
-            return kept_tokens(conversation, cut, conversation.pinned(cut, *doubted)) + beside
-
-        at = conversation.doubted
-        if at is not None and total(cuts[-1]) + conversation.sizes[at] <= target:
-            doubted = (at,)
-        # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
-        first = bisect_left(cuts, True, key=lambda cut: total(cut) <= target)
-        cut = cuts[min(first, len(cuts) - 1)]
-        if options.writes_whole_records and budget.is_wanted:
-            # The recent messages stay where nothing has to be compacted again at once.
-            recent = max((each for each in cuts if each <= self._recent_start), default=cut)
-            cut = recent if total(recent) <= max(target, int(_STAYING_RATIO * budget.line_tokens)) else cut
+        provisional = not (asks and self._has_room_for_summary(rest))
+        integrates = integrates or provisional
+        shares = self._shares(rest, words_tokens, integrates=integrates, provisional=provisional)
+        cover = self._covering(cuts, target, shares, images)
         # The ledger may have the room that a coarse cut leaves up to the target: a little prefill and no decoding.
-        has_spare = not (provisional or options.writes_whole_records)
-        spare = min(max(target - total(cut), 0), ledger_tokens) if has_spare else 0
-        pinned = conversation.pinned(cut, *doubted)
-        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))
-        return Summarize(
-            strategy=writer_of(options.strategy.name),
-            covered_messages=cut,
-            pinned=pinned,
-            base=base,
-            integrates=integrates,
-            provisional=provisional,
-            summary_tokens=summary_tokens,
-            ledger_tokens=ledger_tokens + spare,
+        has_spare = not (provisional or self.options.writes_whole_records)
+        spare = min(max(target - self._after_tokens(shares, cover), 0), shares.ledger) if has_spare else 0
+        step = self._record(shares, cover, integrates=integrates, provisional=provisional)
+        least_ledger_tokens = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * shares.ledger))
+        return replace(
+            step,
+            ledger_tokens=step.ledger_tokens + spare,
             ledger_min_tokens=max(words_tokens, least_ledger_tokens),
-            predicted_tokens=total(cut) + spare,
-            images=tuple(place for place in kept_images if place[0] < cut and place[0] not in pinned),
+            predicted_tokens=step.predicted_tokens + spare,
         )
 
-    def copied(self) -> Summarize | None:
+    def copied(self) -> Step | None:
         """A record without a new summary that covers as little as it can; None without a legal cut.
 
         For a budget that keeps what fits. The base's summaries go on whole; it may cover more than has to go
         now.
         """
         conversation, budget, base = self.conversation, self.budget, self.base
-        cuts, count = conversation.cuts, conversation.count_text
-        if not cuts:
+        if not conversation.cuts:
             return None
         most_tokens = budget.target_tokens(conversation.tokens)
         # The record is as long as for any other request; room beyond it is for the newest messages.
         usual = replace(budget, rules=replace(budget.rules, keeps_what_fits=False))
         target = min(usual.target_tokens(conversation.tokens), most_tokens)
         room = self._room_tokens(target)
-        summary_tokens = min(count(base.summary) if base else 0, room)
-        words_tokens = self._words_tokens(cuts[-1], target, room - summary_tokens)
+        summary_tokens = min(self._frozen_tokens, room)
+        words_tokens = self._words_tokens(self._last_cut, target, room - summary_tokens)
         ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(room - summary_tokens - words_tokens, 0))
         if base is not None:
             # As long as it has been; the rest is the newest messages'.
-            ledger_tokens = min(ledger_tokens, count(base.ledger))
+            ledger_tokens = min(ledger_tokens, conversation.count_text(base.ledger))
+        shares = _Shares(summary=summary_tokens, ledger=ledger_tokens, words=words_tokens)
+        cut = self._first_cut(conversation.cuts, most_tokens, shares, _Cover(0))
+        return self._record(shares, _Cover(cut), integrates=True, provisional=True)
 
-        def total(cut: int) -> int:
-            kept = kept_tokens(conversation, cut, conversation.pinned(cut))
-            return kept + RECORD_TOKENS + summary_tokens + ledger_tokens
+    @cached_property
+    def _last_cut(self) -> int:
+        return self.conversation.cuts[-1] if self.conversation.cuts else 0
 
-        cut = cuts[min(bisect_left(cuts, True, key=lambda cut: total(cut) <= most_tokens), len(cuts) - 1)]
-        return Summarize(
-            covered_messages=cut,
-            pinned=conversation.pinned(cut),
-            base=base,
-            integrates=True,
-            provisional=True,
-            summary_tokens=summary_tokens,
-            ledger_tokens=ledger_tokens,
-            ledger_min_tokens=words_tokens,
-            predicted_tokens=total(cut),
+    @cached_property
+    def _frozen_tokens(self) -> int:
+        return self.conversation.count_text(self.base.summary) if self.base else 0
+
+    def _integrates(self, target: int, rest: int) -> bool:
+        """Returns True if the base's summaries are to be written anew in a record with so much room for text."""
+        base, options = self.base, self.options
+        if base is None:
+            return False
+        if options.writes_whole_records or not options.strategy.keeps_recent:
+            # Of two next steps only the newer one holds.
+            return True
+        if self._frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - self._summary_tokens(rest)):
+            return True
+        # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
+        return self._last_cut <= base.replaced_messages
+
+    def _cuts_beyond_base(self, *, integrates: bool) -> tuple[int, ...]:
+        """The legal cuts after what the base's record stands for, or at its end if that is written anew."""
+        start = self.base.replaced_messages + (0 if integrates else 1) if self.base else 0
+        return tuple(cut for cut in self.conversation.cuts if cut >= start)
+
+    def _has_room_for_summary(self, rest: int) -> bool:
+        least_tokens = min(_least_summary_tokens(self.budget.window_tokens), self.options.summary_max_tokens)
+        return self._summary_tokens(rest) >= least_tokens
+
+    def _shares(self, rest: int, words_tokens: int, *, integrates: bool, provisional: bool) -> _Shares:
+        """The shares of `rest`, which is left beside the user's own words."""
+        lead_in, frozen_tokens = self.options.strategy.lead_in, 0 if integrates else self._frozen_tokens
+        return _Shares(
+            summary=int((1 - _LEDGER_SHARE) * rest) if provisional else self._summary_tokens(rest),
+            # Frozen segments take from the other lines, not from the user's.
+            ledger=words_tokens + int(_LEDGER_SHARE * max(rest - frozen_tokens, 0)),
+            words=words_tokens,
+            frozen=frozen_tokens,
+            lead_in=max(self.conversation.count_text(lead_in), _LEAD_IN_TOKENS) if lead_in else 0,
         )
 
-    def edit(self) -> Edit | None:
+    def _covering(self, cuts: tuple[int, ...], target: int, shares: _Shares, images: tuple[ImagePlace, ...]) -> _Cover:
+        """The least that has to be covered so that so much of the room is left."""
+        conversation, options = self.conversation, self.options
+        cover, doubted = _Cover(cuts[-1], images=images), conversation.doubted
+        if doubted is not None and self._after_tokens(shares, cover) + conversation.sizes[doubted] <= target:
+            cover = cover._replace(beside=(doubted,))
+        cover = cover._replace(messages=self._first_cut(cuts, target, shares, cover))
+        if options.writes_whole_records and self.budget.is_wanted:
+            # The recent messages stay where nothing has to be compacted again at once.
+            recent = cover._replace(messages=max((each for each in cuts if each <= self._recent_start), default=0))
+            most_tokens = max(target, int(_STAYING_RATIO * self.budget.line_tokens))
+            if recent.messages and self._after_tokens(shares, recent) <= most_tokens:
+                return recent
+        return cover
+
+    def _first_cut(self, cuts: tuple[int, ...], target: int, shares: _Shares, cover: _Cover) -> int:
+        """The first cut that reaches the target, else the last."""
+
+        def does(cut: int) -> bool:
+            return self._after_tokens(shares, cover._replace(messages=cut)) <= target
+
+        # The kept part never grows with the cut; one look at each of 40,000 messages' cuts would add them all up.
+        return cuts[min(bisect_left(cuts, True, key=does), len(cuts) - 1)]
+
+    def _after_tokens(self, shares: _Shares, cover: _Cover) -> int:
+        conversation = self.conversation
+        beside_it = image_tokens_of(conversation, (place for place in cover.images if place[0] < cover.messages))
+        kept = kept_tokens(conversation, cover.messages, conversation.pinned(cover.messages, *cover.beside))
+        return kept + shares.record + beside_it
+
+    def _record(self, shares: _Shares, cover: _Cover, *, integrates: bool, provisional: bool) -> Step:
+        base, pinned = self.base, self.conversation.pinned(cover.messages, *cover.beside)
+        draft = replace(
+            covering(self.conversation, cover.messages, pinned),
+            round=(base.round if base else 0) + 1,
+            segments=base.segments if base else (),
+            level=writer_of(self.options.strategy.name),
+            window_tokens=self.budget.window_tokens,
+            provisional=provisional,
+            images=tuple(place for place in cover.images if place[0] < cover.messages and place[0] not in pinned),
+        )
+        return Step(
+            draft=draft,
+            question="none" if provisional else "summary",
+            base=base,
+            integrates=integrates,
+            summary_tokens=shares.summary,
+            ledger_tokens=shares.ledger,
+            ledger_min_tokens=shares.words,
+            predicted_tokens=self._after_tokens(shares, cover),
+        )
+
+    def edit(self) -> Step | None:
         """The edit that reaches the target with as few stubs as possible; less would be followed by another edit."""
+        if not self.options.edits:
+            return None
         target = self.budget.target_tokens(self.conversation.tokens)
         # If one turn could fill the rest, an edit goes deeper if it can: a stub costs nothing.
         targets = (min(target, self.budget.narrow_target_tokens), target) if self.budget.is_narrow else (target,)
@@ -463,54 +528,53 @@ class Planner:
         )
         return next(filter(None, edits), None)
 
-    def _edit_up_to(self, cut: int, target: int, images: Collection[ImagePlace]) -> Edit | None:
+    def _edit_up_to(self, cut: int, target: int, images: Collection[ImagePlace]) -> Step | None:
         conversation, base = self.conversation, self.base
         start, count = base.replaced_messages if base else 0, conversation.count_text
-        compaction = self._editing(cut, "edit", images)
+        draft = self._editing(cut, "edit", images)
         ledger_tokens = self._edit_ledger_tokens(start, target)
-        tokens = applied_tokens(conversation, compaction) + RECORD_TOKENS + ledger_tokens
+        tokens = applied_tokens(conversation, draft) + RECORD_TOKENS + ledger_tokens
         covered = conversation.rest[start:cut]
-        shown = dict(compaction.shown)
+        shown = dict(draft.shown)
         for position, line in stubs(covered).items():
             if tokens <= target and not self.options.rereads:
                 break
-            if start + position not in shown and start + position not in compaction.pinned:
+            if start + position not in shown and start + position not in draft.pinned:
                 shown[start + position] = "stub"
                 tokens -= count(covered[position].text) - count(line)
         if tokens > target:
             return None
-        return Edit(
-            compaction=replace(compaction, shown=tuple(starmap(Shown, sorted(shown.items())))),
+        return Step(
+            draft=replace(draft, shown=tuple(starmap(Shown, sorted(shown.items())))),
+            question="none",
             ledger_tokens=ledger_tokens + target - tokens,
             predicted_tokens=target,
         )
 
-    def prune(self, fresh: Summarize, now_tokens: int) -> Prune | None:
+    def prune(self, fresh: Step, now_tokens: int) -> Step | None:
         """The question for a pruning model before `fresh` is made; None if even the best answer leaves too much.
 
         Not while an answer goes on: its client waits, and our messages are not to be judged.
         """
         conversation, budget, name = self.conversation, self.budget, self.options.strategy.name
-        if fresh.provisional or conversation.messages[-1].is_synthetic:
+        if fresh.question == "none" or conversation.messages[-1].is_synthetic:
             return None
-        target = budget.target_tokens(conversation.tokens)
+        target = self.target_tokens(conversation.tokens)
         for cut in self._edit_cuts():
-            kept_images = self._kept_images(cut, target)
-            compaction = self._editing(cut, name, kept_images)
-            ledger_tokens = self._edit_ledger_tokens(cut, target)
-            frozen_tokens = conversation.count_text(compaction.summary)
-            record_tokens = RECORD_TOKENS + fresh.summary_tokens + ledger_tokens + frozen_tokens
-            least_tokens = kept_tokens(conversation, cut, compaction.pinned) + record_tokens
+            draft = self._editing(cut, name, self._kept_images(cut, target))
+            step = Step(
+                draft=draft,
+                question="choice",
+                base=self.base,
+                now_tokens=now_tokens,
+                summary_tokens=fresh.summary_tokens,
+                ledger_tokens=self._edit_ledger_tokens(cut, target),
+                predicted_tokens=target,
+            )
+            record_tokens = RECORD_TOKENS + step.summary_tokens + step.ledger_tokens + self._frozen_tokens
+            least_tokens = kept_tokens(conversation, cut, draft.pinned) + record_tokens
             if least_tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(least_tokens):
-                return Prune(
-                    strategy=name,
-                    compaction=compaction,
-                    base=self.base,
-                    now_tokens=now_tokens,
-                    summary_tokens=fresh.summary_tokens,
-                    ledger_tokens=ledger_tokens,
-                    predicted_tokens=target,
-                )
+                return step
         return None
 
     @property
@@ -541,13 +605,10 @@ class Planner:
         if level != "edit":
             # A model chooses among messages, and none of it is the person's request.
             shown.update(as_stubs(with_data(rest, pinned)))
-        return Compaction(
-            covered_messages=covered_messages,
-            covered_hash=conversation.hashes[covered_messages],
-            pinned=pinned,
+        return replace(
+            covering(conversation, covered_messages, pinned),
             round=(base.round if base else 0) + 1,
             segments=base.segments if base else (),
-            ledger="",
             level=level,
             window_tokens=self.budget.window_tokens,
             edited_from=start,
@@ -598,6 +659,20 @@ class Planner:
         may_go = [position for position in range(last_cut) if position not in stays]
         most_tokens = int(_IMAGES_SHARE * self._room_tokens(target))
         return newest_images(self.conversation, may_go, most=self.options.keep_images, most_tokens=most_tokens)
+
+
+def covering(conversation: Conversation, covered_messages: int, pinned: tuple[int, ...]) -> Compaction:
+    """The hardest compaction: so many messages go but the pinned ones, and the record says no more than that."""
+    return Compaction(
+        covered_messages=covered_messages,
+        covered_hash=conversation.hashes[covered_messages],
+        pinned=pinned,
+        shown=as_stubs(with_data(conversation.rest, pinned)),
+        round=1,
+        segments=(),
+        ledger="",
+        level="truncate",
+    )
 
 
 def _least_summary_tokens(window_tokens: int) -> int:

@@ -25,7 +25,7 @@ from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import Message, Request, user_message
-from litellm_compaction.core.plan import Prune, Summarize
+from litellm_compaction.core.plan import Step
 from litellm_compaction.core.prompts import appended, is_refusal
 from litellm_compaction.core.pruning import (
     decide,
@@ -137,21 +137,20 @@ class SummaryClient:
     async def summary(
         self,
         measured: MeasuredRequest,
-        decision: Summarize,
+        step: Step,
         covered: Sequence[Message],
-        pinned: tuple[int, ...],
         effort: Effort,
     ) -> str:
-        """The first usable summary of `covered`, the messages after the prefix that `decision` covers, or ""."""
-        job = await off_loop(covered, lambda: _job(measured, decision, covered, pinned))
-        return await self.written(measured, job, effort, decision)
+        """The first usable summary of `covered`, the messages after the prefix that `step` covers, or ""."""
+        job = await off_loop(covered, lambda: _job(measured, step, covered))
+        return await self.written(measured, job, effort, step)
 
     async def written(
-        self, measured: MeasuredRequest, job: SummaryJob, effort: Effort, decision: Summarize | None = None
+        self, measured: MeasuredRequest, job: SummaryJob, effort: Effort, step: Step | None = None
     ) -> str:
         """Returns the first usable summary of a job, or "".
 
-        The bounds of the models' windows are filled in here. Without the `decision` that the job comes of, the
+        The bounds of the models' windows are filled in here. Without the `step` that the job comes of, the
         conversation itself is not sent (append mode).
         """
         context = measured.context
@@ -174,7 +173,7 @@ class SummaryClient:
             # One limit for both modes: time that append mode has used the other one has not.
             until_s = asyncio.get_running_loop().time() + context.settings.summary_timeout_s
             failure = ""
-            for upstream in await self._modes(measured, decision, model, job):
+            for upstream in await self._modes(measured, step, model, job):
                 if context.attempts.summary_calls_left <= 0:
                     break
                 try:
@@ -194,16 +193,16 @@ class SummaryClient:
                 self._pauses.note(context.scope, model, is_useless=True)
         return ""
 
-    async def prune(self, measured: MeasuredRequest, decision: Prune, effort: Effort) -> Compaction | None:
+    async def prune(self, measured: MeasuredRequest, step: Step, effort: Effort) -> Compaction | None:
         """Returns the pruning that the first usable answer gives, still without a ledger."""
         messages = measured.conversation.messages
-        choices = offered(measured.conversation.rest, decision.compaction)
-        answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
+        choices = offered(measured.conversation.rest, step.draft)
+        answer_tokens = step.summary_tokens + plan_tokens(len(choices))
         for model in measured.context.pruning_models:
             limit = await self._limit(measured, model, answer_tokens, effort)
             if limit is None:
                 continue
-            asking = partial(_question, measured, decision, choices, limit, answer_tokens, is_same=model.is_same)
+            asking = partial(_question, measured, step, choices, limit, answer_tokens, is_same=model.is_same)
             question = await off_loop(messages, asking)
             if question is None:
                 effort.reason = "small_window"
@@ -216,9 +215,7 @@ class SummaryClient:
                         max_tokens=question.answer_tokens,
                         timeout_s=measured.context.settings.summary_timeout_s,
                     )
-                compaction = await off_loop(
-                    messages, partial(_compaction, measured, decision, question, choices, answer)
-                )
+                compaction = await off_loop(messages, partial(_compaction, measured, step, question, choices, answer))
                 if compaction is not None:
                     return compaction
                 effort.reason = "refusal" if is_refusal(answer) else "invalid"
@@ -281,31 +278,31 @@ class SummaryClient:
         return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // told)
 
     async def _modes(
-        self, measured: MeasuredRequest, decision: Summarize | None, model: PruningModel, job: SummaryJob
+        self, measured: MeasuredRequest, step: Step | None, model: PruningModel, job: SummaryJob
     ) -> Sequence[Upstream | None]:
         """Returns what to send, append mode first; None is reformat mode.
 
         A record written ahead must leave the conversation in the server's cache: with the same model append mode does.
         """
-        upstream = await self._upstream(measured, decision, job) if model.is_same and decision is not None else None
-        if decision is not None and decision.ahead and model.is_same:
+        upstream = await self._upstream(measured, step, job) if model.is_same and step is not None else None
+        if step is not None and step.draft.ahead and model.is_same:
             return () if upstream is None else (upstream,)
         return (None,) if upstream is None else (upstream, None)
 
-    async def _upstream(self, measured: MeasuredRequest, decision: Summarize, job: SummaryJob) -> Upstream | None:
+    async def _upstream(self, measured: MeasuredRequest, step: Step, job: SummaryJob) -> Upstream | None:
         """Returns the conversation to send again in append mode; None if it does not fit, or does not show everything.
 
         A record without stubs, and without a gap after its last summary, shows all that has to be summarized.
         """
-        base, conversation = decision.base, measured.conversation
+        base, conversation = step.base, measured.conversation
         if base is not None and (base.edited_from is not None or base.summarized_messages != base.covered_messages):
             return None
         if not _may_answer_freely(measured.request):
             return None
         messages, prefix = conversation.messages, conversation.prefix
-        cut = prefix + decision.covered_messages
+        cut = prefix + step.draft.covered_messages
         begin = base.replaced_messages if base else 0
-        if conversation.span_tokens(begin, decision.covered_messages) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
+        if conversation.span_tokens(begin, step.draft.covered_messages) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
             return None
         kept, asked = await off_loop(messages, lambda: self._in_append_mode(measured, base, cut, job))
         tools = self._recaller.tools(measured) if self._recaller is not None and base is not None else None
@@ -388,12 +385,10 @@ def _may_answer_freely(request: Request) -> bool:
     return has_tools_only and request.tool_choice in (None, "auto", "none")
 
 
-def _job(
-    measured: MeasuredRequest, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]
-) -> SummaryJob:
-    base = decision.base
+def _job(measured: MeasuredRequest, step: Step, covered: Sequence[Message]) -> SummaryJob:
+    base, pinned = step.base, step.draft.pinned
     start = base.summarized_messages if base else 0
-    strategy = STRATEGIES[decision.strategy]
+    strategy = STRATEGIES[step.draft.level]
     # A round that stayed with the record is in no summary yet.
     stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
     # Of repeated reads the newest says all: the room is better spent on the rest.
@@ -402,11 +397,11 @@ def _job(
     fresh = [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned]
     return SummaryJob(
         messages=strategy.history(fresh),
-        earlier=base.summary if base and decision.integrates else "",
+        earlier=base.summary if base and step.integrates else "",
         request=excerpt(request_text(measured.conversation.messages), REQUEST_TOKENS, measured.count_text),
-        summary_tokens=decision.summary_tokens,
+        summary_tokens=step.summary_tokens,
         prompt_limit_tokens=0,
-        round_number=decision.round,
+        round_number=step.draft.round,
         strategy=strategy,
         focus=measured.context.focus,
     )
@@ -419,7 +414,7 @@ class _Question(NamedTuple):
 
 def _question(
     measured: MeasuredRequest,
-    decision: Prune,
+    step: Step,
     choices: list[int],
     limit: PromptLimit,
     answer_tokens: int,
@@ -427,7 +422,7 @@ def _question(
     is_same: bool,
 ) -> _Question | None:
     """The question to a model about the messages at `choices`, positions after the prefix; None if it does not fit."""
-    conversation, compaction = measured.conversation, decision.compaction
+    conversation, compaction = measured.conversation, step.draft
     limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
     if is_same:
         # The room reserved in a shared context for a summary has to do for this, too.
@@ -438,12 +433,12 @@ def _question(
     shown_now = ((prefix + at, shown[at - compaction.replaced_messages]) for at in choices)
     offered_now = [(at, message) for at, message in shown_now if message is not None]
     prompt = pruning_prompt(
-        prompt=STRATEGIES[decision.strategy].prompt,
+        prompt=STRATEGIES[step.draft.level].prompt,
         values={
-            "words": max(int(decision.summary_tokens * _WORDS_PER_TOKEN), 40),
-            "round": decision.round,
-            "current_tokens": decision.now_tokens,
-            "target_tokens": decision.predicted_tokens,
+            "words": max(int(step.summary_tokens * _WORDS_PER_TOKEN), 40),
+            "round": step.draft.round,
+            "current_tokens": step.now_tokens,
+            "target_tokens": step.predicted_tokens,
             "limit_tokens": measured.window.tokens,
         },
         request=excerpt(request_text(conversation.messages), REQUEST_TOKENS, measured.count_text),
@@ -469,18 +464,18 @@ def _question(
 
 
 def _compaction(
-    measured: MeasuredRequest, decision: Prune, question: _Question, choices: list[int], answer: str
+    measured: MeasuredRequest, step: Step, question: _Question, choices: list[int], answer: str
 ) -> Compaction | None:
     """The compaction that the answer stands for; None if it is no answer, or changes nothing."""
-    base = decision.compaction
+    base = step.draft
     decided = decide(answer, measured.conversation.rest, base, choices, prompt=question.prompt)
     if decided is None:
         return None
     compaction, summary = decided
     texts = [message.text for message in measured.conversation.rest]
     # Words of a model, as any other summary.
-    summary = judged(summary, instruction=STRATEGIES[decision.strategy].prompt, source=texts).text
+    summary = judged(summary, instruction=STRATEGIES[step.draft.level].prompt, source=texts).text
     said = "\n\n".join(filter(None, (base.omissions, summary)))
     if not said and set(choices) <= set(compaction.dropped):
         return None
-    return replace(compaction, omissions=excerpt(said, decision.summary_tokens, measured.count_text))
+    return replace(compaction, omissions=excerpt(said, step.summary_tokens, measured.count_text))

@@ -27,9 +27,8 @@ from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
-    Edit,
     Reuse,
-    Summarize,
+    Step,
 )
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
@@ -183,8 +182,8 @@ class Background:
             # Another program uses the model without this proxy, such as LM Studio's own window.
             return
         same = next((model for model in context.pruning_models if model.is_same), None)
-        decision = await off_loop_if(measured.is_long, lambda: _planned_ahead(measured, stored, same))
-        written = None if decision is None else await self._record_ahead(measured, decision)
+        step = await off_loop_if(measured.is_long, lambda: _planned_ahead(measured, stored, same))
+        written = None if step is None else await self._record_ahead(measured, step)
         if same is None:
             return
         known = stored if written is None else [written, *stored]
@@ -193,12 +192,12 @@ class Background:
         if compaction is not None:
             await self._read(measured, compaction, same)
 
-    async def _record_ahead(self, measured: MeasuredRequest, decision: Summarize) -> Compaction | None:
+    async def _record_ahead(self, measured: MeasuredRequest, step: Step) -> Compaction | None:
         if not await self._may_begin(measured):
             return None
         try:
             async with self._room(measured, measured.count.tokens):
-                built = await self._builder.make(measured, (decision,))
+                built = await self._builder.make(measured, (step,))
         except asyncio.CancelledError:
             if not self._is_closing:
                 self._reporter.decided(measured, "given_up", after=measured.count.tokens, reason="arrived")
@@ -207,9 +206,9 @@ class Background:
             # No model could be asked in a way that leaves the conversation in the cache.
             self._begun_s[measured.context.scope].pop()
             return None
-        return built.kept if await self._keep(measured, decision.base, built) else None
+        return built.kept if await self._keep(measured, step.base, built) else None
 
-    async def _compaction_of(self, measured: MeasuredRequest, decision: Reuse | Edit) -> Compaction | None:
+    async def _compaction_of(self, measured: MeasuredRequest, decision: Reuse | Step) -> Compaction | None:
         """The compaction of the next turn: a record that is there, or an edit that is made now; None for none.
 
         A record was counted when it was begun, and is read once.
@@ -281,9 +280,7 @@ async def _is_allowed(measured: MeasuredRequest) -> bool:
     return may_write_ahead is not None and await may_write_ahead()
 
 
-def _planned_ahead(
-    measured: MeasuredRequest, stored: Sequence[Compaction], same: PruningModel | None
-) -> Summarize | None:
+def _planned_ahead(measured: MeasuredRequest, stored: Sequence[Compaction], same: PruningModel | None) -> Step | None:
     if measured.rereads and same is not None and not measured.budget.own.triggers(measured.count.tokens):
         # After the instruction the server cannot go back to the conversation: it would read all of the next turn.
         return None

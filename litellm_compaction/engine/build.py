@@ -8,23 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from typing_extensions import assert_never
-
 from litellm_compaction.concurrency import off_loop, off_loop_if
-from litellm_compaction.core.clearing import StubSize, data_of, size_of, with_data
-from litellm_compaction.core.compaction import Compaction, Segment, apply, as_stubs
+from litellm_compaction.core.clearing import StubSize, data_of, size_of
+from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.continuation.request import keyed
-from litellm_compaction.core.conversation import applied_tokens, as_it_was
+from litellm_compaction.core.conversation import Conversation, applied_tokens, as_it_was
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.identity import seen
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, TASK_WINDOW_RATIO, Edit, Level, Prune, Summarize
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, TASK_WINDOW_RATIO, Step, covering
 from litellm_compaction.core.portable import bases_of, ledger_messages
 from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.engine.ask import SummaryClient
@@ -49,36 +47,24 @@ class BuiltCompaction(NamedTuple):
     effort: Effort
 
 
-class _Sources(NamedTuple):
-    """Texts that a ledger is written from.
-
-    Attributes:
-        hidden: those that the model sees no more, by position.
-        known: all that it sees.
-    """
-
-    hidden: Mapping[int, Message]
-    known: str
-
-
-def alike(measured: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
+def alike(measured: MeasuredRequest, steps: Sequence[Step]) -> Hashable:
     """The key under which two compactions are one: tenant, model, topic, and the messages that a model is asked about.
 
     Without a model there is nothing to share but between identical requests.
     """
-    level, context = levels[0], measured.context
-    if isinstance(level, Edit) or context.is_client_summary:
-        return same(measured, levels)
-    covered = level.compaction.covered_messages if isinstance(level, Prune) else level.covered_messages
-    return (context.scope, context.target.key, context.focus, type(level), measured.conversation.hashes[covered])
+    step, context = steps[0], measured.context
+    if step.question == "none" or context.is_client_summary:
+        return same(measured, steps)
+    covered = step.draft.covered_messages
+    return (context.scope, context.target.key, context.focus, step.question, measured.conversation.hashes[covered])
 
 
-def same(measured: MeasuredRequest, levels: Sequence[Level]) -> Hashable:
+def same(measured: MeasuredRequest, steps: Sequence[Step]) -> Hashable:
     return (
         measured.context.scope,
         measured.context.target.key,
         measured.context.focus,
-        tuple(levels),
+        tuple(steps),
         measured.conversation.hashes[-1],
     )
 
@@ -148,114 +134,54 @@ class CompactionBuilder:
                     await asyncio.wait_for(forgotten, _STORE_TIMEOUT_S)
             return result
 
-    async def make(self, measured: MeasuredRequest, levels: Sequence[Level]) -> BuiltCompaction:
-        """Builds a compaction at the first level, or at the next one if no pruning model answers usably.
+    async def make(self, measured: MeasuredRequest, steps: Sequence[Step]) -> BuiltCompaction:
+        """Builds a compaction by the first step, or by the next one if no pruning model answers usably.
 
-        A summary is stored at once, since it was paid for; other levels are stored by `keep`.
+        A summary is stored at once, since it was paid for; what other steps make is stored by `keep`.
         """
-        effort = Effort()
-        match levels[0]:
-            case Edit() as edit:
-                compaction = await self._with_ledger(measured, edit, edit.compaction)
-                kept = keyed(measured.conversation.messages, measured.conversation.hashes, compaction)
-                return BuiltCompaction(compaction, kept, effort)
-            case Prune() as prune:
-                built = await self._pruned(measured, prune, effort)
-                if built is not None:
-                    return built
-                reason, effort.reason = effort.reason, ""
-                built = await self._summarized(measured, levels[1:], effort)
-                effort.reason = effort.reason or reason
+        step, effort = steps[0], Effort()
+        if step.is_edit:
+            compaction = await self._with_ledger(measured, step.draft, step.ledger_tokens)
+            kept = keyed(measured.conversation.messages, measured.conversation.hashes, compaction)
+            return BuiltCompaction(compaction, kept, effort)
+        if step.question == "choice":
+            built = await self._pruned(measured, step, effort)
+            if built is not None:
                 return built
-            case Summarize():
-                return await self._summarized(measured, levels, effort)
-            case _ as never:
-                assert_never(never)
+        reason, effort.reason = effort.reason, ""
+        built = await self._summarized(measured, [each for each in steps if each.is_record], effort)
+        effort.reason = effort.reason or reason
+        return built
 
-    async def _pruned(self, measured: MeasuredRequest, decision: Prune, effort: Effort) -> BuiltCompaction | None:
+    async def _pruned(self, measured: MeasuredRequest, step: Step, effort: Effort) -> BuiltCompaction | None:
         """The pruning if a model gives one that gains enough, else None."""
-        found = await self._summary_client.prune(measured, decision, effort)
+        found = await self._summary_client.prune(measured, step, effort)
         if found is not None:
-            compaction = await self._with_ledger(measured, decision, found)
+            compaction = await self._with_ledger(measured, found, step.ledger_tokens)
             after_tokens = applied_tokens(measured.conversation, compaction)
-            if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not measured.budget.triggers(
-                after_tokens
-            ):
+            if after_tokens <= step.now_tokens * (1 - MIN_GAIN_RATIO) and not measured.budget.triggers(after_tokens):
                 return BuiltCompaction(compaction, compaction, effort)
             effort.reason = "no_gain"
         return None
 
-    async def _with_ledger(
-        self, measured: MeasuredRequest, decision: Edit | Prune, compaction: Compaction
-    ) -> Compaction:
-        messages, rest = measured.conversation.messages, measured.conversation.rest
-        replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
-        gone = {*replaced, *(position for position, how in compaction.shown if how != "stub")}
-
-        def sources() -> _Sources:
-            hidden = _hidden(rest, gone, compaction.stubbed)
-            known = "\n".join(map(visible_text, apply(messages, compaction)))
-            return _Sources(hidden, known)
-
-        told = dict(compaction.stub_sizes)
-        sizes = tuple(
-            StubSize(at, told.get(at) or size_of(rest[at])) for at in compaction.stubbed if rest[at].role == "tool"
-        )
-        copied = await self._ledger(measured, rest, sources, decision.ledger_tokens)
-        return await _written(measured, replace(compaction, ledger=copied, stub_sizes=sizes))
-
-    async def _summarized(self, measured: MeasuredRequest, levels: Sequence[Level], effort: Effort) -> BuiltCompaction:
-        """The first level's record; without a summary the second one's, if there is one."""
-        decision, *unwritten = (each for each in levels if isinstance(each, Summarize))
-        rest, base = measured.conversation.rest, decision.base
-        covered, pinned = rest[: decision.covered_messages], decision.pinned
-        segments = base.segments if base else ()
-        summary = ""
-        if decision.provisional:
+    async def _summarized(self, measured: MeasuredRequest, steps: Sequence[Step], effort: Effort) -> BuiltCompaction:
+        """The first step's record; without a summary the second one's, if there is one."""
+        step, summary = steps[0], ""
+        if step.question == "none":
             effort.reason = "client_summary" if measured.context.is_client_summary else "no_room"
-            segments = _shortened(base, decision.summary_tokens, measured.count_text)
         else:
-            summary = await self._summary_client.summary(measured, decision, covered, pinned, effort)
-        level = decision.strategy if summary else "truncate"
-        if not summary and unwritten:
+            covered = measured.conversation.rest[: step.draft.covered_messages]
+            summary = await self._summary_client.summary(measured, step, covered, effort)
+        if not summary:
             # Nothing was handed over, so the recent messages stay.
-            decision = unwritten[0]
-            covered, pinned = rest[: decision.covered_messages], decision.pinned
-        covered_hash = measured.conversation.hashes[decision.covered_messages]
-        if summary:
-            segment = Segment(text=summary, round=decision.round, covered_messages=decision.covered_messages)
-            segments = (segment,) if decision.integrates else (*segments, segment)
-        stubbed = with_data(covered, pinned)
-        hidden = _hidden(covered, set(range(len(covered))) - {*pinned}, stubbed)
-        kept_messages = rest[decision.covered_messages :]
-
-        def sources() -> _Sources:
-            # A value that a summary gets wrong is not in it, and so stands beside it.
-            return _Sources(hidden, "\n".join((*(each.text for each in segments), *map(visible_text, kept_messages))))
-
-        ledger_tokens = decision.ledger_tokens + _spare(decision, summary, measured.count_text)
-        read = (*hidden.values(), *kept_messages)
-        copied = await self._ledger(measured, read, sources, max(ledger_tokens, decision.ledger_min_tokens))
-        compaction = Compaction(
-            covered_messages=decision.covered_messages,
-            covered_hash=covered_hash,
-            pinned=pinned,
-            shown=as_stubs(stubbed),
-            round=decision.round,
-            segments=segments,
-            ledger=copied,
-            level=level,
-            window_tokens=measured.window.tokens,
-            provisional=decision.provisional,
-            ahead=decision.ahead,
-            images=decision.images,
-        )
-        compaction = await _written(measured, compaction)
+            step = steps[-1]
+        ledger_tokens = max(step.ledger_tokens + _spare(step, summary, measured.count_text), step.ledger_min_tokens)
+        compaction = await self._with_ledger(measured, _said(step, summary, measured.count_text), ledger_tokens)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
         kept = keyed(measured.conversation.messages, measured.conversation.hashes, compaction)
-        is_poorer = decision.provisional and base is not None and base.covered_hash == kept.covered_hash
+        is_poorer = kept.provisional and step.base is not None and step.base.covered_hash == kept.covered_hash
         # An unneeded record without a summary is not kept; one that is not needed yet is kept by the caller.
-        if not is_poorer and not decision.ahead and not (level == "truncate" and measured.is_voluntary):
+        if not is_poorer and not kept.ahead and (summary or not measured.is_voluntary):
             await self._put(measured, kept)
         return BuiltCompaction(compaction, kept, effort)
 
@@ -284,47 +210,37 @@ class CompactionBuilder:
         if not conversation.cuts:
             return None
         covered = conversation.cuts[-1]
-        pinned = conversation.pinned(covered)
-        return Compaction(
-            covered_messages=covered,
-            covered_hash=conversation.hashes[covered],
-            pinned=pinned,
-            shown=as_stubs(with_data(conversation.rest, pinned)),
-            round=1,
-            segments=(),
-            ledger="",
-            level="truncate",
-        )
+        return covering(conversation, covered, conversation.pinned(covered))
 
-    async def _ledger(
-        self, measured: MeasuredRequest, read: Sequence[Message], sources: Callable[[], _Sources], budget_tokens: int
-    ) -> str:
-        """The text that survives word for word besides summaries and the messages that stay.
-
-        `sources` reads `read`, in a thread if long.
-        """
+    async def _with_ledger(self, measured: MeasuredRequest, compaction: Compaction, ledger_tokens: int) -> Compaction:
+        """`compaction` with the text that survives word for word besides summaries and the messages that stay."""
+        conversation, rest = measured.conversation, measured.conversation.rest
         redact, bases = redact_of(measured), _portable_bases(measured)
         earlier_quotes = ledger_messages(bases[0].ledger) if bases else []
 
         def write() -> str:
-            hidden, known = sources()
+            hidden = _hidden(rest, compaction)
             if bases:
                 # Of the record itself its quotes go on, its summary by its own way.
-                hidden = {at: message for at, message in hidden.items() if at}
+                hidden.pop(0, None)
             # Earlier quotes come first, and begin with the task.
-            places = {at: place for place, at in enumerate(hidden, len(earlier_quotes))}
-            task = measured.conversation.task
+            places, task = {at: place for place, at in enumerate(hidden, len(earlier_quotes))}, conversation.task
             return ledger(
                 [*earlier_quotes, *hidden.values()],
-                budget_tokens=budget_tokens,
+                budget_tokens=ledger_tokens,
                 count=measured.count_text,
-                known=known,
+                known=_known(conversation, compaction),
                 redact=redact,
                 task=0 if earlier_quotes else None if task is None else places.get(task),
                 task_tokens=int(TASK_WINDOW_RATIO * measured.window.tokens),
             )
 
-        return await (asyncio.to_thread(write) if _redacts_slowly(measured) else off_loop(read, write))
+        told = dict(compaction.stub_sizes)
+        sizes = tuple(
+            StubSize(at, told.get(at) or size_of(rest[at])) for at in compaction.stubbed if rest[at].role == "tool"
+        )
+        copied = await (asyncio.to_thread(write) if _redacts_slowly(measured) else off_loop(rest, write))
+        return await _written(measured, replace(compaction, ledger=copied, stub_sizes=sizes))
 
     async def _put(self, measured: MeasuredRequest, kept: Compaction) -> None:
         if measured.context.is_client_summary:
@@ -402,23 +318,41 @@ def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compactio
     )
 
 
-def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int]) -> dict[int, Message]:
+def _hidden(rest: Sequence[Message], compaction: Compaction) -> dict[int, Message]:
     """The text that the model sees no more: messages that are gone, results and attached data that are stubs."""
+    replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
+    gone = {*replaced, *(position for position, how in compaction.shown if how != "stub")}
     found = (
-        (at, messages[at] if at in gone or messages[at].role == "tool" else data_of(messages[at]))
-        for at in sorted({*gone, *stubbed})
+        (at, rest[at] if at in gone or rest[at].role == "tool" else data_of(rest[at]))
+        for at in sorted({*gone, *compaction.stubbed})
     )
     return {at: message for at, message in found if message is not None}
 
 
-def _shortened(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
-    if base is None or not base.segments:
-        return ()
-    return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
+def _known(conversation: Conversation, compaction: Compaction) -> str:
+    """All that the model sees; beside a record its summaries and what follows it.
+
+    A value that a summary gets wrong is not in it, and so stands beside it.
+    """
+    if compaction.edited_from is not None:
+        return "\n".join(map(visible_text, apply(conversation.messages, compaction)))
+    kept = conversation.rest[compaction.covered_messages :]
+    return "\n".join((*(each.text for each in compaction.segments), *map(visible_text, kept)))
 
 
-def _spare(decision: Summarize, summary: str, count: Callable[[str], int]) -> int:
+def _said(step: Step, summary: str, count: Callable[[str], int]) -> Compaction:
+    """A record with a new summary; "" for none: then the earlier ones go on, shortened if there is little room."""
+    draft, segments = step.draft, step.draft.segments
+    if summary:
+        segment = Segment(text=summary, round=draft.round, covered_messages=draft.covered_messages)
+        return replace(draft, segments=(segment,) if step.integrates else (*segments, segment))
+    if draft.provisional and segments:
+        segments = (replace(segments[-1], text=excerpt(draft.summary, step.summary_tokens, count)),)
+    return replace(draft, segments=segments, level="truncate")
+
+
+def _spare(step: Step, summary: str, count: Callable[[str], int]) -> int:
     """Room that the summary leaves to the ledger if it needs less, or did not come; below 0 if it needed more."""
-    if decision.provisional and decision.base is not None and decision.base.segments:
+    if step.draft.provisional and step.draft.segments:
         return 0
-    return decision.summary_tokens - count(summary) if summary else decision.summary_tokens
+    return step.summary_tokens - count(summary) if summary else step.summary_tokens

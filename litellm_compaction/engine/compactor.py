@@ -19,7 +19,7 @@ from litellm_compaction.concurrency import Bounded, Flights, off_loop_if
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import is_undone, usable
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.plan import Compact, Edit, Keep, Level, Plan, Refuse, Reuse, Summarize, plan
+from litellm_compaction.core.plan import Compact, Keep, Plan, Refuse, Reuse, Step, plan
 from litellm_compaction.core.refusal import refusal, shortened, unchangeable, with_less_data
 from litellm_compaction.engine.ask import SummaryClient
 from litellm_compaction.engine.asking import Asker
@@ -292,12 +292,11 @@ class Compactor:
 
     async def _finished(self, needed: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
         measured = needed.measured
-        for at, level in enumerate(needed.levels):
-            prepared = await self._built(needed, needed.levels[at:], room)
+        for at, step in enumerate(needed.steps):
+            prepared = await self._built(needed, needed.steps[at:], room)
             if prepared is not None:
                 return prepared
-            if isinstance(level, Summarize):
-                # No level leaves less.
+            if step.is_record:
                 break
         does_fit = measured.budget.own.fits(measured.count.tokens)
         again = await (self._asker.fitted(measured) if does_fit else self._asker.with_floor(measured))
@@ -326,14 +325,14 @@ class Compactor:
         return again
 
     async def _built(
-        self, needed: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
+        self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None
     ) -> PreparedRequest | None:
-        """The request after a new compaction; None if it does not fit, or an edit or a pruning leaves too much."""
+        """The request after a new compaction; None if it does not fit, or an edit or a choice leaves too much."""
         measured = needed.measured
-        shared = await self._shared(alike(measured, levels), needed, levels, room)
-        if shared.measured is not measured and not await self._does(shared, measured, levels[0]):
+        shared = await self._shared(alike(measured, steps), needed, steps, room)
+        if shared.measured is not measured and not await self._does(shared, measured, steps[0]):
             # It begins alike and goes on differently: another request's compaction is not for it.
-            shared = await self._shared(same(measured, levels), needed, levels, room)
+            shared = await self._shared(same(measured, steps), needed, steps, room)
         built = shared.built
         if built.compaction.level == "truncate" and measured.is_voluntary:
             # It fits as it came, which says more than a record without a summary.
@@ -341,10 +340,10 @@ class Compactor:
             self.reporter.decided(measured, "fallback", prepared=prepared, effort=built.effort)
             return prepared
         prepared = await self._applied_surely(measured, built.compaction, "compacted")
-        if not is_enough(measured, levels[0], built.compaction, prepared):
+        if not is_enough(measured, steps[0], built.compaction, prepared):
             return None
-        # A summary is the last level: it is sent whatever the template says.
-        if not isinstance(levels[0], Summarize) and not await self._asker.does_render(measured, prepared):
+        # A record is the last step: it is sent whatever the template says.
+        if not steps[0].is_record and not await self._asker.does_render(measured, prepared):
             return None
         await self._builder.keep(measured, built)
         prepared = replace(prepared, compaction=None if measured.context.is_client_summary else built.kept)
@@ -361,33 +360,37 @@ class Compactor:
         if not measured.context.now and is_undone(measured.conversation, needed.stored):
             # It would not have fitted otherwise.
             built.effort.reason = built.effort.reason or UNDONE
-        base = None if isinstance(levels[0], Edit) else levels[0].base
         known = next(iter(usable(measured.conversation, needed.stored)), None)
         self.reporter.decided(
-            measured, outcome, prepared=prepared, compaction=built.kept, effort=built.effort, base=base, known=known
+            measured,
+            outcome,
+            prepared=prepared,
+            compaction=built.kept,
+            effort=built.effort,
+            base=steps[0].base,
+            known=known,
         )
         return prepared
 
     async def _shared(
-        self, key: Hashable, needed: CompactionNeeded, levels: Sequence[Level], room: Reservation | None
+        self, key: Hashable, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None
     ) -> _Shared:
         """The one compaction for which all requests that need it now wait."""
         if room is not None and self._compactions.is_under_way(key):
             room.pause()
-        return await self._compactions.join(key, lambda: self._make(needed, levels, room))
+        return await self._compactions.join(key, lambda: self._make(needed, steps, room))
 
-    async def _make(self, needed: CompactionNeeded, levels: Sequence[Level], room: Reservation | None) -> _Shared:
-        measured, level = needed.measured, levels[0]
-        if isinstance(level, Edit) or (isinstance(level, Summarize) and level.provisional):
-            # No model is asked.
-            return _Shared(measured, await self._builder.make(measured, levels))
+    async def _make(self, needed: CompactionNeeded, steps: Sequence[Step], room: Reservation | None) -> _Shared:
+        measured = needed.measured
+        if steps[0].question == "none":
+            return _Shared(measured, await self._builder.make(measured, steps))
 
         async def built_by_another() -> BuiltCompaction | None:
             if room is not None:
                 room.pause()
             return await self._built_meanwhile(needed)
 
-        topic, limit_s = f"compaction {alike(measured, levels)!r}", measured.context.settings.summary_timeout_s
+        topic, limit_s = f"compaction {alike(measured, steps)!r}", measured.context.settings.summary_timeout_s
         alone: AbstractAsyncContextManager[None] = contextlib.nullcontext()
         leases = self._leases
         async with (
@@ -397,7 +400,7 @@ class Compactor:
                 async with room.for_summary(measured.window, measured.count.tokens) if room is not None else alone:
                     found = await self._built_meanwhile(needed)
                     if found is None:
-                        return _Shared(measured, await self._builder.make(measured, levels))
+                        return _Shared(measured, await self._builder.make(measured, steps))
             return _Shared(measured, found, is_found=True)
 
     async def _built_meanwhile(self, needed: CompactionNeeded) -> BuiltCompaction | None:
@@ -414,12 +417,12 @@ class Compactor:
             return None
         return BuiltCompaction(decision.compaction, decision.compaction, Effort())
 
-    async def _does(self, shared: _Shared, measured: MeasuredRequest, level: Level) -> bool:
+    async def _does(self, shared: _Shared, measured: MeasuredRequest, step: Step) -> bool:
         compaction = shared.built.compaction
         if not usable(measured.conversation, [compaction]):
             return False
         prepared = await self._measurer.applied(measured, compaction, "compacted")
-        return is_enough(measured, level, compaction, prepared)
+        return is_enough(measured, step, compaction, prepared)
 
     async def prepared_for(
         self, request: Request, context: RequestContext, foreseen: Foreseen | None
@@ -461,9 +464,10 @@ class Compactor:
         if measured.budget.own.triggers(measured.count.tokens):
             measured = await hashed(measured)
             decision = await self._plan(measured, ())
-            planned = decision.levels[0] if isinstance(decision, Compact) else decision
-            after = planned.predicted_tokens if isinstance(planned, Level) else measured.count.tokens
-            self.reporter.decided(measured, "observed", after=after, reason=type(planned).__name__.lower())
+            step = decision.steps[0] if isinstance(decision, Compact) else None
+            after = step.predicted_tokens if step is not None else measured.count.tokens
+            reason = type(decision).__name__.lower() if step is None else _told(step)
+            self.reporter.decided(measured, "observed", after=after, reason=reason)
 
     async def count(self, request: Request, context: RequestContext) -> int:
         """Returns the tokens of a request's prompt as it came; no model is asked or loaded for it.
@@ -530,9 +534,9 @@ class Compactor:
                         return self._reusing(measured, quoting, compaction)
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
-                case Compact(levels=levels):
+                case Compact(steps=steps):
                     reused = await self._reused(measured, known)
-                    return reused or CompactionNeeded(measured=measured, levels=levels, stored=tuple(stored))
+                    return reused or CompactionNeeded(measured=measured, steps=steps, stored=tuple(stored))
                 case Refuse():
                     again = await self._asker.with_floor(measured)
                     if again is not None:
@@ -647,13 +651,18 @@ class Compactor:
         )
 
 
+def _told(step: Step) -> str:
+    """What is planned, for events."""
+    return "summarize" if step.is_record else "edit" if step.is_edit else "prune"
+
+
 def _is_steady(prepared: PreparedRequest | CompactionNeeded) -> bool:
     """A compaction that was there does once more."""
     return isinstance(prepared, PreparedRequest) and prepared.round > 0
 
 
 def _needs_no_model(prepared: PreparedRequest | CompactionNeeded) -> bool:
-    return isinstance(prepared, CompactionNeeded) and isinstance(prepared.levels[0], Edit)
+    return isinstance(prepared, CompactionNeeded) and prepared.steps[0].is_edit
 
 
 def _is_full(prepared: PreparedRequest | CompactionNeeded) -> bool:

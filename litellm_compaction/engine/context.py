@@ -13,7 +13,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.core.plan import CompactionOptions, Level
+from litellm_compaction.core.plan import CompactionOptions, Step
 from litellm_compaction.core.rounds import open_round_start
 from litellm_compaction.core.secrets import Redact
 from litellm_compaction.core.strategies import STRATEGIES
@@ -269,12 +269,12 @@ class CompactionNeeded:
     """A request that needs a new compaction, which may take a model call, and will then fit.
 
     Attributes:
-        levels: what is to be made, n ≥ 1: as in `Compact`.
+        steps: what is to be made, n ≥ 1: as in `Compact`.
         stored: the store's compactions.
     """
 
     measured: MeasuredRequest
-    levels: tuple[Level, ...]
+    steps: tuple[Step, ...]
     stored: tuple[Compaction, ...]
 
     @property
@@ -283,7 +283,7 @@ class CompactionNeeded:
 
     @property
     def will_fit(self) -> bool:
-        return self.measured.budget.fits(self.levels[0].predicted_tokens)
+        return self.measured.budget.fits(self.steps[0].predicted_tokens)
 
 
 class Recallable(NamedTuple):

@@ -247,6 +247,6 @@ def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int
     Without `room_tokens`, as for `plan`, it only has to fit.
     """
     if isinstance(prepared, CompactionNeeded):
-        tokens, budget = prepared.levels[0].predicted_tokens, prepared.measured.budget
+        tokens, budget = prepared.steps[0].predicted_tokens, prepared.measured.budget
         return tokens <= (budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens)
     return not room_tokens or prepared.count.tokens <= prepared.budget.early_start_tokens

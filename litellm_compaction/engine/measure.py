@@ -24,7 +24,7 @@ from litellm_compaction.core.messages import (
     chain,
     user_message,
 )
-from litellm_compaction.core.plan import Edit, Level
+from litellm_compaction.core.plan import Step
 from litellm_compaction.core.recurring import marked
 from litellm_compaction.core.refusal import unprepared
 from litellm_compaction.core.rounds import with_every_result
@@ -336,15 +336,15 @@ def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     return with_every_result(messages)
 
 
-def is_enough(measured: MeasuredRequest, level: Level, compaction: Compaction, prepared: PreparedRequest) -> bool:
-    """Returns True if a new compaction does, counted as it is sent; else the next level's turn has come (promise P5).
+def is_enough(measured: MeasuredRequest, step: Step, compaction: Compaction, prepared: PreparedRequest) -> bool:
+    """Returns True if a new compaction does, counted as it is sent; else the next step's turn has come (promise P5).
 
-    It was to be made at `level`, and may have been made at a later one.
+    It was to be made by `step`, and may have been made by a later one.
     """
     tokens, budget = prepared.count.tokens, prepared.budget
     if not budget.fits(tokens) or tokens >= measured.count.tokens:
         return False
-    if isinstance(level, Edit) and tokens > level.predicted_tokens and budget.triggers(tokens):
+    if step.is_edit and tokens > step.predicted_tokens and budget.triggers(tokens):
         return False
     return not chooses(compaction.level) or not budget.triggers(tokens)
 

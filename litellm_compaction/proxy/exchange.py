@@ -189,11 +189,11 @@ class Exchange:
 
     def will_be_compacted(self, needed: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
-        measured, level = needed.measured, needed.levels[0]
+        measured, step = needed.measured, needed.steps[0]
         attempt = self.attempt
         # An upper bound stands for the tokens after it.
-        after = level.predicted_tokens
-        attempt.headers = _in_headers(measured.tokens_before, after, measured.window.tokens, level.round)
+        after = step.predicted_tokens
+        attempt.headers = _in_headers(measured.tokens_before, after, measured.window.tokens, step.draft.round)
         attempt.action = "compacted"
         attempt.is_open = self.may_pause = True
 

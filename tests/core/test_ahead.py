@@ -15,9 +15,7 @@ from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     CompactionOptions,
-    Edit,
     Reuse,
-    Summarize,
 )
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
@@ -29,7 +27,9 @@ from tests.builders import (
     calls,
     chat,
     conversation,
-    first_level,
+    first_step,
+    is_edit,
+    is_record,
     next_turns,
     parsed,
     raw_conversations,
@@ -57,16 +57,16 @@ def ahead(
     decision = plan_ahead(weighed, budget(window, weighed), options, stored)
     if decision is None:
         return None
-    assert isinstance(decision, Summarize)
-    assert decision.ahead
-    return replace(written(decision, weighed), pinned=decision.pinned, ahead=True, window_tokens=window)
+    assert is_record(decision)
+    assert decision.draft.ahead
+    return written(decision)
 
 
 def test_what_is_applied_stays_applied_until_it_does_no_more() -> None:
     """A second record waits behind the first, however much deeper it would go."""
-    first_plan, weighed, _ = decide(chat(44, words=60), WINDOW)
-    assert isinstance(first_plan, Summarize)
-    first = replace(written(first_plan, weighed), window_tokens=WINDOW, pinned=first_plan.pinned)
+    first_plan, _, _ = decide(chat(44, words=60), WINDOW)
+    assert is_record(first_plan)
+    first = written(first_plan)
     grown = [*chat(44, words=60), assistant("a " * 3000), user("And?")]
     second = ahead(grown, WINDOW, [first], answer="So.")
     assert second is not None
@@ -118,7 +118,7 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
         return
     later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
     without, weighed, limits = decide(later, window)
-    decided = first_level(weighed, limits, DEPTH, [made])
+    decided = first_step(weighed, limits, DEPTH, [made])
     if not limits.triggers(weighed.tokens):
         assert decided == without
     elif isinstance(decided, Reuse):
@@ -152,7 +152,7 @@ def test_stubs_are_read_like_a_record(results: int, *, is_certain: bool | None) 
         raw += [calls(f"c{number}"), result(f"c{number}", "line " * 320)]
     found = reading(raw, WINDOW, [])
     assert (found and found.is_certain) is is_certain
-    assert found is None or isinstance(found.decision, Edit)
+    assert found is None or is_edit(found.decision)
 
 
 def test_of_a_turn_counts_what_came_between_two_answers() -> None:
@@ -184,7 +184,7 @@ def test_whatever_was_read_is_what_the_next_turn_begins_with(
     if found is None:
         return
     later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
-    chosen = found.decision.compaction
+    chosen = found.decision.compaction if isinstance(found.decision, Reuse) else found.decision.draft
     effective = replace(chosen, ahead=False, early=True, window_tokens=window)
     assert broken_promises(parsed(later), apply(parsed(later), effective)) == []
     decided, whole, limits = decide(later, window, [effective])

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.compaction import apply
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import is_injected, legal_cuts, request_indices
 from litellm_compaction.core.messages import Message, chain, normal_text
-from litellm_compaction.core.plan import Edit, Reuse, Summarize
+from litellm_compaction.core.plan import Reuse, Step
 from tests.builders import (
     DEPTH,
     JsonDict,
@@ -25,7 +25,9 @@ from tests.builders import (
     budget,
     calls,
     conversation,
-    first_level,
+    first_step,
+    is_edit,
+    is_record,
     parsed,
     raw_conversations,
     result,
@@ -82,43 +84,26 @@ def agent(shots: int, *, photos: int = 1, words: int = 0, **shape: Any) -> list[
 
 def planned(raw: list[JsonDict], window: int, keep_images: int, **options: Any) -> tuple[Conversation, Planned]:
     weighed = conversation(parsed(raw))
-    return weighed, first_level(
-        weighed, budget(window, weighed), replace(DEPTH, keep_images=keep_images, **options), []
-    )
-
-
-def summarized(weighed: Conversation, decision: Summarize, **changes: Any) -> Compaction:
-    """What the engine makes of a decision without a model."""
-    return Compaction(
-        covered_messages=decision.covered_messages,
-        covered_hash=weighed.hashes[decision.covered_messages],
-        pinned=decision.pinned,
-        round=decision.round,
-        segments=(),
-        ledger="The user's own words.",
-        level=decision.strategy,
-        images=decision.images,
-        **changes,
-    )
+    return weighed, first_step(weighed, budget(window, weighed), replace(DEPTH, keep_images=keep_images, **options), [])
 
 
 def test_the_next_turns_send_the_same_bytes() -> None:
     """A stored compaction says which images it keeps; another one brings back none that is gone."""
     raw = agent(6)
     weighed, decision = planned(raw, 8192, 2)
-    assert isinstance(decision, Edit)
-    first = decision.compaction
+    assert is_edit(decision)
+    first = decision.draft
     later = [*raw, assistant("Done."), *[user("Next."), *screenshot("shot6"), assistant("Fine."), user("More.")]]
     again = conversation(parsed(later))
-    assert isinstance(first_level(again, budget(8192, again), replace(DEPTH, keep_images=2), [first]), Reuse)
+    assert isinstance(first_step(again, budget(8192, again), replace(DEPTH, keep_images=2), [first]), Reuse)
     before, after = apply(weighed.messages, first), apply(again.messages, first)
     assert as_bytes(after[: len(before)]) == as_bytes(before)
     for number in (7, 8):
         later += [*screenshot(f"shot{number}"), assistant("Fine. " + "word " * 500), user("More.")]
     grown = conversation(parsed([*later, assistant("One."), user("Two."), assistant("Three."), user("Four.")]))
-    second = first_level(grown, budget(8192, grown), replace(DEPTH, keep_images=9), [first])
-    assert isinstance(second, Edit)
-    assert {"shot0", "shot1", "shot2", "shot3", "shot4"}.isdisjoint(shown(apply(grown.messages, second.compaction)))
+    second = first_step(grown, budget(8192, grown), replace(DEPTH, keep_images=9), [first])
+    assert is_edit(second)
+    assert {"shot0", "shot1", "shot2", "shot3", "shot4"}.isdisjoint(shown(apply(grown.messages, second.draft)))
 
 
 RESULTS_IMAGES = (
@@ -138,11 +123,11 @@ def test_images_that_litellm_takes_out_of_results_are_nobodys_request(words: str
     assert request_indices(messages) == (1, len(raw) - 1)
     assert all(messages[cut].role == "assistant" for cut in legal_cuts(messages))
     weighed, decision = planned(raw, 12288, 3)
-    assert isinstance(decision, Edit)
-    assert shown(apply(weighed.messages, decision.compaction)) == ["photo1", "shot7", "shot8"]
+    assert is_edit(decision)
+    assert shown(apply(weighed.messages, decision.draft)) == ["photo1", "shot7", "shot8"]
     _, summary = planned(raw, 12288, 3, edits=False)
-    assert isinstance(summary, Summarize)
-    carrier = apply(weighed.messages, replace(summarized(weighed, summary), images=((3, 0),)))[1]
+    assert is_record(summary)
+    carrier = apply(weighed.messages, replace(summary.draft, ledger="Words.", images=((3, 0),)))[1]
     assert "[An image from earlier in the conversation, result of screenshot(page: shot0)]" in carrier.text
     assert not is_injected(parsed([photo("photo1", f"{words} And what do you say?")])[0])
 
@@ -151,10 +136,10 @@ def test_images_that_litellm_takes_out_of_results_are_nobodys_request(words: str
 def test_any_choice_of_images_leaves_a_valid_prompt(raw: list[JsonDict], data: st.DataObject) -> None:
     """Whatever a stored compaction says of images: the promises hold, and what it weighs is no less than it sends."""
     weighed = conversation(parsed(raw))
-    decision = first_level(weighed, budget(1024, weighed), replace(DEPTH, keep_images=data.draw(st.integers(0, 3))), [])
-    if not isinstance(decision, (Edit, Summarize)):
+    decision = first_step(weighed, budget(1024, weighed), replace(DEPTH, keep_images=data.draw(st.integers(0, 3))), [])
+    if not isinstance(decision, Step):
         return
-    compaction = decision.compaction if isinstance(decision, Edit) else summarized(weighed, decision)
+    compaction = replace(decision.draft, ledger="The user's own words.") if is_record(decision) else decision.draft
     places = st.tuples(st.integers(0, compaction.covered_messages), st.integers(0, 2))
     for each in (compaction, replace(compaction, images=tuple(data.draw(st.lists(places, max_size=4))))):
         sent = apply(weighed.messages, each)

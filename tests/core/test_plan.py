@@ -16,11 +16,10 @@ from litellm_compaction.core.messages import system_prefix_length
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     CompactionOptions,
-    Edit,
     Keep,
     Refuse,
     Reuse,
-    Summarize,
+    Step,
     plan,
 )
 from tests.builders import (
@@ -34,7 +33,9 @@ from tests.builders import (
     budget,
     chat,
     conversation,
-    first_level,
+    first_step,
+    is_edit,
+    is_record,
     next_turns,
     parsed,
     raw_conversations,
@@ -50,30 +51,16 @@ def decide(
 ) -> tuple[Planned, Conversation, Budget]:
     weighed = conversation(parsed(raw))
     limits = budget(window, weighed)
-    return first_level(weighed, limits, options, stored), weighed, limits
+    return first_step(weighed, limits, options, stored), weighed, limits
 
 
-def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -> Compaction:
-    """The compaction that `decision` asks for, its summary and ledger as long as they may be."""
-    covered_hash = weighed.hashes[decision.covered_messages]
-    base = decision.base
-    number = (base.round if base else 0) + 1
-    segment = Segment(
-        text=(word * decision.summary_tokens)[: 4 * decision.summary_tokens],
-        round=number,
-        covered_messages=decision.covered_messages,
-    )
-    earlier = () if base is None or decision.integrates else base.segments
-    return Compaction(
-        covered_messages=decision.covered_messages,
-        covered_hash=covered_hash,
-        pinned=decision.pinned,
-        round=number,
-        segments=(*earlier, segment),
-        ledger=("l" * 4 * decision.ledger_tokens),
-        level="summary",
-        provisional=decision.provisional,
-    )
+def written(step: Step, *, word: str = "sum ") -> Compaction:
+    """The record that a step asks for, its summary and ledger as long as they may be."""
+    draft = step.draft
+    text = (word * step.summary_tokens)[: 4 * step.summary_tokens]
+    segment = Segment(text=text, round=draft.round, covered_messages=draft.covered_messages)
+    earlier = () if step.integrates else draft.segments
+    return replace(draft, segments=(*earlier, segment), ledger="l" * 4 * step.ledger_tokens)
 
 
 # ------------------------------------------------------------------ single decisions
@@ -81,9 +68,9 @@ def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -
 
 def test_below_the_trigger_nothing_happens() -> None:
     """Not even a stored compaction is applied to a conversation that is small enough."""
-    decision, weighed, _ = decide(chat(40, words=60), 8192)
-    assert isinstance(decision, Summarize)
-    assert decide(chat(40, words=60), 100_000, [written(decision, weighed)])[0] == Keep()
+    decision, _, _ = decide(chat(40, words=60), 8192)
+    assert is_record(decision)
+    assert decide(chat(40, words=60), 100_000, [written(decision)])[0] == Keep()
 
 
 # ------------------------------------------------------------------ properties
@@ -95,18 +82,18 @@ def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: i
     decision, weighed, limits = decide(raw, window)
     if isinstance(decision, Keep):
         assert limits.fits(weighed.tokens)
-    elif isinstance(decision, Summarize):
-        cut = system_prefix_length(weighed.messages) + decision.covered_messages
+    elif is_record(decision):
+        cut = system_prefix_length(weighed.messages) + decision.draft.covered_messages
         assert cut in legal_cuts(weighed.messages)
         assert decision.predicted_tokens < weighed.tokens
         assert limits.fits(decision.predicted_tokens)
-        assert applied_tokens(weighed, written(decision, weighed)) <= decision.predicted_tokens
+        assert applied_tokens(weighed, written(decision)) <= decision.predicted_tokens
         assert decision.ledger_min_tokens <= decision.ledger_tokens
-    elif isinstance(decision, Edit):
-        cut = system_prefix_length(weighed.messages) + decision.compaction.covered_messages
+    elif is_edit(decision):
+        cut = system_prefix_length(weighed.messages) + decision.draft.covered_messages
         assert cut in legal_cuts(weighed.messages)
         assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens) < weighed.tokens
-        full = replace(decision.compaction, ledger="x" * 4 * decision.ledger_tokens)
+        full = replace(decision.draft, ledger="x" * 4 * decision.ledger_tokens)
         assert applied_tokens(weighed, full) <= decision.predicted_tokens
     else:
         assert decision == Refuse()
@@ -121,10 +108,10 @@ def test_a_model_call_has_to_gain_something(raw: list[JsonDict], window: int) ->
     Then no model is asked.
     """
     decision, weighed, limits = decide(raw, window)
-    if isinstance(decision, Summarize) and limits.fits(weighed.tokens):
+    if is_record(decision) and limits.fits(weighed.tokens):
         gains = decision.predicted_tokens <= weighed.tokens * (1 - MIN_GAIN_RATIO)
         is_late = weighed.tokens > limits.latest_start_tokens >= decision.predicted_tokens
-        assert gains or (is_late and decision.provisional)
+        assert gains or (is_late and decision.draft.provisional)
 
 
 def sent_tokens(decision: Planned, weighed: Conversation) -> int:
@@ -155,10 +142,10 @@ def test_no_answer_is_stopped_at_its_beginning(
         stop = int(RULES.streaming_ratio * window)
         if limits.floor_tokens <= stop - 64:
             assert sent_tokens(decision, weighed) <= stop - 64
-        if isinstance(decision, Summarize):
-            stored.insert(0, written(decision, weighed))
-        elif isinstance(decision, Edit):
-            stored.insert(0, replace(decision.compaction, ledger="l" * 4 * decision.ledger_tokens))
+        if is_record(decision):
+            stored.insert(0, written(decision))
+        elif is_edit(decision):
+            stored.insert(0, replace(decision.draft, ledger="l" * 4 * decision.ledger_tokens))
         raw = data.draw(next_turns(raw))
 
 
@@ -166,9 +153,9 @@ def test_no_answer_is_stopped_at_its_beginning(
 def test_a_compacted_list_is_left_alone(raw: list[JsonDict], window: int) -> None:
     """Idempotent: what comes out keeps the promises, and if it is given in again, it is not compacted below itself."""
     decision, weighed, limits = decide(raw, window)
-    assume(isinstance(decision, Summarize))
-    assert isinstance(decision, Summarize)
-    sent = apply(weighed.messages, written(decision, weighed))
+    assume(is_record(decision))
+    assert is_record(decision)
+    sent = apply(weighed.messages, written(decision))
     assert broken_promises(weighed.messages, sent) == []
     again = conversation(sent)
     if not limits.triggers(again.tokens):
@@ -179,9 +166,9 @@ def test_a_compacted_list_is_left_alone(raw: list[JsonDict], window: int) -> Non
 def test_the_next_turn_reuses_what_this_one_made(raw: list[JsonDict], window: int, data: st.DataObject) -> None:
     """P4: with the compaction in the store the next request is a reuse that begins with the same bytes."""
     decision, weighed, limits = decide(raw, window)
-    assume(isinstance(decision, Summarize) and not limits.triggers(decision.predicted_tokens + 150))
-    assert isinstance(decision, Summarize)
-    made = written(decision, weighed)
+    assume(is_record(decision) and not limits.triggers(decision.predicted_tokens + 150))
+    assert is_record(decision)
+    made = written(decision)
     assert decide(raw, window, [made])[0] == Reuse(compaction=made)
     later = [*raw, assistant("ok"), user("more")] if raw[-1]["role"] != "assistant" else [*raw, user("more")]
     assert decide(later, window, [made])[0] == Reuse(compaction=made)
@@ -195,20 +182,20 @@ def test_a_second_round_goes_on_from_the_first(
 ) -> None:
     """Whatever was stored, for whatever window: the next decision covers no less, is legal, and can be sent."""
     decision, weighed, _ = decide(raw, first_window)
-    assume(isinstance(decision, Summarize))
-    assert isinstance(decision, Summarize)
-    stored = written(decision, weighed)
+    assume(is_record(decision))
+    assert is_record(decision)
+    stored = written(decision)
     grown = [*raw, assistant("so " * data.draw(st.integers(1, 3000))), user("and " * data.draw(st.integers(1, 3000)))]
     later = grown if raw[-1]["role"] != "assistant" else data.draw(next_turns(raw))
     second, weighed, limits = decide(later, window, [stored])
     if isinstance(second, Reuse):
         assert usable(weighed, [stored])
         assert limits.fits(applied_tokens(weighed, stored))
-    elif isinstance(second, Summarize):
-        assert system_prefix_length(weighed.messages) + second.covered_messages in legal_cuts(weighed.messages)
+    elif is_record(second):
+        assert system_prefix_length(weighed.messages) + second.draft.covered_messages in legal_cuts(weighed.messages)
         if second.base is not None:
-            assert second.covered_messages >= stored.covered_messages
-        made = written(second, weighed)
+            assert second.draft.covered_messages >= stored.covered_messages
+        made = written(second)
         assert limits.fits(applied_tokens(weighed, made))
         assert broken_promises(weighed.messages, apply(weighed.messages, made)) == []
     elif isinstance(second, Keep):

@@ -8,7 +8,7 @@ import pytest
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
-from litellm_compaction.core.plan import Edit, Summarize
+from litellm_compaction.core.plan import Question, Step
 from litellm_compaction.engine.measure import RequestMeasurer, is_enough
 from litellm_compaction.tokenizers.sources import Sources
 from tests.builders import chat, parsed
@@ -16,16 +16,6 @@ from tests.engine.bench import Bench
 
 # With the default settings, 9552 tokens fit this window and more than 7000 have to be compacted.
 WINDOW_TOKENS = 10_000
-SUMMARIZE = Summarize(
-    covered_messages=2,
-    base=None,
-    integrates=False,
-    provisional=False,
-    summary_tokens=100,
-    ledger_tokens=100,
-    ledger_min_tokens=50,
-    predicted_tokens=1000,
-)
 
 
 @pytest.mark.parametrize(
@@ -54,15 +44,9 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_level_reaches_what_i
     compaction = Compaction(
         covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", level=level
     )
-    decision = (
-        SUMMARIZE
-        if predicted_tokens is None
-        else Edit(
-            compaction=compaction,
-            ledger_tokens=100,
-            predicted_tokens=predicted_tokens,
-        )
-    )
+    draft = replace(compaction, edited_from=None if predicted_tokens is None else 0)
+    question: Question = "summary" if predicted_tokens is None else "none"
+    step = Step(draft=draft, question=question, ledger_tokens=100, predicted_tokens=predicted_tokens or 1000)
     measured = replace(measured, count=replace(measured.count, tokens=before_tokens))
     prepared = replace(prepared, count=replace(prepared.count, tokens=after_tokens))
-    assert is_enough(measured, decision, compaction, prepared) is enough
+    assert is_enough(measured, step, compaction, prepared) is enough

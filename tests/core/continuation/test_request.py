@@ -10,9 +10,6 @@ from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.continuation.request import Partial, continued_request, keyed
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.cut_points import answered_round
-from litellm_compaction.core.plan import (
-    Summarize,
-)
 from tests.builders import (
     DEPTH,
     JsonDict,
@@ -20,7 +17,8 @@ from tests.builders import (
     budget,
     conversation,
     count,
-    first_level,
+    first_step,
+    is_record,
     parsed,
     raw_conversations,
     user,
@@ -41,11 +39,11 @@ def test_an_answer_keeps_the_round_that_it_is_about(
         continued = continued_request(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
         weighed = conversation(continued)
         limits = budget(window, weighed)
-        decision = first_level(weighed, limits, DEPTH, stored)
+        decision = first_step(weighed, limits, DEPTH, stored)
         words += data.draw(st.integers(1, 1500))
-        if not isinstance(decision, Summarize):
+        if not is_record(decision):
             continue
-        made = written(decision, weighed)
+        made = written(decision)
         sent = apply(continued, made)
         assert broken_promises(continued, sent) == []
         assert applied_tokens(weighed, made) <= decision.predicted_tokens
